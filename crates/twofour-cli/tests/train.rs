@@ -372,6 +372,35 @@ fn a_run_goes_on_from_whatever_checkpoint_is_whole_and_ends_as_if_undisturbed() 
 }
 
 #[test]
+fn the_checkpoints_of_a_run_are_models_and_converting_a_run_takes_its_model_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    train(at, "ste", "run", &["training.keep_checkpoints=2"]).good();
+    fs::write(at.join("text.txt"), "the two of every four ".repeat(20)).unwrap();
+    let perplexity = |model: &str| {
+        let eval = ["eval", model, "--text", "text.txt", "--dtype", "f32", "--json"];
+        run(at, &eval).good().json()["perplexity"].as_f64().unwrap()
+    };
+    let last = perplexity("run/last");
+    for same in ["run/checkpoints/0000000020", "run/last/checkpoint.safetensors"] {
+        assert_eq!(perplexity(same), last, "{same}");
+    }
+    // The model itself is rounded to bf16.
+    assert!((perplexity("run") / last - 1.0).abs() < 0.01);
+    assert_ne!(perplexity("run/checkpoints/0000000015"), last);
+    assert_eq!(run(at, &["generate", "run/best", "--bytes", "9", "--json"]).good().json()["tokens"], 9);
+    train(at, "ste", "more", &["model.from='run/best'"]).good();
+
+    for command in [&["prune"][..], &["compress"], &["quantize", "--dtype", "int8"]] {
+        let refused = run(at, &[command, &["run/best", "-o", "out"]].concat()).bad(2);
+        assert!(refused.contains("a checkpoint of a training run"), "{refused}");
+    }
+    run(at, &["prune", "run", "-o", "pruned"]).good();
+    let left = names(&at.join("pruned"));
+    assert!(left.iter().all(|name| name.contains("safetensors") || name.contains("README")), "{left:?}");
+}
+
+#[test]
 fn damaged_metrics_do_not_stop_a_run() {
     let directory = tempfile::tempdir().unwrap();
     let [whole, folder] = ["whole", "run"].map(|name| directory.path().join(name));

@@ -9,7 +9,10 @@ use twofour::file::{
     self, CompressOptions, CompressOutcome, CompressReport, CompressedTensor, NegativeZeros, NotSparse, Reader,
 };
 
-use super::output::{OutputOptions, show};
+use super::{
+    model::expect_model,
+    output::{OutputOptions, show},
+};
 use crate::{
     exit::Verdict,
     hub, interrupt,
@@ -84,6 +87,7 @@ impl Compress {
         let globs = self.selection.globs()?;
         self.input = hub::locate(&self.input, screen)?;
         let reader = Reader::open(&self.input)?;
+        expect_model(&reader)?;
         let selection = globs.of_model(&reader)?;
         selection.expect_compressible(&reader)?;
         tracing::info!(input = %reader.path().display(), "compressing");

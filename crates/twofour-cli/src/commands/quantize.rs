@@ -11,7 +11,10 @@ use twofour::{
     quantization::ScaleRule,
 };
 
-use super::output::{OutputOptions, show};
+use super::{
+    model::expect_model,
+    output::{OutputOptions, show},
+};
 use crate::{
     exit::Verdict,
     hub, interrupt,
@@ -142,6 +145,7 @@ impl Quantize {
         let globs = self.selection.globs()?;
         self.input = hub::locate(&self.input, screen)?;
         let reader = Reader::open(&self.input)?;
+        expect_model(&reader)?;
         let selection = globs.of_model(&reader)?;
         if self.head.is_none() {
             selection.expect_compressible(&reader)?;

@@ -18,6 +18,7 @@ use crate::{
     engine::{Engine, SparseLayer as _},
     linear::Linear,
     parameter::Parameter,
+    train::{CheckpointModel, is_checkpoint},
 };
 
 /// The metadata key that holds a byte-level GPT's [`GptConfig`] as JSON.
@@ -133,6 +134,40 @@ pub(super) fn compressed<T: Arithmetic, E: Engine>(engine: &E, linear: &Linear<E
 /// Whether a file has the description of its own model.
 pub(super) fn describes_itself(reader: &Reader) -> bool {
     [GPT_KEY, DECODER_KEY, VIT_KEY].iter().any(|key| reader.metadata().contains_key(*key))
+}
+
+/// Opens a model's file: one of [`Gpt::save`], or a checkpoint of training, whose weights are then in memory in f32, as the model computes with them.
+///
+/// # Errors
+/// Those of [`Reader::open`]; a checkpoint that is damaged, or of another model than a decoder.
+pub(super) fn open(path: &Path) -> Result<Reader> {
+    let reader = Reader::open(path)?;
+    if !is_checkpoint(&reader) {
+        return Ok(reader);
+    }
+    let checkpoint = CheckpointModel::<DecoderConfig>::new(reader).map_err(|error| match error {
+        Error::State { path, reason } => {
+            Error::State { path, reason: format!("{reason}; checkpoints of decoders can be read as a model") }
+        }
+        other => other,
+    })?;
+    let fault = |reason: String| Error::State { path: checkpoint.path().to_owned(), reason };
+    let config = serde_json::to_string(checkpoint.config()).map_err(|error| fault(error.to_string()))?;
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::<u8>::new());
+    header.insert("__metadata__".to_owned(), serde_json::json!({ DECODER_KEY: config }));
+    for (name, shape) in checkpoint.parameters() {
+        let values = checkpoint.values(name)?;
+        let bytes: &[u8] = bytemuck::cast_slice(&values);
+        data.try_reserve(bytes.len()).map_err(|_| fault(format!("no memory for {} bytes", bytes.len())))?;
+        let offsets = [data.len(), data.len() + bytes.len()];
+        header.insert(name.to_owned(), serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": offsets }));
+        data.extend_from_slice(bytes);
+    }
+    let mut header = serde_json::Value::Object(header).to_string().into_bytes();
+    // Tensors are aligned in memory.
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat();
+    Ok(Reader::from_bytes(checkpoint.path(), bytes)?)
 }
 
 pub(super) fn config_of(reader: &Reader) -> Result<DecoderConfig> {

@@ -14,7 +14,9 @@ use twofour_cuda::Device;
 
 #[cfg(feature = "cuda")]
 use super::CudaInference;
-use super::{Checkpoint, DecoderConfig, Inference, Perplexity, Sampling, Tokenizer, Windows};
+use super::{
+    Checkpoint, DecoderConfig, Inference, Perplexity, Sampling, Tokenizer, Windows, file, saved::tokenizer_beside,
+};
 use crate::{Error, Result};
 
 /// What [`LanguageModel`] runs: an [`Inference`] of any type.
@@ -94,7 +96,8 @@ pub struct LanguageModel {
 }
 
 impl LanguageModel {
-    /// Loads a model: a [`Checkpoint`]'s directory, a file that [`Gpt::save`](super::Gpt::save) wrote, or a directory with such a file. It computes in `dtype`
+    /// Loads a model: a [`Checkpoint`]'s directory, a file that [`Gpt::save`](super::Gpt::save) wrote, a directory with such a file, or the file of a
+    /// training run's checkpoint. It computes in `dtype`
     /// (f32, bf16, f16), or else in the type of its weights.
     ///
     /// # Errors
@@ -113,7 +116,7 @@ impl LanguageModel {
             let (begin, end) = (checkpoint.begin(), checkpoint.end().to_vec());
             return Ok(LanguageModel { decoder, tokenizer: checkpoint.tokenizer()?, dtype, begin, end });
         }
-        let reader = Reader::open(path)?;
+        let reader = file::open(path)?;
         let dtype = dtype.unwrap_or_else(|| dtype_of(&reader));
         let decoder: Box<dyn Decoder> = match dtype {
             DataType::F32 => Box::new(Inference::<f32>::from_reader(&reader)?),
@@ -121,8 +124,8 @@ impl LanguageModel {
             DataType::F16 => Box::new(Inference::<f16>::from_reader(&reader)?),
             other => return Err(no_dtype(other)),
         };
-        // A text of bytes may begin anywhere; a line's end is before most texts.
-        Ok(LanguageModel { decoder, tokenizer: Tokenizer::Bytes, dtype, begin: Some(b'\n'.into()), end: vec![] })
+        let (tokenizer, begin) = of_file(&reader)?;
+        Ok(LanguageModel { decoder, tokenizer, dtype, begin, end: vec![] })
     }
 
     /// Loads a model as [`LanguageModel::load`] does, onto an NVIDIA GPU: its decoder is a [`CudaInference`].
@@ -139,10 +142,11 @@ impl LanguageModel {
             let (begin, end) = (checkpoint.begin(), checkpoint.end().to_vec());
             return Ok(LanguageModel { decoder, tokenizer: checkpoint.tokenizer()?, dtype, begin, end });
         }
-        let reader = Reader::open(path)?;
+        let reader = file::open(path)?;
         let dtype = dtype.unwrap_or_else(|| dtype_of(&reader));
         let decoder = Box::new(CudaInference::from_reader(device, &reader, dtype)?);
-        Ok(LanguageModel { decoder, tokenizer: Tokenizer::Bytes, dtype, begin: Some(b'\n'.into()), end: vec![] })
+        let (tokenizer, begin) = of_file(&reader)?;
+        Ok(LanguageModel { decoder, tokenizer, dtype, begin, end: vec![] })
     }
 
     /// The tokens of a prompt; of an empty one, the token that texts begin with.
@@ -161,6 +165,14 @@ impl LanguageModel {
             }),
         }
     }
+}
+
+/// The tokenizer of a model in a file, and the token that its texts begin with.
+fn of_file(reader: &Reader) -> Result<(Tokenizer, Option<u32>)> {
+    let tokenizer = tokenizer_beside(reader.path(), &file::config_of(reader)?)?;
+    // A text of bytes may begin anywhere; a line's end is before most texts.
+    let begin = matches!(tokenizer, Tokenizer::Bytes).then_some(b'\n'.into());
+    Ok((tokenizer, begin))
 }
 
 fn no_dtype(found: DataType) -> Error {

@@ -4,8 +4,11 @@ use std::path::{Path, PathBuf};
 
 use twofour::{Axis, DataType, Mask, MatrixRef, Pattern, file::Reader, verify::conformance};
 
-use super::{Checkpoint, DecoderConfig, Gpt, Tokenizer, VOCABULARY, file, language::dtype_of};
-use crate::{Error, Result, engine::Engine};
+use super::{Checkpoint, CheckpointError, DecoderConfig, Gpt, Tokenizer, VOCABULARY, file, language::dtype_of};
+use crate::{Error, Result, engine::Engine, recipe::Recipe, train::CHECKPOINT_FILE};
+
+/// The recipe in the folder of a training run.
+const RECIPE_FILE: &str = "recipe.toml";
 
 /// A model on disk whose configuration and headers were read and checked: a checkpoint of transformers, or a file that [`Gpt::save`] wrote.
 #[derive(Debug)]
@@ -27,7 +30,8 @@ impl SavedModel {
     /// The files that a quickstart and a training run leave a model in, where transformers has none of its kind.
     pub const FILES: [&'static str; 2] = ["sparse.safetensors", "model.safetensors"];
 
-    /// The model that a path means: itself, or, of the folder of a training run or a quickstart, the model in it.
+    /// The model that a path means: itself, or, of the folder of a training run or a quickstart, the model in it, or, of a folder of a run's checkpoint (`last`, `best`), the
+    /// checkpoint's file.
     pub fn locate(path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         let inside = path.join(Self::DIRECTORY);
@@ -36,7 +40,7 @@ impl SavedModel {
         } else if Checkpoint::is_at(&inside) {
             inside
         } else {
-            let files = Self::FILES.into_iter().map(|name| path.join(name));
+            let files = Self::FILES.into_iter().chain([CHECKPOINT_FILE]).map(|name| path.join(name));
             files.into_iter().find(|file| file.exists()).unwrap_or_else(|| path.to_owned())
         }
     }
@@ -53,7 +57,7 @@ impl SavedModel {
             let config = checkpoint.config().clone();
             return Ok(SavedModel { source: Source::Checkpoint(Box::new(checkpoint)), config });
         }
-        let reader = Reader::open(&path)?;
+        let reader = file::open(&path)?;
         let config = file::config_of(&reader)?;
         Ok(SavedModel { source: Source::File(Box::new(reader)), config })
     }
@@ -84,19 +88,14 @@ impl SavedModel {
         dtype_of(self.reader())
     }
 
-    /// The tokenizer: of a file, bytes.
+    /// The tokenizer: of a checkpoint of training, that of the run whose folder it is in; of another file, bytes.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::tokenizer`]; a file of a model over other tokens than bytes.
+    /// Those of [`Checkpoint::tokenizer`] and of the run's recipe; a file of a model over other tokens than bytes.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         match &self.source {
             Source::Checkpoint(checkpoint) => checkpoint.tokenizer(),
-            Source::File(_) if self.config.vocabulary == VOCABULARY => Ok(Tokenizer::Bytes),
-            Source::File(_) => Err(Error::Setting {
-                what: "tokens of the model",
-                found: self.config.vocabulary.to_string(),
-                expected: "256, as of a model over bytes; the file has no tokenizer",
-            }),
+            Source::File(reader) => tokenizer_beside(reader.path(), &self.config),
         }
     }
 
@@ -151,6 +150,37 @@ impl SavedModel {
             return Err(Error::Length { what: "a weight under its mask", expected, found: values.len() });
         }
         Ok(beyond_mask(&values, mask))
+    }
+}
+
+/// The tokenizer of a model in a file.
+///
+/// # Errors
+/// Those of [`SavedModel::tokenizer`].
+pub(super) fn tokenizer_beside(path: &Path, config: &DecoderConfig) -> Result<Tokenizer> {
+    let is_checkpoint = path.file_name().is_some_and(|name| name == CHECKPOINT_FILE);
+    let recipe_of = |folder: &Path| Some(folder.join(RECIPE_FILE)).filter(|recipe| recipe.is_file());
+    // A checkpoint's folder is in the run's, or in one that is.
+    let full = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let recipe = full.ancestors().skip(2).take(2).find_map(recipe_of).filter(|_| is_checkpoint);
+    if let Some(recipe) = recipe {
+        let folder = recipe.parent().unwrap_or(Path::new(""));
+        let own = folder.join(SavedModel::DIRECTORY).join("tokenizer.json");
+        if own.is_file() {
+            return Tokenizer::read(&own);
+        }
+        let fault = |reason: String| CheckpointError::Tokenizer { path: recipe.clone(), reason };
+        let text = std::fs::read_to_string(&recipe).map_err(|error| fault(error.to_string()))?;
+        let parsed = Recipe::parse(&text, folder, &[]).map_err(|mistakes| fault(mistakes.to_string()))?;
+        return parsed.text_tokenizer();
+    }
+    match config.vocabulary {
+        VOCABULARY => Ok(Tokenizer::Bytes),
+        other => Err(Error::Setting {
+            what: "tokens of the model",
+            found: other.to_string(),
+            expected: "256, as of a model over bytes; the file has no tokenizer",
+        }),
     }
 }
 

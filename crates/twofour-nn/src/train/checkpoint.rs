@@ -29,7 +29,7 @@ use crate::{
 /// The name of the checkpoint's file in its directory.
 pub const CHECKPOINT_FILE: &str = "checkpoint.safetensors";
 
-const STATE_KEY: &str = "twofour.checkpoint";
+pub(super) const STATE_KEY: &str = "twofour.checkpoint";
 
 /// The tensor of checksums.
 const CHECKSUMS: &str = "checksums";
@@ -48,7 +48,7 @@ pub fn checkpoint_steps(directory: impl AsRef<Path>) -> Result<u64> {
 }
 
 /// What the metadata of a checkpoint says.
-fn state_of<S: for<'a> Deserialize<'a>>(reader: &Reader) -> Result<S> {
+pub(super) fn state_of<S: for<'a> Deserialize<'a>>(reader: &Reader) -> Result<S> {
     let fault = |reason: String| Error::State { path: reader.path().to_owned(), reason };
     let Some(text) = reader.metadata().get(STATE_KEY) else {
         return Err(fault(format!("its metadata has no `{STATE_KEY}`, so it is no checkpoint")));
@@ -89,7 +89,7 @@ fn metadata_sum(metadata: &BTreeMap<String, String>) -> u32 {
 }
 
 /// Checks every byte of a checkpoint that has checksums.
-fn expect_whole(reader: &Reader) -> Result<()> {
+pub(super) fn expect_whole(reader: &Reader) -> Result<()> {
     let Ok(sums) = reader.tensor(CHECKSUMS) else { return Ok(()) };
     let fault = |reason: String| Error::State { path: reader.path().to_owned(), reason };
     let sums = sums.to_vec::<u32>()?;
@@ -140,10 +140,10 @@ struct SavedSwitch {
 
 /// A layer that is 2:4.
 #[derive(Debug, Serialize, Deserialize)]
-struct SavedLayer {
-    name: String,
+pub(super) struct SavedLayer {
+    pub(super) name: String,
     /// The bits of the soft threshold's scale.
-    scale: Option<u32>,
+    pub(super) scale: Option<u32>,
     seed: u64,
 }
 
@@ -343,14 +343,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
                 return Err(fault(format!("`{}` is 2:4 in it, which the run does not plan", layer.name)));
             };
             let (rows, cols) = (linear.out_features(), linear.in_features());
-            let key = mask_key(&layer.name);
-            let view = reader.tensor(&key)?;
-            if view.info.shape != [rows, mask_words_of_row(cols)] {
-                return Err(fault(format!("`{key}` is {:?}, for a weight [{rows}, {cols}]", view.info.shape)));
-            }
-            let halves = view.to_vec::<u32>()?;
-            let per_row = mask_words_of_row(cols);
-            let mask = Mask::from_fn(rows, cols, |row, col| halves[row * per_row + col / 32] >> (col % 32) & 1 == 1);
+            let mask = mask_of(reader, &layer.name, (rows, cols))?;
             mask.verify(Pattern::TWO_FOUR, Axis::Row)?;
             if matches!(part.rule, MaskRule::Transposable(_)) {
                 mask.verify(Pattern::TWO_FOUR, Axis::Column)?;
@@ -380,6 +373,18 @@ fn trajectory(settings: &TrainingSettings) -> TrainingSettings {
         micro_batch: None,
         ..settings.clone()
     }
+}
+
+/// The mask of a layer that is 2:4.
+pub(super) fn mask_of(reader: &Reader, layer: &str, (rows, cols): (usize, usize)) -> Result<Mask> {
+    let (key, per_row) = (mask_key(layer), mask_words_of_row(cols));
+    let view = reader.tensor(&key)?;
+    if view.info.shape != [rows, per_row] {
+        let reason = format!("`{key}` is {:?}, for a weight [{rows}, {cols}]", view.info.shape);
+        return Err(Error::State { path: reader.path().to_owned(), reason });
+    }
+    let halves = view.to_vec::<u32>()?;
+    Ok(Mask::from_fn(rows, cols, |row, col| halves[row * per_row + col / 32] >> (col % 32) & 1 == 1))
 }
 
 fn mask_key(layer: &str) -> String {

@@ -19,6 +19,7 @@
 //! GEMMs may add in another order elsewhere).
 
 mod checkpoint;
+mod checkpoint_model;
 mod corpus;
 mod data;
 mod decay_search;
@@ -42,6 +43,8 @@ mod together;
 mod trainer;
 
 pub use checkpoint::{CHECKPOINT_FILE, checkpoint_steps};
+pub(crate) use checkpoint_model::CheckpointModel;
+pub use checkpoint_model::is_checkpoint;
 pub use corpus::Corpus;
 pub use data::{Batch, ConfigOf, TrainingData};
 pub use decay_search::{DecayCandidate, DecayChoice, DecaySearch, DecayTrial};

@@ -26,7 +26,7 @@ use self::{
     method::{CalibrationOptions, JointOptions, Method},
     report::TensorAnswer,
 };
-use super::output::OutputOptions;
+use super::{model::expect_model, output::OutputOptions};
 use crate::{
     exit::{Usage, Verdict},
     hub, interrupt,
@@ -147,6 +147,7 @@ impl Prune {
         let globs = self.selection.globs()?;
         self.input = hub::locate(&self.input, screen)?;
         let reader = Reader::open(&self.input)?;
+        expect_model(&reader)?;
         let selection = globs.of_model(&reader)?;
         self.expect_pattern_of_tiles()?;
         let places = (self.input.as_path(), self.output.output.as_path());

@@ -8,6 +8,7 @@ use super::{bits, corpus, layers, model, plans, steps, trainer, trainer_with, tr
 use crate::{
     Error,
     engine::cpu::CpuEngine,
+    model::SavedModel,
     recipe::{Method, ModelSettings, TrainingSettings},
     train::{CHECKPOINT_FILE, Corpus, SparsityPlan, Trainer, checkpoint_steps},
 };
@@ -147,4 +148,37 @@ fn a_checkpoint_of_an_earlier_version_has_no_checksums_and_is_resumed() {
     let mut resumed = trainer(&SparsityPlan::dense());
     resumed.resume(&old).unwrap();
     assert!(bits(&resumed) == bits(&saved) && resumed.steps_done() == 2);
+}
+
+#[test]
+fn a_checkpoint_is_a_model_that_computes_as_the_trained_one_does() {
+    for (name, plan) in plans() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut trained = trainer(&plan);
+        steps(&mut trained, 7);
+        trained.save(directory.path()).unwrap();
+        let file = directory.path().join("model.safetensors");
+        trained.model().save(trained.engine(), &file, Overwrite::No, twofour::DataType::F32).unwrap();
+        let [mut expected, mut found] = [file.as_path(), &directory.path().join(CHECKPOINT_FILE)].map(|path| {
+            let saved = SavedModel::open(path).unwrap();
+            assert!(matches!(saved.tokenizer().unwrap(), crate::model::Tokenizer::Bytes));
+            saved.model(&CpuEngine, saved.config().context).unwrap()
+        });
+        let tokens: Vec<u32> = (0..8).map(|i| i * 31 % 256).collect();
+        let shape = crate::block::BatchShape { batch: 1, positions: 8 };
+        let [expected, found] =
+            [&mut expected, &mut found].map(|model| model.logits(&CpuEngine, &tokens, shape).unwrap());
+        assert_eq!(found, expected, "{name}");
+        let language = crate::model::LanguageModel::load(directory.path().join(CHECKPOINT_FILE), None).unwrap();
+        assert_eq!(language.prompt("").unwrap(), [10], "{name}");
+    }
+    // One that is damaged is no model.
+    let directory = tempfile::tempdir().unwrap();
+    trainer(&SparsityPlan::dense()).save(directory.path()).unwrap();
+    let file = directory.path().join(CHECKPOINT_FILE);
+    let mut bytes = fs::read(&file).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    assert!(SavedModel::open(&file).unwrap_err().to_string().contains("damaged"));
 }

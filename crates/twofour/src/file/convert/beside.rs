@@ -55,7 +55,7 @@ impl Beside {
     /// What is beside the tensors of a model that was opened as a directory; nothing where it was opened as a file or an index. The directory `output` is passed over, where it is inside.
     ///
     /// Copied are all files and directories, in subdirectories too, with these exceptions: what is hidden; the model's weights in other formats or types, which would be those of the input;
-    /// states of training (`checkpoint-500/`, `global_step500/`); links to directories, and what is no regular file. In subdirectories weights in formats of PyTorch belong to other modules and are copied. Links to files are
+    /// states of training (`checkpoint-500/`, `global_step500/`), and of the folder of `twofour train` all that is of the run; links to directories, and what is no regular file. In subdirectories weights in formats of PyTorch belong to other modules and are copied. Links to files are
     /// followed, as in the hub's cache.
     ///
     /// # Errors
@@ -83,10 +83,12 @@ impl Beside {
         entries.sort_by(|a, b| a.0.cmp(&b.0));
         let all: Vec<String> = entries.iter().map(|(name, _)| name.to_string_lossy().into_owned()).collect();
         let is_top = inside.as_os_str().is_empty();
+        let is_run = is_top && RUN_MARKS.iter().all(|mark| all.iter().any(|name| name == mark));
         for ((name, kind), text) in entries.iter().zip(&all) {
             let relative = inside.join(name);
             let fate = match text.starts_with('.') {
                 true => Fate::LeftOut("hidden"),
+                false if is_run && OF_RUN.contains(&text.as_str()) => Fate::LeftOut("of the training run"),
                 false if kind.is_dir() => of_directory(text, is_top),
                 false if is_top && own.contains(text) => Fate::Written,
                 false if is_top && is_description(&relative) => Fate::Written,
@@ -138,6 +140,23 @@ impl Beside {
         Ok(())
     }
 }
+
+/// The files by which the folder of `twofour train` is recognized.
+const RUN_MARKS: [&str; 2] = ["recipe.toml", "metrics.jsonl"];
+
+/// What such a folder holds of the run that made its model: of another model it would not be true, and training would go on there.
+const OF_RUN: [&str; 10] = [
+    "recipe.toml",
+    "metrics.jsonl",
+    "lock",
+    "report.json",
+    "report.svg",
+    "decay.json",
+    "tokens.safetensors",
+    "last",
+    "best",
+    "checkpoints",
+];
 
 const OF_INPUT: &str = "the unconverted model in another form";
 

@@ -1,0 +1,109 @@
+//! The model that a checkpoint of training holds.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use twofour::{
+    Mask, MatrixRef,
+    estimate::{Estimator, estimate},
+    file::Reader,
+    layer::MaskRule,
+};
+
+use super::{
+    SparsityPlan,
+    checkpoint::{STATE_KEY, SavedLayer, expect_whole, mask_of, state_of},
+};
+use crate::{Error, Result};
+
+/// The weights that the model of a checkpoint computes with: the masters, 2:4 and masked layers under their masks.
+pub(crate) struct CheckpointModel<C> {
+    reader: Reader,
+    state: ModelState<C>,
+}
+
+/// What the checkpoint's metadata says of the model.
+#[derive(Deserialize)]
+struct ModelState<C> {
+    model: C,
+    plan: SparsityPlan,
+    sparse_layers: Vec<SavedLayer>,
+    #[serde(default)]
+    masked_layers: Vec<String>,
+}
+
+/// Whether a file is a checkpoint of training.
+pub fn is_checkpoint(reader: &Reader) -> bool {
+    reader.metadata().contains_key(STATE_KEY)
+}
+
+impl<C: for<'a> Deserialize<'a>> CheckpointModel<C> {
+    /// The model of a checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::State`] for a checkpoint that is damaged, or of a model of another kind.
+    pub(crate) fn new(reader: Reader) -> Result<Self> {
+        let state = state_of(&reader)?;
+        expect_whole(&reader)?;
+        Ok(CheckpointModel { reader, state })
+    }
+}
+
+impl<C> CheckpointModel<C> {
+    /// What its tensors' names begin with.
+    const PREFIX: &'static str = "model.";
+
+    /// The model's description.
+    pub(crate) fn config(&self) -> &C {
+        &self.state.model
+    }
+
+    /// The checkpoint's file.
+    pub(crate) fn path(&self) -> &Path {
+        self.reader.path()
+    }
+
+    /// Name and shape of each parameter.
+    pub(crate) fn parameters(&self) -> impl Iterator<Item = (&str, &[usize])> {
+        let tensors = self.reader.tensors();
+        tensors.filter_map(|tensor| Some((tensor.name.strip_prefix(Self::PREFIX)?, tensor.shape.as_slice())))
+    }
+
+    /// The values of a parameter.
+    ///
+    /// # Errors
+    /// A parameter that is not there, a mask that does not fit it.
+    pub(crate) fn values(&self, name: &str) -> Result<Vec<f32>> {
+        let view = self.reader.tensor(&format!("{}{name}", Self::PREFIX))?;
+        let values = view.to_vec::<f32>()?;
+        let (Some(layer), &[rows, cols]) = (name.strip_suffix(".weight"), view.info.shape.as_slice()) else {
+            return Ok(values);
+        };
+        let matrix = MatrixRef::new(rows, cols, &values)?;
+        if let Some(saved) = self.state.sparse_layers.iter().find(|saved| saved.name == layer) {
+            let part = self.state.plan.part_of(layer);
+            if part.is_some_and(|part| part.rule == MaskRule::SoftThreshold) {
+                let scale = saved.scale.map_or(1.0, f32::from_bits);
+                return Ok(estimate(matrix, Estimator::SoftThreshold, scale)?.to_dense());
+            }
+            return Ok(mask_of(&self.reader, layer, (rows, cols))?.apply(matrix)?);
+        }
+        if self.state.masked_layers.iter().any(|masked| masked == layer) {
+            return Ok(self.sparsifier_mask(name, (rows, cols))?.apply(matrix)?);
+        }
+        Ok(values)
+    }
+
+    /// The mask that the method `sparsifier` has for a weight.
+    fn sparsifier_mask(&self, weight: &str, (rows, cols): (usize, usize)) -> Result<Mask> {
+        let key = format!("{weight}.mask");
+        let view = self.reader.tensor(&key)?;
+        let per_row = cols.div_ceil(8);
+        if view.info.shape != [rows, per_row] {
+            let reason = format!("`{key}` is {:?}, for a weight [{rows}, {cols}]", view.info.shape);
+            return Err(Error::State { path: self.reader.path().to_owned(), reason });
+        }
+        let bytes = view.to_vec::<u8>()?;
+        Ok(Mask::from_fn(rows, cols, |row, col| bytes[row * per_row + col / 8] >> (col % 8) & 1 == 1))
+    }
+}
