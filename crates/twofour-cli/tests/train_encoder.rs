@@ -173,6 +173,28 @@ fn an_encoder_learns_masked_tokens_and_its_head_is_kept() {
 }
 
 #[test]
+fn the_checkpoints_of_a_run_are_encoders() {
+    let directory = folder();
+    let at = directory.path();
+    train(at, "answers", &["sparsity.method=ste"]).good();
+    let last = score(at, "answers/last");
+    assert_eq!(last["f1"], score(at, "answers")["f1"]);
+    // As of a run that is not finished: there is no model yet.
+    fs::rename(at.join("answers/model"), at.join("elsewhere")).unwrap();
+    assert_eq!(score(at, "answers/last"), last);
+    train(at, "more", &["model.from=answers/best"]).good();
+    assert!(at.join("more/model/config.json").is_file());
+    fs::write(at.join("recipe.toml"), RECIPE.replace("questions = 'train.json'\n", "")).unwrap();
+    train(at, "masked", &["model.task=masked-tokens", "data.text=text.txt", "sparsity.method=ste"]).good();
+    let perplexity = |model: &str| {
+        let eval = ["eval", model, "--text", "text.txt", "--dtype", "f32", "--json"];
+        run(at, &eval).good().json()["perplexity"].as_f64().unwrap()
+    };
+    let [checkpoint, model] = ["masked/last", "masked"].map(perplexity);
+    assert!((checkpoint / model - 1.0).abs() < 0.02, "{checkpoint} and {model}");
+}
+
+#[test]
 fn a_killed_run_of_an_encoder_ends_as_if_undisturbed() {
     let directory = folder();
     let at = directory.path();

@@ -153,21 +153,36 @@ pub(super) fn open(path: &Path) -> Result<Reader> {
     })?;
     let fault = |reason: String| Error::State { path: checkpoint.path().to_owned(), reason };
     let config = serde_json::to_string(checkpoint.config()).map_err(|error| fault(error.to_string()))?;
+    let tensors =
+        checkpoint.parameters().map(|(name, shape)| Ok((name.to_owned(), shape.to_vec(), checkpoint.values(name)?)));
+    in_memory(checkpoint.path(), serde_json::json!({ DECODER_KEY: config }), tensors)
+}
+
+/// A file of f32 tensors in memory; `path` is what errors name.
+///
+/// # Errors
+/// Those of the tensors; not enough memory.
+pub(super) fn in_memory(
+    path: &Path,
+    metadata: serde_json::Value,
+    tensors: impl Iterator<Item = Result<(String, Vec<usize>, Vec<f32>)>>,
+) -> Result<Reader> {
+    let fault = |reason: String| Error::State { path: path.to_owned(), reason };
     let (mut header, mut data) = (serde_json::Map::new(), Vec::<u8>::new());
-    header.insert("__metadata__".to_owned(), serde_json::json!({ DECODER_KEY: config }));
-    for (name, shape) in checkpoint.parameters() {
-        let values = checkpoint.values(name)?;
+    header.insert("__metadata__".to_owned(), metadata);
+    for tensor in tensors {
+        let (name, shape, values) = tensor?;
         let bytes: &[u8] = bytemuck::cast_slice(&values);
         data.try_reserve(bytes.len()).map_err(|_| fault(format!("no memory for {} bytes", bytes.len())))?;
         let offsets = [data.len(), data.len() + bytes.len()];
-        header.insert(name.to_owned(), serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": offsets }));
+        header.insert(name, serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": offsets }));
         data.extend_from_slice(bytes);
     }
     let mut header = serde_json::Value::Object(header).to_string().into_bytes();
     // Tensors are aligned in memory.
     header.resize(header.len().next_multiple_of(8), b' ');
     let bytes = [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat();
-    Ok(Reader::from_bytes(checkpoint.path(), bytes)?)
+    Ok(Reader::from_bytes(path, bytes)?)
 }
 
 pub(super) fn config_of(reader: &Reader) -> Result<DecoderConfig> {

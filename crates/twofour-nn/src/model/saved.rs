@@ -153,26 +153,34 @@ impl SavedModel {
     }
 }
 
+/// The folder of the training run that a checkpoint's file is in, and its recipe; none for another file.
+///
+/// # Errors
+/// A recipe that cannot be read.
+pub(super) fn run_of(path: &Path) -> Result<Option<(PathBuf, Recipe)>> {
+    if path.file_name().is_none_or(|name| name != CHECKPOINT_FILE) {
+        return Ok(None);
+    }
+    // A checkpoint's folder is in the run's, or in one that is.
+    let full = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let Some(folder) = full.ancestors().skip(2).take(2).find(|folder| folder.join(RECIPE_FILE).is_file()) else {
+        return Ok(None);
+    };
+    let recipe = folder.join(RECIPE_FILE);
+    let fault = |reason: String| CheckpointError::NotAConfig { path: recipe.clone(), reason };
+    let text = std::fs::read_to_string(&recipe).map_err(|error| fault(error.to_string()))?;
+    let parsed = Recipe::parse(&text, folder, &[]).map_err(|mistakes| fault(mistakes.to_string()))?;
+    Ok(Some((folder.to_owned(), parsed)))
+}
+
 /// The tokenizer of a model in a file.
 ///
 /// # Errors
 /// Those of [`SavedModel::tokenizer`].
 pub(super) fn tokenizer_beside(path: &Path, config: &DecoderConfig) -> Result<Tokenizer> {
-    let is_checkpoint = path.file_name().is_some_and(|name| name == CHECKPOINT_FILE);
-    let recipe_of = |folder: &Path| Some(folder.join(RECIPE_FILE)).filter(|recipe| recipe.is_file());
-    // A checkpoint's folder is in the run's, or in one that is.
-    let full = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    let recipe = full.ancestors().skip(2).take(2).find_map(recipe_of).filter(|_| is_checkpoint);
-    if let Some(recipe) = recipe {
-        let folder = recipe.parent().unwrap_or(Path::new(""));
+    if let Some((folder, recipe)) = run_of(path)? {
         let own = folder.join(SavedModel::DIRECTORY).join("tokenizer.json");
-        if own.is_file() {
-            return Tokenizer::read(&own);
-        }
-        let fault = |reason: String| CheckpointError::Tokenizer { path: recipe.clone(), reason };
-        let text = std::fs::read_to_string(&recipe).map_err(|error| fault(error.to_string()))?;
-        let parsed = Recipe::parse(&text, folder, &[]).map_err(|mistakes| fault(mistakes.to_string()))?;
-        return parsed.text_tokenizer();
+        return if own.is_file() { Tokenizer::read(&own) } else { recipe.text_tokenizer() };
     }
     match config.vocabulary {
         VOCABULARY => Ok(Tokenizer::Bytes),

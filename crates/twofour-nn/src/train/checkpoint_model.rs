@@ -12,7 +12,7 @@ use twofour::{
 
 use super::{
     SparsityPlan,
-    checkpoint::{STATE_KEY, SavedLayer, expect_whole, mask_of, state_of},
+    checkpoint::{CHECKPOINT_FILE, STATE_KEY, SavedLayer, expect_whole, mask_of, state_of},
 };
 use crate::{Error, Result};
 
@@ -38,6 +38,12 @@ pub fn is_checkpoint(reader: &Reader) -> bool {
 }
 
 impl<C: for<'a> Deserialize<'a>> CheckpointModel<C> {
+    /// Whether a path is a checkpoint's file with a model of this kind.
+    pub(crate) fn is_at(path: &Path) -> bool {
+        let is_named = path.file_name().is_some_and(|name| name == CHECKPOINT_FILE) && path.is_file();
+        is_named && Reader::open(path).is_ok_and(|reader| state_of::<ModelState<C>>(&reader).is_ok())
+    }
+
     /// The model of a checkpoint.
     ///
     /// # Errors

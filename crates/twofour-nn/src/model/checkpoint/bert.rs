@@ -9,7 +9,7 @@ use twofour::{
 };
 
 use super::{
-    CheckpointError, StoredParts,
+    Checkpoint, CheckpointError, StoredParts,
     fields::Fields,
     layout::{Layout, StoredLinear},
     llama::activation,
@@ -20,12 +20,14 @@ use crate::{
     Error, Result,
     engine::Engine,
     model::{
-        Bert, BertConfig, EncoderTask, Tokenizer,
+        Bert, BertConfig, EncoderTask, SavedModel, Tokenizer,
         bert::initial,
         encoder::{Encoder, EncoderConfig},
+        file,
         language::dtype_of,
-        saved::{beyond_mask, violation},
+        saved::{beyond_mask, run_of, violation},
     },
+    train::CheckpointModel,
 };
 
 /// The linear layer that scores each token as the first and the last one of an answer.
@@ -55,13 +57,16 @@ pub struct EncoderCheckpoint {
 }
 
 impl EncoderCheckpoint {
-    /// Opens a directory with `config.json` of `model_type` `bert` and safetensors, or one file of weights or index in it. Heads for tasks, whose names begin with `cls.`, `classifier.` or `qa_outputs.`,
+    /// Opens a directory with `config.json` of `model_type` `bert` and safetensors, or one file of weights or index in it, or the file of a training run's checkpoint. Heads for tasks, whose names begin with `cls.`, `classifier.` or `qa_outputs.`,
     /// are ignored.
     ///
     /// # Errors
     /// [`CheckpointError`] for a configuration or tensors that do not fit; those of [`Reader::open`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
+        if CheckpointModel::<BertConfig>::is_at(path) {
+            return Self::of_run(path);
+        }
         let fields = place::fields_of(path)?;
         if fields.text_if("model_type")? != Some("bert") {
             let found = fields.get("model_type").map_or("absent".to_owned(), ToString::to_string);
@@ -89,9 +94,52 @@ impl EncoderCheckpoint {
         Ok(EncoderCheckpoint { directory: place::directory_of(path), config, reader, layout })
     }
 
-    /// Whether the directory has a configuration of `model_type` `bert`.
-    pub fn is_at(directory: impl AsRef<Path>) -> bool {
-        super::model_type(directory.as_ref()).is_ok_and(|found| found.as_deref() == Some("bert"))
+    /// Whether the directory has a configuration of `model_type` `bert`, or the path is the checkpoint's file of a run that trains one.
+    pub fn is_at(path: impl AsRef<Path>) -> bool {
+        let path = path.as_ref();
+        CheckpointModel::<BertConfig>::is_at(path)
+            || super::model_type(path).is_ok_and(|found| found.as_deref() == Some("bert"))
+    }
+
+    /// The encoder of a training run's checkpoint, as it computes, beside the files of the model that the run leaves, or has started from.
+    fn of_run(path: &Path) -> Result<Self> {
+        let checkpoint = CheckpointModel::<BertConfig>::new(Reader::open(path)?)?;
+        let BertConfig { encoder, task, .. } = checkpoint.config();
+        encoder.validate()?;
+        let (layout, _) = layout_of_task(encoder, *task);
+        let mut tensors: Vec<(String, Vec<usize>, Vec<f32>)> = vec![];
+        for (ours, tensor) in &layout.tensors {
+            tensors.push((tensor.name.clone(), tensor.shape.clone(), checkpoint.values(ours)?));
+        }
+        for (ours, linear) in &layout.linears {
+            let [mut weight, mut bias] =
+                [checkpoint.values(&format!("{ours}.weight"))?, checkpoint.values(&format!("{ours}.bias"))?];
+            for (name, outputs) in &linear.parts {
+                let rest = [weight.len().min(outputs * linear.inputs), bias.len().min(*outputs)];
+                let others = [weight.split_off(rest[0]), bias.split_off(rest[1])];
+                tensors.push((format!("{name}.weight"), linear.stored_shape(*outputs).to_vec(), weight));
+                tensors.push((format!("{name}.bias"), vec![*outputs], bias));
+                [weight, bias] = others;
+            }
+        }
+        let reader = file::in_memory(path, serde_json::json!({}), tensors.into_iter().map(Ok))?;
+        layout.check(&reader)?;
+        let no_run = || CheckpointError::NotAConfig {
+            path: path.to_owned(),
+            reason: "it is not in the folder of its run, which has the recipe and the tokenizer".to_owned(),
+        };
+        let (folder, recipe) = run_of(path)?.ok_or_else(no_run)?;
+        let own = folder.join(SavedModel::DIRECTORY);
+        let directory = match Checkpoint::is_at(&own) {
+            true => own,
+            false => recipe.saved_encoder()?.ok_or_else(no_run)?.directory,
+        };
+        Ok(EncoderCheckpoint { directory, config: encoder.clone(), reader, layout })
+    }
+
+    /// The directory of tokenizer and configuration.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// The encoder's description.
@@ -197,20 +245,13 @@ impl EncoderCheckpoint {
         dtype: DataType,
     ) -> Result<()> {
         let BertConfig { encoder, task, .. } = model.config();
-        let mut layout = layout(encoder, "bert.", false, |_| None);
-        let class = match task {
-            EncoderTask::Answers => {
-                add_answers(&mut layout, encoder);
-                "BertForQuestionAnswering"
-            }
-            EncoderTask::MaskedTokens => {
-                add_masked(&mut layout, encoder, |_| None);
-                "BertForMaskedLM"
-            }
-        };
+        let (layout, class) = layout_of_task(encoder, *task);
         let directory = directory.as_ref();
         write_weights(&layout, (engine, model), directory, overwrite, dtype)?;
-        copy_beside((&self.reader, &self.directory), directory, Some(class))
+        match self.reader.directory() {
+            Some(_) => copy_beside((&self.reader, &self.directory), directory, Some(class)),
+            None => copy_beside((&Reader::open(&self.directory)?, &self.directory), directory, Some(class)),
+        }
     }
 
     /// Weight, `[2, width]`, and bias of the head that scores each token as the first and as the last one of an answer; none where it is not stored.
@@ -329,6 +370,21 @@ fn add_heads(layout: &mut Layout, config: &EncoderConfig, shape_of: impl ShapeOf
     let has_vectors = [format!("{TRANSFORM}.bias"), gain, bias].iter().all(|name| is(name, &[width]));
     if is(&format!("{TRANSFORM}.weight"), &[width, width]) && has_vectors && is(MASKED_BIAS, &[vocabulary]) {
         add_masked(layout, config, shape_of);
+    }
+}
+
+/// Where the tensors of a model with the head of a task lie, and the name of its class in transformers.
+fn layout_of_task(encoder: &EncoderConfig, task: EncoderTask) -> (Layout, &'static str) {
+    let mut layout = layout(encoder, "bert.", false, |_| None);
+    match task {
+        EncoderTask::Answers => {
+            add_answers(&mut layout, encoder);
+            (layout, "BertForQuestionAnswering")
+        }
+        EncoderTask::MaskedTokens => {
+            add_masked(&mut layout, encoder, |_| None);
+            (layout, "BertForMaskedLM")
+        }
     }
 }
 

@@ -87,7 +87,7 @@ impl<T: KernelElement + StoredElement> SentenceEncoder<T> {
         let checkpoint = EncoderCheckpoint::open(directory.as_ref())?;
         let tokenizer = checkpoint.tokenizer()?;
         let framing = tokenizer.framing()?;
-        let pooling = Pooling::of(directory)?;
+        let pooling = Pooling::of(checkpoint.directory())?;
         Ok(SentenceEncoder { encoder: checkpoint.inference()?, tokenizer, framing, pooling })
     }
 }
