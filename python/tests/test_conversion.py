@@ -192,16 +192,6 @@ class Tripled(nn.Linear):
         return super().forward(x) * 3
 
 
-class Masked(nn.Linear):
-    @property
-    def weight(self):
-        return self._parameters["weight"] * 2
-
-    @weight.setter
-    def weight(self, value):
-        self._parameters["weight"] = value
-
-
 class Saving(nn.Linear):
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -217,6 +207,17 @@ class Mixed(Mixin, nn.Linear):
     pass
 
 
+class Helping(nn.Linear):
+    def norm(self):
+        return self.weight.norm()
+
+
+class Computed(nn.Linear):
+    @property
+    def scale(self):
+        return 2
+
+
 class Named(nn.Linear):
     kind = "up"
 
@@ -228,10 +229,10 @@ class Named(nn.Linear):
         self.extra = nn.Identity()
 
 
-@pytest.mark.parametrize("cls", [Tripled, Saving, Mixed, type("Derived", (Tripled,), {})])
+@pytest.mark.parametrize("cls", [Tripled, Saving, Mixed, type("Derived", (Tripled,), {}), Helping, Computed])
 def test_a_subclass_with_methods_of_its_own_is_refused_by_name(door, cls):
     model = nn.Sequential(apply_fake_sparsity(cls(16, 16)), nn.Linear(16, 16))
-    with pytest.raises(TypeError, match=rf"it is a {cls.__name__}, whose own (forward|_save_to_state_dict)"):
+    with pytest.raises(TypeError, match=rf"it is a {cls.__name__}, whose own (forward|_save_to_state_dict|norm|scale)"):
         door(model)
     assert type(model[0]) is cls
 

@@ -284,6 +284,22 @@ def by_layers(model):
     return model
 
 
+def test_a_model_of_transformers_with_sparse_weights_is_saved_packed(tmp_path):
+    pytest.importorskip("transformers")
+    program = """
+import sys, torch, transformers
+from twofour.sparsity import semi_sparse_weight, sparsify_
+config = transformers.LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+model = transformers.LlamaForCausalLM(config).eval()
+sparsify_(model, semi_sparse_weight(), lambda module, name: name.endswith("_proj"), prune=True)
+model.save_pretrained(sys.argv[1])
+ids = torch.arange(6)[None]
+again = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
+torch.testing.assert_close(again(ids).logits, model(ids).logits)
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "model")], check=True)
+
+
 def test_what_asks_for_dense_memory_is_an_error_that_names_the_way():
     for kind in ("sparse weight", "blocks"):
         weight = make(kind)[0].weight

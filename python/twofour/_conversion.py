@@ -71,7 +71,7 @@ def _subclasses(cls: type) -> list[type]:
 def refusal_of(linear: nn.Module) -> str | None:
     """Why no other layer can take the place of a layer, or ``None`` where one can.
 
-    An ``nn.Linear`` can be replaced, and so can a subclass that computes, moves and saves as ``nn.Linear`` does: one that adds attributes.
+    An ``nn.Linear`` can be replaced, and so can a subclass that adds attributes and no methods.
     """
     if not isinstance(linear, nn.Linear):
         return f"a torch.nn.Linear is required, not a {type(linear).__name__}"
@@ -84,7 +84,7 @@ def refusal_of(linear: nn.Module) -> str | None:
         return "its parameters are not initialized: run it once first"
     kind, anchor = type(linear), _anchor(type(linear))
     for base in _subclasses(kind):
-        own = [name for name in vars(base) if name not in _HARMLESS and (hasattr(anchor, name) or name in ("weight", "bias"))]
+        own = [name for name, value in vars(base).items() if name not in _HARMLESS and (hasattr(anchor, name) or not _is_data(value))]
         if own:
             return f"it is a {kind.__name__}, whose own {_listed(own)} the new layer would lose: leave it out, or make it a {anchor.__name__} first"
     if "forward" in linear.__dict__:

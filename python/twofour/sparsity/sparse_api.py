@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from .. import _registration
 from .._conversion import chosen, dense_layer, is_sparse, is_training_layer, replace, weight_of
 from .._linear import Linear
 from ..sparse import to_sparse_semi_structured
@@ -139,6 +140,7 @@ def sparsify_(
         if not is_training_layer(module):
             module.weight = sparse[id(module.weight)]
     replace(model, pairs)
+    _registration.with_transformers()
     return model
 
 
