@@ -53,9 +53,10 @@ def stand_ins():
             )
 
         def weight_loader(self, parameter, loaded, shard=0):
-            data, dim = parameter.data, getattr(parameter, "input_dim" if self.split == "columns" else "output_dim")
+            data, dim = parameter.data, getattr(parameter, "input_dim" if self.split == "columns" else "output_dim", None)
             data = data.narrow(parameter.output_dim, sum(self.sizes[:shard]), self.sizes[shard])
-            loaded = loaded.narrow(dim, self.rank * data.shape[dim], data.shape[dim])
+            if dim is not None:
+                loaded = loaded.narrow(dim, self.rank * data.shape[dim], data.shape[dim])
             assert data.shape == loaded.shape
             data.copy_(loaded)
 
@@ -249,3 +250,117 @@ def test_which_layers_are_sparse(vllm):
     with pytest.raises(ValueError, match="gate_up_proj joins .*only model.layers.0.mlp.gate_proj are dense"):
         is_sparse("model.layers.0.mlp.gate_up_proj")
     assert made.get_quant_method(nn.Embedding(2, 2), "embed") is None
+
+
+INTEGERS = {
+    "int8": twofour.quantization.int8_dynamic_activation_int8_weight(),
+    "int4, 128": twofour.quantization.int4_weight_only(),
+    "int4, rows": twofour.quantization.int4_weight_only(-1),
+}
+NAMES = [f"model.layers.0.self_attn.{part}_proj" for part in "qkv"]
+
+
+def folder_of(tmp_path, quantized, features=256):
+    """A folder with three packed weights and a dense one, and the layers."""
+    from twofour.quantization import quantize_
+
+    layers = {}
+    for name, size in zip(NAMES, (48, 16, 16), strict=True):
+        linear = nn.Linear(features, size, bias=False)
+        linear.weight.data = twofour.prune(linear.weight.data)
+        layers[f"{name}.weight"] = linear
+    model = nn.ModuleList(layers.values())
+    if quantized is not None:
+        quantize_(model, quantized)
+    else:
+        model = nn.ModuleList(map(twofour.Linear.from_dense, model))
+    entries = dict(zip(layers, model, strict=True)) | {"model.layers.0.mlp.up_proj.weight": torch.randn(8, features)}
+    twofour.save_file(entries, tmp_path / "twofour-model.safetensors")
+    return list(model)
+
+
+@pytest.mark.parametrize("kind", [None, *INTEGERS])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_files_say_what_is_packed_and_how(vllm, tmp_path, kind, ranks):
+    import safetensors.torch
+
+    layers = folder_of(tmp_path, kind and INTEGERS[kind])
+    made = vllm.plugin.TwoFourConfig.from_config({"quant_method": "twofour", "modules_to_not_convert": ["q_proj"]})
+    made.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+    made.maybe_update_config(str(tmp_path))
+    # A list that does not fit the files does no harm.
+    assert made.entries.keys() == {f"{name}.weight" for name in NAMES}
+    stored = safetensors.torch.load_file(tmp_path / "twofour-model.safetensors")
+    x, bias = torch.randn(5, 256), torch.randn(80)
+    y = []
+    for rank in range(ranks):
+        fused = vllm.LinearBase(256, [48, 16, 16], made, "model.layers.0.self_attn.qkv_proj", rank=rank, ranks=ranks)
+        for shard, name in enumerate(NAMES):
+            fused.load(shard, {part.removeprefix(f"{name}."): tensor for part, tensor in stored.items() if part.startswith(f"{name}.")})
+        fused.quant_method.process_weights_after_loading(fused)
+        assert not list(fused.children())
+        y.append(fused(x).split([48 // ranks, 16 // ranks, 16 // ranks], 1))
+        if ranks == 1:
+            close(fused(x, bias), (fused(x) + bias).double())
+    found = torch.cat([torch.cat(parts, 1) for parts in zip(*y, strict=True)], 1)
+    close(found, torch.cat([layer(x) for layer in layers], 1).double())
+
+
+@pytest.mark.parametrize("kind", [None, *INTEGERS])
+def test_columns_of_integers_on_two_ranks(vllm, tmp_path, kind):
+    import safetensors.torch
+
+    layer = folder_of(tmp_path, kind and INTEGERS[kind])[0]
+    made = vllm.plugin.TwoFourConfig.from_config({"quant_method": "twofour"})
+    made.maybe_update_config(str(tmp_path))
+    stored = safetensors.torch.load_file(tmp_path / "twofour-model.safetensors")
+    x, y = torch.randn(3, 256), 0
+    for rank in range(2):
+        part = vllm.LinearBase(256, [48], made, NAMES[0], rank=rank, ranks=2, split="columns")
+        part.load(0, {name.removeprefix(f"{NAMES[0]}."): tensor for name, tensor in stored.items() if name.startswith(f"{NAMES[0]}.")})
+        part.quant_method.process_weights_after_loading(part)
+        y = y + part(x[:, 128 * rank :][:, :128])
+    # Each rank of an int8 layer quantizes its own inputs.
+    difference = (y - layer(x)).abs().max() / layer(x).abs().max()
+    assert difference <= (0.02 if kind == "int8" else 1e-5)
+
+
+def test_groups_that_no_kernel_has_are_dequantized(vllm, tmp_path):
+    import safetensors.torch
+
+    dense = twofour.prune(torch.randint(-7, 8, (16, 128), dtype=torch.int8))
+    integers = twofour.compress(dense)
+    scales = torch.rand(16, 2).half()
+    twofour.save_file({"up_proj.weight": twofour.Compressed(integers.values, integers.meta, (16, 128), "int8", scales, 64)}, tmp_path / "twofour-model.safetensors")
+    made = vllm.plugin.TwoFourConfig.from_config({"quant_method": "twofour"})
+    made.maybe_update_config(str(tmp_path))
+    layer = vllm.LinearBase(128, [16], made, "up_proj")
+    stored = safetensors.torch.load_file(tmp_path / "twofour-model.safetensors")
+    layer.load(0, {name.removeprefix("up_proj."): tensor for name, tensor in stored.items()})
+    layer.quant_method.process_weights_after_loading(layer)
+    x = torch.randn(2, 128)
+    close(layer(x), x.double() @ (dense.double() * scales.double().repeat_interleave(64, 1)).t())
+
+
+def test_names_are_mapped_and_joined_weights_are_alike(vllm, tmp_path):
+    folder_of(tmp_path, INTEGERS["int8"])
+    made = vllm.plugin.TwoFourConfig.from_config({"quant_method": "twofour", "modules_to_not_convert": ["model.layers.0.mlp.up_proj"]})
+    made.maybe_update_config(str(tmp_path))
+
+    def renamed(name):
+        return name.replace("model.layers", "language_model.layers")
+
+    mapper = types.SimpleNamespace(apply_list=lambda names: list(map(renamed, names)), apply_dict=lambda entries: {renamed(n): e for n, e in entries.items()})
+    made.apply_vllm_mapper(mapper)
+    layer = vllm.LinearBase(32, [16], vllm.plugin.TwoFourConfig(), "any")
+    method = made.get_quant_method(layer, renamed(NAMES[0]))
+    assert method.kind.dtype == "int8" and isinstance(made.get_quant_method(layer, "language_model.layers.0.mlp.up_proj"), vllm.UnquantizedLinearMethod)
+    entry = made.entries[f"{renamed(NAMES[0])}.weight"]
+    made.entries[f"{renamed(NAMES[0])}.weight"] = type(entry)(entry.shape, "int4", 128)
+    made.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+    with pytest.raises(ValueError, match="qkv_proj joins .*packed in different ways"):
+        made.get_quant_method(layer, "language_model.layers.0.self_attn.qkv_proj")
+    # A repository that is not on this machine: weights are taken to be floats.
+    made = vllm.plugin.TwoFourConfig.from_config({"quant_method": "twofour"})
+    made.maybe_update_config("org/absent")
+    assert made.entries == {} and made.get_quant_method(layer, NAMES[0]).kind.dtype == "float"
