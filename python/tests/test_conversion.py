@@ -377,6 +377,33 @@ def test_attributes_with_names_of_the_new_layers_are_refused():
         QuantizedLinear.from_dense(linear)
 
 
+def test_parts_of_an_adapter_are_refused_by_name_and_base_layers_are_served():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["0"], r=4, init_lora_weights=False)
+
+    def adapted():
+        return peft.get_peft_model(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 8)), config)
+
+    def base(module, name):
+        return name.endswith("base_layer")
+
+    doors = [
+        lambda model, *taken: twofour.quantize_(model, int8_dynamic_activation_int8_weight(prune=True), *taken),
+        lambda model, *taken: sparsify_(model, semi_sparse_weight(), *taken, prune=True),
+        apply_fake_sparsity,
+    ]
+    for convert in doors:
+        model = adapted()
+        with pytest.raises(ValueError, match="lora_A.default' is a part of the adapter of a Linear"):
+            convert(model)
+        assert all(type(m) is nn.Linear for m in model.modules() if isinstance(m, nn.Linear))
+        x = torch.randn(3, 16)
+        convert(model, base)
+        assert model(x).shape == (3, 8)
+    with pytest.raises(ValueError, match="part of the adapter"):
+        swap(adapted())
+
+
 def test_frozen_layers_stay_frozen():
     linear = two_four(16, 16).requires_grad_(False)
     sparse = twofour.Linear.from_dense(linear)

@@ -221,6 +221,24 @@ def chosen(model: nn.Module, takes: Callable[[nn.Module, str], bool]) -> list[tu
     return list(found.values())
 
 
+def expect_no_adapters(model: nn.Module, layers: list[tuple[str, nn.Module]]) -> None:
+    """Raises:
+    ValueError: where a layer is a part of an adapter, such as peft's LoRA, which reads its weight and which pruning would damage.
+    """
+    parts: dict[int, str] = {}
+    for module in model.modules():
+        base = module._modules.get("base_layer")
+        if base is not None:
+            own = {id(part) for part in module.modules()} - {id(part) for part in base.modules()} - {id(module)}
+            parts |= dict.fromkeys(own, type(module).__name__)
+    for name, layer in layers:
+        if id(layer) in parts:
+            raise ValueError(
+                f"{name!r} is a part of the adapter of a {parts[id(layer)]}, which reads its weight: choose base layers alone, whose names end in "
+                "base_layer, or merge the adapter first"
+            )
+
+
 def replace(model: nn.Module, replacements: list[tuple[nn.Module, nn.Module]]) -> None:
     """Replaces modules below the root, given as pairs of old and new, under all of their names. Hooks move, so that the handles that were
     returned when they were registered still remove them."""

@@ -18,7 +18,7 @@ from torch import nn
 
 from . import _ops, _registration
 from ._compression import Compressed, parts_shapes
-from ._conversion import chosen, replace, take_over, weight_of
+from ._conversion import chosen, expect_no_adapters, replace, take_over, weight_of
 from ._int4 import GROUP, Int4Linear, expect_group_size
 from ._linear import weights_are_deferred
 from ._master import cast_for_autocast
@@ -268,8 +268,8 @@ def quantize_(
         the model.
 
     Raises:
-        ValueError: where a weight is not 2:4 or not finite, with the layer's name, row and group, where a layer has parametrizations, or where no
-            layer matches; no layer is then replaced.
+        ValueError: where a weight is not 2:4 or not finite, with the layer's name, row and group, where a layer has parametrizations or is a part of
+            an adapter, such as peft's LoRA, or where no layer matches; no layer is then replaced.
         NotImplementedError: for a weight of another dtype, with the layer's name.
         TypeError: for another configuration; for a subclass of ``nn.Linear`` whose own methods, such as ``forward``, would be lost, with the
             layer's name.
@@ -278,6 +278,7 @@ def quantize_(
     layers = chosen(model, lambda module, name: isinstance(module, nn.Linear) and (filter_fn is None or filter_fn(module, name)))
     if not layers or layers[0][1] is model:
         raise ValueError("no linear layer below the model's root matches: check filter_fn, or wrap the layer in nn.Sequential")
+    expect_no_adapters(model, layers)
     pairs = []
     for name, module in layers:
         try:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from .. import _registration
-from .._conversion import chosen, dense_layer, is_sparse, is_training_layer, replace, weight_of
+from .._conversion import chosen, dense_layer, expect_no_adapters, is_sparse, is_training_layer, replace, weight_of
 from .._linear import Linear
 from ..sparse import to_sparse_semi_structured
 from ._masks import two_largest
@@ -66,6 +66,7 @@ def _chosen(model: nn.Module, filter_fn: Filter | None) -> list[tuple[str, nn.Mo
         ValueError: for one without a weight that is a matrix.
     """
     layers = chosen(model, filter_fn or _is_linear)
+    expect_no_adapters(model, layers)
     for name, module in layers:
         weight = getattr(module, "weight", None)
         if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
@@ -108,7 +109,8 @@ def sparsify_(
 
     Raises:
         ValueError: where a weight is not 2:4: the message names the module, the row and the group. The model is then as it was. Also for a
-            module without a matrix for a weight, for a weight that a parametrization or a hook computes, and for ``prune`` with block-sparse weights.
+            module without a matrix for a weight, for a weight that a parametrization or a hook computes, for a part of an adapter, such as peft's
+            LoRA, and for ``prune`` with block-sparse weights.
         RuntimeError: for a weight of another type; the message names the module.
         TypeError: for another config; for a layer that prunes its input, and for a subclass of a training layer whose own methods would be lost.
     """

@@ -15,7 +15,7 @@ from torch import nn
 
 from .. import _layouts, _ops
 from .._autograd import weight_gradient
-from .._conversion import SparseLayer, chosen, dense_layer, expect_convertible, is_sparse, is_training_layer, replace, take_over
+from .._conversion import SparseLayer, chosen, dense_layer, expect_convertible, expect_no_adapters, is_sparse, is_training_layer, replace, take_over
 from .._master import autocast_type, cast_activations, cast_for_autocast, master_linear, pack_master
 from .._packed import Packed
 from .._tensor import rule_of_algorithm
@@ -226,7 +226,7 @@ def swap_linear_with_semi_sparse_linear(model: nn.Module, config: dict[str, type
 
     Raises:
         ValueError: for names that no linear layer in ``model`` has, with the closest ones that exist; for the name of ``model`` itself, which
-            cannot be replaced in place; for a layer with parametrizations or a sparse weight. Nothing is replaced then.
+            cannot be replaced in place; for a layer with parametrizations or a sparse weight, and a part of an adapter. Nothing is replaced then.
         TypeError: for a class that is neither of the two; for a layer of a subclass of ``nn.Linear`` whose own methods, such as ``forward``,
             would be lost.
         RuntimeError: for an unknown ``algo``.
@@ -247,6 +247,7 @@ def swap_linear_with_semi_sparse_linear(model: nn.Module, config: dict[str, type
             problems.append(f"{name!r} is no module of the model{hint}")
     if problems:
         raise ValueError(f"swap_linear_with_semi_sparse_linear: {'; '.join(problems)}. See model.named_modules() for the names")
+    expect_no_adapters(model, [(name, names[name]) for name in config])
     pairs = {}
     for name, cls in config.items():
         module = names[name]
