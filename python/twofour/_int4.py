@@ -12,6 +12,7 @@ from ._linear import DTYPES, weights_are_deferred
 from ._memory import share_between_processes
 from ._packed import metadata_of_zeros, pack_by_rule
 from ._parallel import FrozenBuffers
+from ._quantized import dequantized, integer_linear
 from ._tracing import traceable
 
 #: Columns that share a scale, and the number that stands for a whole row.
@@ -123,11 +124,7 @@ class Int4Linear(FrozenBuffers, nn.Module):
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
             bias = None if bias is None else bias.to(x.dtype)
-        if not x.shape or x.shape[-1] != self.in_features:
-            raise RuntimeError(f"the input has shape {list(x.shape)}; its last dimension must be in_features = {self.in_features}")
-        if torch.is_grad_enabled() and x.requires_grad:
-            return _Int4Function.apply(x, self.packed, bias, (self.out_features, self.in_features), self.group_size)
-        return _multiply(x, self.packed, bias, self.out_features, self.group_size)
+        return integer_linear(x, self.packed, None, bias, (self.out_features, self.in_features), self.group_size)
 
     @property
     def weight_values(self) -> torch.Tensor:
@@ -160,7 +157,7 @@ class Int4Linear(FrozenBuffers, nn.Module):
 
     def to_dense(self) -> torch.Tensor:
         """The weight that the layer multiplies with, ``[out_features, in_features]`` in float32."""
-        return _dense(self.packed, (self.out_features, self.in_features), self.group_size)
+        return dequantized(self.packed, None, self.out_features, self.in_features, self.group_size)
 
     def extra_repr(self) -> str:
         sizes = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
@@ -234,35 +231,3 @@ class Int4Linear(FrozenBuffers, nn.Module):
 
 
 _PARTS = ("weight_values", "weight_meta", "weight_scales")
-
-
-def _multiply(x, packed, bias, out_features, group_size):
-    if bias is None:
-        return _ops.linear_int4(x, packed, out_features, group_size)
-    return _ops.linear_int4_bias(x, packed, bias, out_features, group_size, 0)
-
-
-def _dense(packed: torch.Tensor, shape: tuple[int, int], group_size: int) -> torch.Tensor:
-    """Integers times scales, in float32."""
-    values, meta, scales = _ops.canonical_int4(packed, *shape, group_size)
-    integers = torch.stack((values & 15, values >> 4), -1).flatten(1).to(torch.int8) - 8
-    integers = _ops.unpack(_ops.from_canonical(integers, meta, shape[1]), *shape).float()
-    scales = scales.float()
-    if group_size != PER_CHANNEL:
-        scales = scales.repeat_interleave(group_size, 1)[:, : shape[1]]
-    return integers * scales
-
-
-class _Int4Function(torch.autograd.Function):
-    """The product with a gradient of the input: a dense GEMM with the dequantized weight."""
-
-    @staticmethod
-    def forward(ctx, x, packed, bias, shape, group_size):
-        ctx.shape, ctx.group_size = shape, group_size
-        ctx.save_for_backward(packed)
-        return _multiply(x, packed, bias, shape[0], group_size)
-
-    @staticmethod
-    def backward(ctx, dy):
-        (packed,) = ctx.saved_tensors
-        return dy @ _dense(packed, ctx.shape, ctx.group_size).to(dy.dtype), None, None, None, None

@@ -10,7 +10,7 @@ from torch import nn
 
 from . import _ops, _registration
 from ._arrays import dtype_name
-from ._autograd import FrozenLinear
+from ._autograd import packed_linear
 from ._compression import Compressed, parts_shapes
 from ._conversion import SparseLayer, dense_layer, expect_convertible, take_over, weight_of
 from ._memory import share_between_processes
@@ -247,12 +247,9 @@ class Linear(FrozenBuffers, SparseLayer, nn.Linear):
         if torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):
                 return self.forward(x.to(packed.dtype)).to(torch.get_autocast_dtype(x.device.type))
-        if x.shape[-1] != self.in_features:
+        if not x.shape or x.shape[-1] != self.in_features:
             raise RuntimeError(f"the input has shape {list(x.shape)}; its last dimension must be in_features = {self.in_features}")
-        weight = Packed(self.out_features, self.in_features, packed)
-        if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
-            return FrozenLinear.apply(x, weight, bias)
-        return weight.times_transpose(x, bias)
+        return packed_linear(x, None, bias, Packed(self.out_features, self.in_features, packed))
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, pattern=2:4"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from . import _ops
-from ._autograd import bias_gradient, weight_gradient
+from ._autograd import packed_linear
+from ._derivatives import is_differentiated
 from ._packed import Packed
 
 #: Rules whose masks are 2:4 along columns too, so that the transpose can be packed.
@@ -76,51 +77,6 @@ def pack_master(
     return forward, transposed if transpose else None
 
 
-def estimated_weight_gradient(dy: torch.Tensor, x: torch.Tensor, estimator: int) -> torch.Tensor:
-    """``dy.T @ x`` with the transpose of ``dy`` replaced by its unbiased 2:4 estimate along tokens: a sparse GEMM.
-
-    The estimate's seed is drawn from torch's default generator of the device, and stays there.
-    """
-    dy, x = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
-    return _ops.sampled_weight_gradient(dy, x, estimator, _ops.new_seed(dy.device))
-
-
-class MasterLinear(torch.autograd.Function):
-    """``x @ W.T + bias``, where ``W`` is what a mask keeps of the dense master weight.
-
-    The input gradient is a sparse GEMM. The weight gradient goes to all elements of the master weight, as if nothing had been pruned
-    (straight-through): dense, or a sparse GEMM with an estimate of the output gradient.
-    """
-
-    @staticmethod
-    def forward(ctx, x, weight, bias, rule, estimator, forward, transposed):
-        rows, cols = weight.shape
-        if forward is None:
-            forward, transposed = pack_master(weight, rule, ctx.needs_input_grad[0], x.dtype)
-        ctx.size = rows, cols
-        ctx.weight_dtype = weight.dtype
-        ctx.estimator = estimator
-        ctx.uses_transpose = transposed is not None
-        kept = transposed if ctx.uses_transpose else forward
-        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, kept if ctx.needs_input_grad[0] else None)
-        return Packed(rows, cols, forward).times_transpose(x, bias)
-
-    @staticmethod
-    def backward(ctx, dy):
-        x, packed = ctx.saved_tensors
-        rows, cols = ctx.size
-        dx = dw = db = None
-        if ctx.needs_input_grad[0]:
-            weight = Packed(rows, cols, None, packed) if ctx.uses_transpose else Packed(rows, cols, packed)
-            dx = weight.times(dy)
-        if ctx.needs_input_grad[1]:
-            dw = weight_gradient(dy, x) if ctx.estimator < 0 else estimated_weight_gradient(dy, x, ctx.estimator)
-            dw = dw.to(ctx.weight_dtype)
-        if ctx.needs_input_grad[2]:
-            db = bias_gradient(dy)
-        return dx, dw, db, None, None, None, None
-
-
 def master_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -133,16 +89,13 @@ def master_linear(
 
     With ``packed`` the mask and the values are those that it holds; the master weight, of any type, then only receives the gradient.
     """
-    if x.shape[-1] != weight.shape[1]:
+    if not x.shape or x.shape[-1] != weight.shape[1]:
         raise RuntimeError(
             f"linear(): input and weight shapes cannot be multiplied ({tuple(x.shape)} and {tuple(weight.shape)}): the last dimension of the "
             f"input must be {weight.shape[1]}"
         )
-    forward, transposed = (None, None) if packed is None else (packed.forward, packed.transposed)
-    if torch.is_grad_enabled() and (
-        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    ):
-        return MasterLinear.apply(x, weight, bias, rule, estimator, forward, transposed)
-    if forward is None:
-        forward, _ = pack_master(weight, rule, False, x.dtype)
-    return Packed(*weight.shape, forward).times_transpose(x, bias)
+    if packed is None:
+        # Where gradients are needed, the transpose serves that of the input.
+        transpose = torch.is_grad_enabled() and x.requires_grad
+        packed = Packed(*weight.shape, *pack_master(weight.detach(), rule, transpose, x.dtype))
+    return packed_linear(x, weight if is_differentiated(weight) else None, bias, packed, estimator)

@@ -327,3 +327,32 @@ def _(input, dy):
 
 # Counted by torch.utils.flop_counter.
 from . import _flops  # noqa: E402, F401
+
+# Rules of torch.vmap, for operators of the last dimension of their first argument.
+
+
+def _by_rows(op):
+    """The rule of an operator that takes any leading dimensions: a batch of inputs is one more. A batch of weights is computed one by one."""
+
+    def rule(info, in_dims, x, *others):
+        if all(dim is None for dim in in_dims[1:]):
+            return op(x.movedim(in_dims[0], 0), *others), 0
+        args = list(zip(in_dims, (x, *others), strict=True))
+        results = [op(*(a if dim is None else a.select(dim, i) for dim, a in args)) for i in range(info.batch_size)]
+        return torch.stack(results), 0
+
+    return rule
+
+
+for _name in (
+    "linear",
+    "linear_bias",
+    "input_gradient",
+    "linear_quantized",
+    "linear_quantized_bias",
+    "linear_int4",
+    "linear_int4_bias",
+    "gated_gelu",
+    "gated_gelu_gradient",
+):
+    torch.library.register_vmap(f"twofour::{_name}", _by_rows(getattr(_OPS, _name).default))

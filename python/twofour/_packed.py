@@ -51,7 +51,7 @@ class Packed:
             return _ops.linear_bias(x, self.forward, bias, self.rows, activation)
         y = _ops.input_gradient(x, self.transposed, self.rows)
         if bias is not None:
-            y += bias
+            y = y + bias
         return _ACTIVATIONS[activation](y)
 
     def _of_integers(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

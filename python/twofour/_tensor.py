@@ -8,10 +8,13 @@ from multiprocessing.reduction import ForkingPickler
 import torch
 import torch.nn.functional as F
 from torch import is_grad_enabled
+from torch._C import _are_functorch_transforms_active as _is_transforming
+from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from . import _layouts, _memory, _ops
-from ._autograd import differentiable_linear
+from ._autograd import linear_of_tensor
+from ._derivatives import applied, derivable
 from ._float8 import FLOAT8, saturated, scaled_product
 from ._packed import Packed, pack_by_mask, pack_by_rule, pack_sparse, packed_zeros
 
@@ -241,7 +244,7 @@ class SparseSemiStructuredTensor(_TORCH):
     def to_dense(self) -> torch.Tensor:
         """The matrix with zeros where nothing is kept; gradients pass through."""
         if torch.is_grad_enabled() and self.requires_grad:
-            return _ToDense.apply(self)
+            return applied(_ToDense, self)
         return self.packed_weight.to_dense()
 
     def with_values_of(self, dense: torch.Tensor):
@@ -357,12 +360,19 @@ def _rebuild_packed(backend, rows, cols, forward, transposed, tiles, requires_gr
 
 
 
+@derivable
 class _ToDense(torch.autograd.Function):
     """Decompresses; the gradient passes as it is."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, sparse):
+    def forward(sparse):
         return sparse.packed_weight.to_dense()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
 
     @staticmethod
     def backward(ctx, gradient):
@@ -390,6 +400,8 @@ def _linear(input, weight, bias=None):
             and input.shape[-1] == packed.cols
             and not is_grad_enabled()
             and not is_any_autocast_enabled()
+            and forward_ad._current_level < 0
+            and not _is_transforming()
             and not is_dynamo_compiling()
         ):
             if bias is None:
@@ -423,7 +435,7 @@ def _checked_linear(input, weight, bias):
             f"linear(): input and weight shapes cannot be multiplied ({tuple(input.shape)} and {(packed.rows, packed.cols)}): the last "
             f"dimension of the input must be {packed.cols}"
         )
-    y = differentiable_linear(input, weight, bias)
+    y = linear_of_tensor(input, weight, bias)
     return y if autocast is None else y.to(autocast)
 
 
@@ -520,7 +532,7 @@ def _t(self):
     if is_dynamo_compiling():
         return _transposed_in_graph(self)
     if torch.is_grad_enabled() and self.requires_grad:
-        return _Transpose.apply(self)
+        return applied(_Transpose, self)
     return _transposed(self)
 
 
@@ -532,10 +544,17 @@ def _transposed(self):
     return type(self)._of(self.packed_weight.t(), tiles)
 
 
+@derivable
 class _Transpose(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, sparse):
+    def forward(sparse):
         return _transposed(sparse)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
 
     @staticmethod
     def backward(ctx, gradient):
@@ -649,10 +668,17 @@ def _copy_(self, source, non_blocking=False):
         if into is not None:
             if new is None:
                 raise RuntimeError("copy_: the source is not packed along the rows that the destination is packed along")
-            into.copy_(new)
+            _overwrite(into, new)
     if self.tiles is not None:
-        self.tiles.copy_(tiles)
+        _overwrite(self.tiles, tiles)
     return self
+
+
+def _overwrite(into: torch.Tensor, new: torch.Tensor) -> None:
+    """Copies in place, and says so to the graphs that have saved the tensor, as no operator does below autograd."""
+    into.copy_(new)
+    if not into.is_inference():
+        torch.autograd.graph.increment_version(into)
 
 
 def _values(self):

@@ -25,6 +25,7 @@ from ._master import cast_for_autocast
 from ._memory import share_between_processes
 from ._packed import Packed, pack_by_rule, pack_quantized, packed_zeros
 from ._parallel import FrozenBuffers
+from ._quantized import dequantized, integer_linear
 from ._tracing import traceable
 
 __all__ = [
@@ -177,16 +178,26 @@ class QuantizedLinear(FrozenBuffers, nn.Module):
 
     @traceable
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` of shape ``[..., in_features]``: float32 (CPU), bfloat16 or float16; under autocast it is converted to autocast's dtype."""
+        """``x @ W.T + bias``.
+
+        Args:
+            x: ``[..., in_features]`` of bfloat16, float16, or float32 on a CPU; under autocast it is
+                converted to autocast's dtype.
+
+        Returns:
+            ``[..., out_features]`` of the same dtype. The input's gradient is a dense GEMM with the dequantized weight: the rounding of the input
+            counts as none (straight-through).
+
+        Raises:
+            RuntimeError: for another number of features.
+            NotImplementedError: for another dtype.
+        """
         x, bias = cast_for_autocast(x, self.bias)
-        if bias is None:
-            return _ops.linear_quantized(x, self.packed, self.weight_scales, self.out_features)
-        return _ops.linear_quantized_bias(x, self.packed, self.weight_scales, bias, self.out_features, 0)
+        return integer_linear(x, self.packed, self.weight_scales, bias, (self.out_features, self.in_features), -1)
 
     def to_dense(self) -> torch.Tensor:
         """The weight that the layer multiplies with, in float32."""
-        integers = _ops.unpack(self.packed, self.out_features, self.in_features)
-        return integers.float() * self.weight_scales[:, None]
+        return dequantized(self.packed, self.weight_scales, self.out_features, self.in_features, -1)
 
     def _apply(self, fn, recurse=True):
         # The packed layout depends on the device; scales stay in float32.

@@ -5,23 +5,13 @@ from __future__ import annotations
 import torch
 
 from .. import _layouts, _ops
-
-
-class _Straight(torch.autograd.Function):
-    """A tensor that stands for another one; the gradient passes as it is."""
-
-    @staticmethod
-    def forward(ctx, dense, stand_in):
-        return stand_in.view_as(stand_in)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient, None
+from .._autograd import Straight
+from .._derivatives import applied
 
 
 def straight_through(dense: torch.Tensor, stand_in: torch.Tensor) -> torch.Tensor:
     """``stand_in``, whose gradient is that of ``dense``."""
-    return _Straight.apply(dense, stand_in)
+    return applied(Straight, dense, stand_in)
 
 
 def as_matrix(dense: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .. import _ops
+from .._derivatives import applied, derivable, is_differentiated, save
 
 
 def _rows(halves: torch.Tensor) -> torch.Tensor | None:
@@ -26,12 +27,14 @@ def _is_column_major(x: torch.Tensor) -> bool:
     return x.dim() == 2 and not x.is_contiguous() and x.mT.is_contiguous()
 
 
+@derivable
 class _Function(torch.autograd.Function):
     """``x * gelu(g)`` of the halves of one tensor, which is all that is saved."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, halves):
-        ctx.save_for_backward(halves)
+    def forward(halves):
         rows = _rows(halves)
         if rows is not None:
             y = _ops.gated_gelu(rows)
@@ -40,8 +43,16 @@ class _Function(torch.autograd.Function):
         return x * F.gelu(g, approximate="tanh")
 
     @staticmethod
+    def setup_context(ctx, inputs, output):
+        save(ctx, *inputs)
+
+    @staticmethod
     def backward(ctx, dy):
         (halves,) = ctx.saved_tensors
+        if is_differentiated(halves, dy):
+            x, g = halves.chunk(2, dim=-1)
+            dg = torch.ops.aten.gelu_backward(dy * x, g, approximate="tanh")
+            return torch.cat((dy * F.gelu(g, approximate="tanh"), dg), dim=-1)
         rows = _rows(halves)
         if rows is not None and dy.dtype is halves.dtype:
             if rows is halves:
@@ -53,6 +64,12 @@ class _Function(torch.autograd.Function):
         dx.copy_(dy * F.gelu(g, approximate="tanh"))
         dg.copy_(torch.ops.aten.gelu_backward(dy * x, g, approximate="tanh"))
         return gradient
+
+    @staticmethod
+    def tangent(ctx, tangent):
+        (halves,) = ctx.saved_tensors
+        (x, g), (x_tangent, g_tangent) = halves.chunk(2, dim=-1), tangent.chunk(2, dim=-1)
+        return x_tangent * F.gelu(g, approximate="tanh") + torch.ops.aten.gelu_backward(x * g_tangent, g, approximate="tanh")
 
 
 class GELUglu(nn.Module):
@@ -77,4 +94,4 @@ class GELUglu(nn.Module):
         """
         if input.dim() == 0 or input.shape[-1] % 2:
             raise ValueError(f"GELUglu requires an even last dimension; the input has shape {tuple(input.shape)}")
-        return _Function.apply(input)
+        return applied(_Function, input)

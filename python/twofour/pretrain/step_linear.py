@@ -32,17 +32,21 @@ class STEPLinear(SparseLayer, nn.Linear):
 
     def __init__(self, in_features, out_features, bias=True, device=None, dtype=None):
         super().__init__(in_features, out_features, bias, device, dtype)
-        self.weight.mask = "dense"
+        self.weight.mask = self._phase = "dense"
+
+    def _current_phase(self) -> str:
+        """The weight's ``mask``. A tensor in its place without one, as of ``torch.func.functional_call``, is in the phase that was last seen."""
+        self._phase = getattr(self.weight, "mask", self._phase)
+        return self._phase
 
     # Copies of parameters lack attributes.
 
     def __getstate__(self):
-        return {**self.__dict__, "_phase": getattr(self.weight, "mask", "dense")}
+        return {**self.__dict__, "_phase": self._current_phase()}
 
     def __setstate__(self, state):
-        phase = state.pop("_phase", "dense")
         super().__setstate__(state)
-        self.weight.mask = phase
+        self.weight.mask = self._phase
 
     def dense_weight(self) -> torch.Tensor:
         """The weight that the layer multiplies with in evaluation: its two largest magnitudes of each group of four, dense with zeros."""
@@ -51,7 +55,7 @@ class STEPLinear(SparseLayer, nn.Linear):
 
     @traceable
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training and getattr(self.weight, "mask", "dense") == "dense":
+        if self._current_phase() == "dense" and self.training:
             return F.linear(x, self.weight, self.bias)
         x, weight, bias = cast_for_autocast(x, self.weight, self.bias)
         return master_linear(x, weight, bias, _RULE)

@@ -7,6 +7,7 @@ import enum
 import torch
 
 from .. import _layouts
+from .._derivatives import applied, derivable
 from .._packed import pack_by_mask
 from .._tensor import SparseSemiStructuredTensor
 
@@ -32,34 +33,46 @@ def _class_of(backend: str) -> type[SparseSemiStructuredTensor]:
         ) from None
 
 
+@derivable
 class _Sparsify(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, algo, backend):
+    def forward(x, algo, backend):
         if isinstance(x, SparseSemiStructuredTensor):
             return x.detach()
         return _class_of(backend).prune_dense_static_sort(x, algo)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
 
     @staticmethod
     def backward(ctx, gradient):
         return gradient, None, None
 
 
+@derivable
 class _SparsifyLike(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, tiles, cls, both_ways, gradient):
-        ctx.tiles, ctx.cls, ctx.both_ways, ctx.gradient = tiles, cls, both_ways, gradient
+    def forward(x, tiles, cls, both_ways, gradient):
         return cls._of(pack_by_mask(x, tiles, both_ways), tiles)
 
     @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, tiles, ctx.cls, ctx.both_ways, ctx.gradient = inputs
+        ctx.save_for_backward(tiles)
+
+    @staticmethod
     def backward(ctx, gradient):
+        (tiles,) = ctx.saved_tensors
         if isinstance(gradient, SparseSemiStructuredTensor) and ctx.gradient != GRADIENT_TYPE.STE:
-            if ctx.gradient == GRADIENT_TYPE.SPARSE and gradient.tiles is ctx.tiles:
+            if ctx.gradient == GRADIENT_TYPE.SPARSE and gradient.tiles is tiles:
                 return gradient, None, None, None, None
             gradient = gradient.to_dense()
         if ctx.gradient == GRADIENT_TYPE.DENSE:
-            gradient = torch.where(_layouts.mask_of(ctx.tiles, *gradient.shape), gradient, 0)
+            gradient = torch.where(_layouts.mask_of(tiles, *gradient.shape), gradient, 0)
         elif ctx.gradient == GRADIENT_TYPE.SPARSE:
-            gradient = ctx.cls._of(pack_by_mask(gradient, ctx.tiles, ctx.both_ways), ctx.tiles)
+            # The same map of the gradient, which has a derivative in its turn.
+            gradient = applied(_SparsifyLike, gradient, tiles, ctx.cls, ctx.both_ways, ctx.gradient)
         return gradient, None, None, None, None
 
 
@@ -80,7 +93,7 @@ def semi_structured_sparsify(x: torch.Tensor, algo: str = "", backend: str = "cu
         ValueError: for a NaN, with its place, and for an unknown ``backend``.
         RuntimeError: for an unknown ``algo``, another rank or an unsupported type.
     """
-    return _Sparsify.apply(x, algo, backend)
+    return applied(_Sparsify, x, algo, backend)
 
 
 @torch.compiler.allow_in_graph
@@ -109,4 +122,4 @@ def semi_structured_sparsify_like(
     if isinstance(gradient, str) and not isinstance(gradient, GRADIENT_TYPE):
         gradient = gradient.lower()
     both_ways = pattern.packed_weight.transposed is not None
-    return _SparsifyLike.apply(x, pattern._kept_tiles(), type(pattern), both_ways, GRADIENT_TYPE(gradient))
+    return applied(_SparsifyLike, x, pattern._kept_tiles(), type(pattern), both_ways, GRADIENT_TYPE(gradient))

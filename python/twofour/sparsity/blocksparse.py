@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import _memory
+from .._derivatives import applied, derivable, is_differentiated, save
 
 __all__ = ["BlockSparseTensor"]
 
@@ -227,29 +228,50 @@ def _linear(input: torch.Tensor, weight: BlockSparseTensor, bias: torch.Tensor |
         )
     if input.device != values.device:
         raise RuntimeError(f"the input is on {input.device}, the block-sparse weight on {values.device}: move one to the other's device")
-    parts = weight.bsr_crow_indices, weight.bsr_col_indices, values
-    if torch.is_grad_enabled() and input.requires_grad:
-        y = _BlockSparseLinear.apply(input, *parts, rows)
-    else:
-        y = _forward(input, *parts, rows)
+    y = _differentiable(input, weight.bsr_crow_indices, weight.bsr_col_indices, values, rows)
     return (y if bias is None else y + bias).to(dtype)
 
 
 _FUNCTIONS = {F.linear: _linear} | _memory.functions(BlockSparseTensor, _set_data)
 
 
+def _differentiable(x, crow, col, values, rows):
+    if is_differentiated(x):
+        return applied(_BlockSparseLinear, x, crow, col, values, rows)
+    return _forward(x, crow, col, values, rows)
+
+
+@derivable
 class _BlockSparseLinear(torch.autograd.Function):
-    """``x @ W.T`` with a gradient of ``x``."""
+    """``x @ W.T`` with derivatives of ``x``, which are products of the same kind."""
 
     @staticmethod
-    def forward(ctx, x, crow, col, values, rows):
-        ctx.save_for_backward(crow, col, values)
-        ctx.cols = x.shape[-1]
+    def forward(x, crow, col, values, rows):
         return _forward(x, crow, col, values, rows)
 
     @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, *parts, ctx.rows = inputs
+        ctx.cols = x.shape[-1]
+        save(ctx, *parts)
+
+    @staticmethod
     def backward(ctx, dy):
-        return _call(_gradient, "input_gradient", dy, *ctx.saved_tensors, ctx.cols), None, None, None, None
+        if is_differentiated(dy):
+            dx = _differentiable(dy, *_transposed(*ctx.saved_tensors, ctx.cols), ctx.cols)
+        else:
+            dx = _call(_gradient, "input_gradient", dy, *ctx.saved_tensors, ctx.cols)
+        return dx, None, None, None, None
+
+    @staticmethod
+    def vmap(info, in_dims, x, crow, col, values, rows):
+        if any(dim is not None for dim in in_dims[1:]):
+            raise NotImplementedError("torch.vmap over block-sparse weights: their numbers of blocks may differ; call F.linear with one at a time")
+        return _differentiable(x.movedim(in_dims[0], 0), crow, col, values, rows), 0
+
+    @staticmethod
+    def tangent(ctx, x_tangent, *_):
+        return _differentiable(x_tangent, *ctx.saved_tensors, ctx.rows)
 
 
 def _forward(x, crow, col, values, rows):
@@ -283,11 +305,15 @@ def _times_transpose(x, crow, col, values, rows: int) -> torch.Tensor:
 
 def _gradient(dy, crow, col, values, cols: int) -> torch.Tensor:
     """``dy @ W`` for ``dy`` of shape ``[..., rows]``: the product with the transpose, whose blocks are in the order of columns."""
+    return _times_transpose(dy, *_transposed(crow, col, values, cols), cols)
+
+
+def _transposed(crow, col, values, cols: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The parts of the transpose."""
     wide = -(-cols // values.shape[-1])
     order = torch.argsort(col, stable=True)
     start = F.pad(torch.bincount(col, minlength=wide).cumsum(0), (1, 0))
-    transposed = values[order].transpose(1, 2)
-    return _times_transpose(dy, start, _block_rows(crow, col.numel())[order], transposed.contiguous(), cols)
+    return start, _block_rows(crow, col.numel())[order], values[order].transpose(1, 2).contiguous()
 
 
 def _product(x, crow, col, values, rows: int) -> torch.Tensor:

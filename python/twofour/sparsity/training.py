@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from .. import _layouts, _ops
-from .._autograd import weight_gradient
+from .._autograd import packed_linear, stand_in
 from .._conversion import SparseLayer, chosen, dense_layer, expect_convertible, expect_no_adapters, is_sparse, is_training_layer, replace, take_over
 from .._master import autocast_type, cast_activations, cast_for_autocast, master_linear, pack_master
 from .._packed import Packed
@@ -148,26 +148,6 @@ def keep_masks(model: nn.Module, dtype: torch.dtype | None = None):
         raise RuntimeError("a weight was changed inside keep_masks, whose forward passes used the old one: step the optimizer outside")
 
 
-class _ActivationFunction(torch.autograd.Function):
-    """``P(x) @ W.T`` for a matrix ``x``, pruned along tokens and along features."""
-
-    @staticmethod
-    def forward(ctx, x, weight, rule):
-        packed, transposed, _ = _ops.pack(x, rule, 1.0, ctx.needs_input_grad[1], False)
-        ctx.size = x.shape
-        ctx.save_for_backward(
-            weight if ctx.needs_input_grad[0] else None, transposed if ctx.needs_input_grad[1] else None
-        )
-        return Packed(*x.shape, packed).times_transpose(weight).t().contiguous()
-
-    @staticmethod
-    def backward(ctx, dy):
-        weight, transposed = ctx.saved_tensors
-        dx = dy @ weight if ctx.needs_input_grad[0] else None
-        dw = Packed(*ctx.size, None, transposed).times(dy.t()) if ctx.needs_input_grad[1] else None
-        return dx, dw, None
-
-
 class SemiSparseActivationLinear(_DynamicLinear):
     """A linear layer whose input is pruned to 2:4 in every forward pass: ``y = P(x) @ W.T + bias``.
 
@@ -193,17 +173,18 @@ class SemiSparseActivationLinear(_DynamicLinear):
     @traceable
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, weight, bias = cast_for_autocast(x, self.weight, self.bias)
-        if x.shape[-1] != weight.shape[1]:
+        if not x.shape or x.shape[-1] != weight.shape[1]:
             raise RuntimeError(
                 f"linear(): input and weight shapes cannot be multiplied ({tuple(x.shape)} and {tuple(weight.shape)}): the last dimension of "
                 f"the input must be {weight.shape[1]}"
             )
         tokens = x.reshape(-1, x.shape[-1])
-        if torch.is_grad_enabled() and (tokens.requires_grad or weight.requires_grad):
-            y = _ActivationFunction.apply(tokens, weight, self._rule)
-        else:
-            packed, _, _ = _ops.pack(tokens, self._rule, 1.0, False, False)
-            y = Packed(*tokens.shape, packed).times_transpose(weight).t().contiguous()
+        # The transpose serves the weight gradient.
+        transpose = torch.is_grad_enabled() and weight.requires_grad
+        forward, transposed, _ = _ops.pack(tokens.detach(), self._rule, 1.0, transpose, False)
+        packed = Packed(*tokens.shape, forward, transposed if transpose else None)
+        # The product of the weight with the transpose of P(x). The input is kept as P(x) alone.
+        y = packed_linear(weight, stand_in(tokens), None, packed).mT.contiguous()
         y = y if bias is None else y + bias
         return y.reshape(*x.shape[:-1], weight.shape[0])
 
