@@ -6,7 +6,6 @@ from multiprocessing.reduction import ForkingPickler
 
 import torch
 from torch import nn
-from torch._guards import TracingContext
 
 _ADVICE = "use to_dense(), or replace a layer whose weight it is by twofour.Linear.from_dense(layer), whose tensors are plain"
 
@@ -21,14 +20,6 @@ def _refusal(name: str):
         raise RuntimeError(f"{name}: a {type(tensor).__name__} has no dense memory, and this asks for it; {_ADVICE}")
 
     return refuse
-
-
-def _untyped_storage(tensor):
-    if TracingContext.try_get() is None:
-        return _refusal("untyped_storage")(tensor)
-    # torch.compile compares storages without reading them.
-    with torch._C.DisableTorchFunctionSubclass():
-        return tensor.untyped_storage()
 
 
 def parts_of(tensor: torch.Tensor) -> list[torch.Tensor] | None:
@@ -54,9 +45,9 @@ def functions(cls: type, set_data) -> dict:
             part.share_memory_()
         return tensor
 
+    # Not untyped_storage: torch.compile compares storages, and reading one is an error of torch's.
     names = ("data_ptr", "numpy", "storage", "__dlpack__")
     return {getattr(torch.Tensor, name): _refusal(name) for name in names} | {
-        torch.Tensor.untyped_storage: _untyped_storage,
         torch.Tensor.data.__set__: set_data,
         torch.Tensor.share_memory_: share_memory_,
         torch.Tensor.is_shared: lambda tensor: all(part.is_shared() for part in parts_of(tensor)),

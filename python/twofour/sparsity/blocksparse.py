@@ -215,11 +215,12 @@ def _linear(input: torch.Tensor, weight: BlockSparseTensor, bias: torch.Tensor |
     if not isinstance(weight, BlockSparseTensor) or isinstance(input, BlockSparseTensor):
         raise NotImplementedError("F.linear takes a block-sparse weight, not a block-sparse input")
     (rows, cols), values = weight._size, weight.bsr_values
-    dtype = values.dtype
-    if torch.is_autocast_enabled(input.device.type):
-        dtype, input = torch.get_autocast_dtype(input.device.type), input.to(values.dtype)
-        bias = None if bias is None else bias.to(values.dtype)
-    elif input.dtype != values.dtype:
+    device = input.device.type
+    if torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            y = _linear(input.to(values.dtype), weight, None if bias is None else bias.to(values.dtype))
+        return y.to(torch.get_autocast_dtype(device))
+    if input.dtype != values.dtype:
         raise NotImplementedError(f"the input has dtype {input.dtype}, the block-sparse weight {values.dtype}: convert one of them")
     if not input.shape or input.shape[-1] != cols:
         raise RuntimeError(
@@ -229,7 +230,7 @@ def _linear(input: torch.Tensor, weight: BlockSparseTensor, bias: torch.Tensor |
     if input.device != values.device:
         raise RuntimeError(f"the input is on {input.device}, the block-sparse weight on {values.device}: move one to the other's device")
     y = _differentiable(input, weight.bsr_crow_indices, weight.bsr_col_indices, values, rows)
-    return (y if bias is None else y + bias).to(dtype)
+    return y if bias is None else y + bias
 
 
 _FUNCTIONS = {F.linear: _linear} | _memory.functions(BlockSparseTensor, _set_data)
