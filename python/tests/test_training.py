@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -368,3 +369,23 @@ def test_sparsify_inside_a_compiled_function(device, backend):
     y.backward(dy)
     close(y.detach(), x.double() @ pruned(weight, "optimal").double().t())
     close(weight.grad, dy.double().t() @ x.double())
+
+
+def test_copies_made_inside_keep_masks_are_not_inside():
+    layer = SemiSparseLinear.from_dense(torch.nn.Linear(16, 8), algo="largest_abs_values_greedy")
+    x = torch.randn(4, 16)
+    with keep_masks(torch.nn.Sequential(layer)):
+        copied = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))]
+    for one in copied:
+        before = one(x)
+        with torch.no_grad():
+            one.weight.neg_().add_(1)
+        expected = torch.nn.functional.linear(x, one.weight * one.mask, one.bias)
+        assert not torch.equal(one(x), before)
+        torch.testing.assert_close(one(x), expected)
+
+
+def test_a_weight_that_changes_through_data_inside_keep_masks_is_an_error():
+    layer = SemiSparseLinear(16, 8)
+    with pytest.raises(RuntimeError, match="changed inside keep_masks"), keep_masks(torch.nn.Sequential(layer)):
+        layer.weight.data.mul_(-1)

@@ -86,6 +86,13 @@ class Packed:
         """The packed tensors that there are."""
         return [tensor for tensor in (self.forward, self.transposed) if tensor is not None]
 
+    def is_same(self, other: Packed) -> bool:
+        """Whether another matrix is packed the same ways into the same bytes, on the same device."""
+        if (self.rows, self.cols, self.dtype) != (other.rows, other.cols, other.dtype):
+            return False
+        pairs = ((self.forward, other.forward), (self.transposed, other.transposed))
+        return all(a is b or (a is not None and b is not None and same_bytes(a, b)) for a, b in pairs)
+
     def map(self, function) -> Packed:
         """The same matrix with each packed tensor replaced by ``function(tensor)``, which must keep its bytes."""
         forward, transposed = (None if t is None else function(t) for t in (self.forward, self.transposed))
@@ -208,3 +215,13 @@ def _shape(dense: torch.Tensor) -> tuple[int, int]:
             f"Error original_tensor.dim = {dense.dim()} is not supported! Only 2d tensors are currently supported."
         )
     return dense.shape[0], dense.shape[1]
+
+
+def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have one type, shape and device, and the same bytes."""
+    if (a.dtype, a.shape, a.device) != (b.dtype, b.shape, b.device):
+        return False
+    if not a.is_contiguous() or not b.is_contiguous():
+        a, b = a.contiguous(), b.contiguous()
+    holder = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return torch.equal(a.view(holder), b.view(holder))

@@ -11,27 +11,26 @@ import torch
 
 from . import _layouts, _ops
 from ._float8 import FLOAT8, saturated, scaled_product
-from ._packed import _ACTIVATIONS, Packed
+from ._packed import _ACTIVATIONS, Packed, same_bytes
 from ._tensor import SparseSemiStructuredTensor, SparseSemiStructuredTensorCUTLASS, rule_of_algorithm
 
-# A packed weight that was made from a program's tensors, by what it is and by the identity and version of those: converting torch's layouts takes
-# longer than a GEMM.
+# A packed weight that was made from a program's tensors in the host's memory, by what it is and by the identity of those: converting torch's layouts
+# takes longer than a GEMM. It serves while the tensors have the bytes that they had; their versions do not count what is written through `.data`. On a
+# GPU comparing would wait for the device, so weights are converted in every call.
 
 _CONVERTED: dict[tuple, tuple] = {}
 
 
 def _converted(kind: str, tensors: tuple[torch.Tensor, ...], make) -> Packed:
-    if any(tensor.is_inference() for tensor in tensors):
-        # Whether one was changed is not known.
+    if tensors[0].device.type != "cpu":
         return make()
     key = (kind, *map(id, tensors))
-    versions = [tensor._version for tensor in tensors]
     known = _CONVERTED.get(key)
-    if known is not None and known[1] == versions and all(reference() is t for reference, t in zip(known[0], tensors, strict=True)):
+    if known is not None and all(r() is t and same_bytes(c, t) for r, c, t in zip(*known[:2], tensors, strict=True)):
         return known[2]
     packed = make()
     references = [weakref.ref(tensor, lambda _: _CONVERTED.pop(key, None)) for tensor in tensors]
-    _CONVERTED[key] = (references, versions, packed)
+    _CONVERTED[key] = (references, [tensor.detach().clone() for tensor in tensors], packed)
     return packed
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .. import _layouts, _ops
 from .._conversion import SparseLayer
@@ -13,6 +14,17 @@ from .._packed import Packed, pack_by_mask
 from .._tracing import traceable
 
 _RULE = _ops.rule_number("optimal")
+
+#: Steps of all optimizers of torch in this process. Under FSDP and DeepSpeed the parameter that an optimizer updates is not the layer's.
+_optimizer_steps = 0
+
+
+def _count_step(*_) -> None:
+    global _optimizer_steps
+    _optimizer_steps += 1
+
+
+register_optimizer_step_post_hook(_count_step)
 
 
 class SparseLinearTranspose(SparseLayer, nn.Linear):
@@ -23,8 +35,9 @@ class SparseLinearTranspose(SparseLayer, nn.Linear):
     :func:`twofour.pretrain.masked_decay_` shrinks what the mask drops; a last part of the training, about a sixth, is dense. The mask keeps
     the pattern with the largest sum of magnitudes in each 4x4 tile.
 
-    The weight is packed once for each step of the optimizer, and all micro-steps use it. The layer notices a step by the weight's version,
-    or by ``weight.cnt = 0``, as in the toolkit.
+    The weight is packed in every forward pass, so that no change is missed, however it was made. The mask stays for ``freq`` steps; a step lies
+    between two forward passes where an optimizer of torch has stepped, where the weight's version has changed, or where ``weight.cnt = 0`` was
+    set, as in the toolkit. A loop that updates weights by other means, through ``.data`` for instance, marks its steps by ``weight.cnt = 0``.
 
     ``torch.compile`` breaks the graph at such a layer; ``fullgraph=True`` fails.
 
@@ -60,21 +73,23 @@ class SparseLinearTranspose(SparseLayer, nn.Linear):
         self.register_buffer("mask", torch.zeros(out_features, in_features, dtype=torch.bool, device=device))
         self.flip_rate: torch.Tensor | None = None
         self._steps = 0
-        self._packed: Packed | None = None
-        self._version = -1
+        self._mode = "sparse"
+        self._last_step: tuple[int, int] | None = None
         self._attach()
 
     def _attach(self) -> nn.Parameter:
         """The weight, with the toolkit's attributes."""
         weight = self.weight
         if not hasattr(weight, "cnt"):
-            weight.mode, weight.cnt, weight.mask = self.__dict__.get("_mode", "sparse"), 0, self.mask
+            # What takes the weight's place, as under torch.func.functional_call, is no step of an optimizer.
+            weight.mode, weight.cnt, weight.mask = self._mode, int(self._steps > 0), self.mask
+        self._mode = weight.mode
         return weight
 
-    # Copies of parameters lack attributes, and a packed weight is made again.
+    # Copies of parameters lack attributes, and versions and steps are those of this process.
 
     def __getstate__(self):
-        return {**self.__dict__, "_packed": None, "_mode": self._attach().mode}
+        return {**self.__dict__, "_last_step": None, "_mode": self._attach().mode}
 
     def __setstate__(self, state):
         super().__setstate__(state)
@@ -85,12 +100,10 @@ class SparseLinearTranspose(SparseLayer, nn.Linear):
         super()._apply(fn, recurse)
         weight = self._attach()
         weight.mode, weight.mask = mode, self.mask
-        self._packed = None
         return self
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        self._packed = None
         if f"{prefix}mask" in state_dict and bool(self.mask.any()):
             # The mask stays until its next turn.
             self._steps = max(self._steps, 1)
@@ -108,18 +121,16 @@ class SparseLinearTranspose(SparseLayer, nn.Linear):
 
     @torch.no_grad()
     def _pack(self, dtype: torch.dtype) -> Packed:
-        """The packed weight of this step, in a type."""
+        """The weight as it is now under this step's mask, packed, in a type."""
         weight = self._attach()
-        stepped = self._packed is None or weight.cnt == 0 or self._version != weight._version
-        if stepped:
+        step = (weight._version, _optimizer_steps)
+        if weight.cnt == 0 or self._steps == 0 or self._last_step not in (None, step):
             if self._steps == 0 or (self.training and self._steps % self.freq == 0):
                 self._choose(weight.detach().to(dtype))
             self._steps += self.training
-        if stepped or self._packed.dtype != dtype:
-            self._packed = pack_by_mask(weight.detach().to(dtype), _layouts.tiles_of(self.mask), True)
-            self._version = weight._version
+        self._last_step = step
         weight.cnt += self.training
-        return self._packed
+        return pack_by_mask(weight.detach().to(dtype), _layouts.tiles_of(self.mask), True)
 
     @property
     def is_pruned(self) -> bool:

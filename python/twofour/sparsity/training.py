@@ -102,6 +102,10 @@ class SemiSparseLinear(SparseLayer, _DynamicLinear):
 
     _kept: Packed | None = None
 
+    def __getstate__(self):
+        # A copy is not inside keep_masks.
+        return {name: value for name, value in self.__dict__.items() if name != "_kept"}
+
     @property
     def mask(self) -> torch.Tensor:
         """What the forward pass keeps of the present weight, ``[out_features, in_features]`` of bool."""
@@ -135,17 +139,24 @@ def keep_masks(model: nn.Module, dtype: torch.dtype | None = None):
         RuntimeError: on leaving, where a weight was changed inside.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, SemiSparseLinear)]
-    versions = [layer.weight._version for layer in layers]
+    kept = []
     try:
         for layer in layers:
-            weight = layer.weight.detach()
-            layer._kept = Packed(*weight.shape, *pack_master(weight, layer._rule, True, dtype or autocast_type(weight)))
+            layer._kept = _packed_now(layer, dtype or autocast_type(layer.weight))
+            kept.append(layer._kept)
         yield model
     finally:
         for layer in layers:
             layer._kept = None
-    if versions != [layer.weight._version for layer in layers]:
+    # Versions of tensors do not count what is written through `.data`.
+    if not all(packed.is_same(_packed_now(layer, packed.dtype)) for layer, packed in zip(layers, kept, strict=True)):
         raise RuntimeError("a weight was changed inside keep_masks, whose forward passes used the old one: step the optimizer outside")
+
+
+def _packed_now(layer: SemiSparseLinear, dtype: torch.dtype) -> Packed:
+    """What the layer keeps of its present weight."""
+    weight = layer.weight.detach()
+    return Packed(*weight.shape, *pack_master(weight, layer._rule, True, dtype))
 
 
 class SemiSparseActivationLinear(_DynamicLinear):
