@@ -46,10 +46,17 @@ impl Name {
     }
 }
 
-/// Whether a model is made of this file: its configuration, its tokenizer and its safetensors, in the repository's root.
-fn is_of_model(file: &str) -> bool {
+/// Whether a model is made of this file of a repository: its configuration, its tokenizer and its safetensors, in the root or, of a model of sentence-transformers, in the folder of
+/// a module, as `2_Dense/`; there weights of PyTorch, too, where these have no safetensors beside them.
+fn is_of_model(file: &str, all: &[&str]) -> bool {
     let is_text = [".json", ".txt", ".model"].iter().any(|end| file.ends_with(end));
-    !file.contains('/') && (is_text || file.ends_with(".safetensors"))
+    let is_safe = file.ends_with(".safetensors");
+    let Some((folder, name)) = file.split_once('/') else { return is_text || is_safe };
+    let number = folder.split_once('_').map_or("", |(number, _)| number);
+    let is_module = all.contains(&"modules.json") && !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
+    let has_safe =
+        || all.iter().any(|other| other.starts_with(&format!("{folder}/")) && other.ends_with(".safetensors"));
+    is_module && !name.contains('/') && (is_text || is_safe || name.ends_with(".bin") && !has_safe())
 }
 
 /// The path of a model on this machine: the path that was given, or of the folder of a training run the checkpoint in it, or, where nothing is there and it can be a name on the hub, the downloaded snapshot.
@@ -97,9 +104,9 @@ fn download(name: &Name, screen: &Screen) -> Result<PathBuf> {
     }
     let api = builder.build()?;
     let info = api.repo(name.at(&name.revision)).info()?;
-    let files: Vec<&str> =
-        info.siblings.iter().map(|file| file.rfilename.as_str()).filter(|file| is_of_model(file)).collect();
-    if !files.iter().any(|file| file.ends_with(".safetensors")) {
+    let all: Vec<&str> = info.siblings.iter().map(|file| file.rfilename.as_str()).collect();
+    let files: Vec<&str> = all.iter().copied().filter(|file| is_of_model(file, &all)).collect();
+    if !files.iter().any(|file| file.ends_with(".safetensors") && !file.contains('/')) {
         let others: Vec<&str> = info.siblings.iter().map(|file| file.rfilename.as_str()).take(8).collect();
         bail!("the repository has no .safetensors in its root; it has {}", others.join(", "));
     }
@@ -185,7 +192,9 @@ mod tests {
     }
 
     #[test]
-    fn a_model_is_what_the_root_holds() {
+    fn a_model_is_what_the_root_and_its_modules_hold() {
+        let dense =
+            ["modules.json", "2_Dense/model.safetensors", "2_Dense/pytorch_model.bin", "3_Dense/pytorch_model.bin"];
         for file in [
             "config.json",
             "model.safetensors",
@@ -193,13 +202,22 @@ mod tests {
             "model.safetensors.index.json",
             "tokenizer.model",
             "vocab.txt",
+            "1_Pooling/config.json",
+            "2_Dense/model.safetensors",
+            "3_Dense/pytorch_model.bin",
         ] {
-            assert!(is_of_model(file), "{file}");
+            assert!(is_of_model(file, &dense), "{file}");
+            assert_eq!(is_of_model(file, &[]), !file.contains('/'), "{file}");
         }
-        for file in
-            ["onnx/model.safetensors", "pytorch_model.bin", ".gitattributes", "README.md", "1_Pooling/config.json"]
-        {
-            assert!(!is_of_model(file), "{file}");
+        for file in [
+            "onnx/model.safetensors",
+            "pytorch_model.bin",
+            ".gitattributes",
+            "README.md",
+            "2_Dense/pytorch_model.bin",
+            "0_Transformer/onnx/model.safetensors",
+        ] {
+            assert!(!is_of_model(file, &dense), "{file}");
         }
     }
 }

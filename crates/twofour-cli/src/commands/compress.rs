@@ -10,8 +10,9 @@ use twofour::file::{
 };
 
 use super::{
+    effect::expect_to_compress,
     model::expect_model,
-    output::{OutputOptions, show},
+    output::{BesideAnswer, OutputOptions, show},
 };
 use crate::{
     exit::Verdict,
@@ -68,6 +69,7 @@ struct Answer<'a> {
     bytes_after: usize,
     negative_zeros: usize,
     tensors: Vec<TensorAnswer<'a>>,
+    beside: BesideAnswer,
 }
 
 #[derive(Debug, Serialize)]
@@ -90,13 +92,17 @@ impl Compress {
         expect_model(&reader)?;
         let selection = globs.of_model(&reader)?;
         selection.expect_compressible(&reader)?;
+        let overwrite = self.output.overwrite();
+        file::check_output(&reader, &self.output.output, overwrite)?;
         tracing::info!(input = %reader.path().display(), "compressing");
-        drop(reader);
 
         let _guard = interrupt::guard();
+        let chosen = |name: &str, dtype, shape: &[usize]| selection.of_compressible(name, dtype, shape).is_ok();
+        expect_to_compress(&reader, &chosen, self.keep_dense)?;
+        drop(reader);
         let mut progress = screen.progress();
         let options = CompressOptions {
-            which: &|t| selection.of_compressible(&t.name, t.dtype, &t.shape).is_ok(),
+            which: &|t| chosen(&t.name, t.dtype, &t.shape),
             not_sparse: match (self.prune, self.keep_dense) {
                 (true, _) => NotSparse::Prune,
                 (_, true) => NotSparse::KeepDense,
@@ -104,7 +110,6 @@ impl Compress {
             },
             negative_zeros: if self.exact { NegativeZeros::Refuse } else { NegativeZeros::Normalise },
         };
-        let overwrite = self.output.overwrite();
         let report =
             file::compress(&self.input, &self.output.output, overwrite, &options, &mut |p| show(&mut progress, p))?;
         drop(progress);
@@ -119,6 +124,7 @@ impl Compress {
             bytes_after: report.tensors.iter().map(|t| t.bytes_after).sum(),
             negative_zeros: report.negative_zeros(),
             tensors: report.tensors.iter().map(|t| tensor_answer(t, selection)).collect(),
+            beside: BesideAnswer::of(&self.input, &self.output.output)?,
         };
         let mut table = Table::new([
             ("tensor", Align::Left),
@@ -146,14 +152,12 @@ impl Compress {
             units::percent(answer.bytes_after as f64 / answer.bytes_before.max(1) as f64),
             self.output.output.display()
         ))?;
+        answer.beside.tell(screen)?;
         if answer.negative_zeros > 0 {
             screen.warn(format!(
                 "{} -0.0 will come back as +0.0; --exact refuses such weights",
                 units::count(answer.negative_zeros)
             ));
-        }
-        if !answer.tensors.iter().any(|t| t.compressed) {
-            screen.warn("no tensor was compressed; choose some with --include");
         }
         screen.json(&answer)
     }

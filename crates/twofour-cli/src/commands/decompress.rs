@@ -5,9 +5,12 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use twofour::file::{self, StoredDType};
+use twofour::file::{self, Reader, StoredDType};
 
-use super::output::{OutputOptions, show};
+use super::{
+    effect::expect_to_decompress,
+    output::{BesideAnswer, OutputOptions, show},
+};
 use crate::{
     exit::Verdict,
     interrupt,
@@ -20,11 +23,12 @@ use crate::{
 
 /// Write a compressed model's weights dense again
 ///
-/// The inverse of `compress`: same names, dtypes, shapes, metadata and bytes.
+/// The inverse of `compress`: same names, dtypes, shapes, metadata and bytes. Integers with scales become f32. A directory gives a directory that other programs load.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
-Example:
-  twofour decompress small.safetensors -o dense.safetensors")]
+Examples:
+  twofour decompress small.safetensors -o dense.safetensors
+  twofour decompress int8/ -o dense/")]
 pub(crate) struct Decompress {
     /// The model: a .safetensors file, an index, or a directory
     input: PathBuf,
@@ -38,6 +42,7 @@ struct Answer<'a> {
     output: &'a PathBuf,
     copied: usize,
     weights: Vec<WeightAnswer<'a>>,
+    beside: BesideAnswer,
 }
 
 #[derive(Debug, Serialize)]
@@ -52,10 +57,14 @@ struct WeightAnswer<'a> {
 impl Decompress {
     /// Runs the command.
     pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+        let (input, output, overwrite) = (&self.input, &self.output.output, self.output.overwrite());
+        let reader = Reader::open(input)?;
+        file::check_output(&reader, output, overwrite)?;
+        expect_to_decompress(&reader)?;
+        drop(reader);
         let _guard = interrupt::guard();
         let mut progress = screen.progress();
-        let overwrite = self.output.overwrite();
-        let report = file::decompress(&self.input, &self.output.output, overwrite, &mut |p| show(&mut progress, p))?;
+        let report = file::decompress(input, output, overwrite, &mut |p| show(&mut progress, p))?;
         drop(progress);
         let weights: Vec<WeightAnswer<'_>> = report
             .weights
@@ -68,30 +77,27 @@ impl Decompress {
                 bytes_after: w.bytes_after,
             })
             .collect();
-        if weights.is_empty() {
-            screen.warn("the input holds no compressed weight; it was copied as it is");
-        } else {
-            let mut table = Table::new([
-                ("tensor", Align::Left),
-                ("dtype", Align::Left),
-                ("shape", Align::Right),
-                ("before", Align::Right),
-                ("after", Align::Right),
-            ]);
-            for w in &weights {
-                let sizes = [w.bytes_before, w.bytes_after].map(|b| units::bytes(b as u64));
-                let [before, after] = sizes;
-                table.row([w.name.to_owned(), w.dtype.to_owned(), units::shape(&w.shape), before, after]);
-            }
-            screen.line(table)?;
+        let mut table = Table::new([
+            ("tensor", Align::Left),
+            ("dtype", Align::Left),
+            ("shape", Align::Right),
+            ("before", Align::Right),
+            ("after", Align::Right),
+        ]);
+        for w in &weights {
+            let [before, after] = [w.bytes_before, w.bytes_after].map(|b| units::bytes(b as u64));
+            table.row([w.name.to_owned(), w.dtype.to_owned(), units::shape(&w.shape), before, after]);
         }
+        screen.line(table)?;
         screen.line(format!(
             "\n{} decompressed, {} copied, written to {}",
             units::plural(weights.len(), "weight"),
             units::plural(report.copied, "tensor"),
-            self.output.output.display()
+            output.display()
         ))?;
-        screen.json(&Answer { output: &self.output.output, copied: report.copied, weights })?;
+        let beside = BesideAnswer::of(input, output)?;
+        beside.tell(screen)?;
+        screen.json(&Answer { output, copied: report.copied, weights, beside })?;
         Ok(Verdict::Yes)
     }
 }

@@ -6,6 +6,7 @@ pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod compress;
 pub(crate) mod decompress;
+mod effect;
 pub(crate) mod eval;
 pub(crate) mod generate;
 pub(crate) mod inspect;

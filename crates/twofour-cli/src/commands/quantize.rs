@@ -12,8 +12,9 @@ use twofour::{
 };
 
 use super::{
+    effect::expect_to_quantize,
     model::expect_model,
-    output::{OutputOptions, show},
+    output::{BesideAnswer, OutputOptions, show},
 };
 use crate::{
     exit::Verdict,
@@ -110,6 +111,7 @@ struct Answer<'a> {
     bytes_before: usize,
     bytes_after: usize,
     tensors: Vec<TensorAnswer<'a>>,
+    beside: BesideAnswer,
 }
 
 #[derive(Debug, Serialize)]
@@ -150,8 +152,9 @@ impl Quantize {
         if self.head.is_none() {
             selection.expect_compressible(&reader)?;
         }
+        let overwrite = self.output.overwrite();
+        file::check_output(&reader, &self.output.output, overwrite)?;
         tracing::info!(input = %reader.path().display(), "quantizing");
-        drop(reader);
 
         let to = self.dtype.with(self.group);
         let options = QuantizeOptions {
@@ -164,8 +167,9 @@ impl Quantize {
             },
         };
         let _guard = interrupt::guard();
+        expect_to_quantize(&reader, options.which, options.dense)?;
+        drop(reader);
         let mut progress = screen.progress();
-        let overwrite = self.output.overwrite();
         let report =
             file::quantize(&self.input, &self.output.output, overwrite, &options, &mut |p| show(&mut progress, p))?;
         drop(progress);
@@ -180,6 +184,7 @@ impl Quantize {
             bytes_before: report.tensors.iter().map(|t| t.bytes_before).sum(),
             bytes_after: report.tensors.iter().map(|t| t.bytes_after).sum(),
             tensors: report.tensors.iter().map(|t| tensor_answer(t, &selection)).collect(),
+            beside: BesideAnswer::of(&self.input, &self.output.output)?,
         };
         tell(screen, &answer)?;
         screen.json(&answer)?;
@@ -222,10 +227,7 @@ fn tell(screen: &mut Screen, answer: &Answer<'_>) -> Result<()> {
         units::percent(answer.bytes_after as f64 / answer.bytes_before.max(1) as f64),
         answer.output.display()
     ))?;
-    if quantized == 0 {
-        screen.warn("no tensor was quantized; choose some with --include, or prune the model first");
-    }
-    Ok(())
+    answer.beside.tell(screen)
 }
 
 fn tensor_answer<'a>(t: &'a QuantizedTensor, selection: &Selection) -> TensorAnswer<'a> {

@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use serde::{Serialize, de::DeserializeOwned};
+use twofour::file::DirectoryLock;
 use twofour_nn::train::CHECKPOINT_FILE;
 
 use super::{Losses, Plan, Report};
@@ -18,6 +19,8 @@ use crate::exit::Usage;
 #[derive(Debug)]
 pub(crate) struct Folder {
     path: PathBuf,
+    /// Held while a run uses the directory.
+    _lock: DirectoryLock,
 }
 
 /// The file by which an output directory is recognized.
@@ -36,15 +39,15 @@ impl Folder {
     /// Opens a directory that is missing, empty, or holds a run.
     ///
     /// # Errors
-    /// [`Usage`] for a directory with anything else in it, or a path that is not a directory. Neither is changed.
+    /// [`Usage`] for a directory with anything else in it, or a path that is not a directory; a directory that another process uses. None is changed.
     pub(crate) fn open(path: &Path) -> Result<Folder> {
-        let folder = Folder { path: path.to_owned() };
         let at = || path.display().to_string();
         match fs::read_dir(path) {
             Ok(mut entries) => {
                 // A process that was killed while it wrote the plan leaves only a temporary file.
-                let foreign = entries.any(|entry| entry.is_ok_and(|entry| !is_temporary(&entry.file_name())));
-                if foreign && !folder.file(PLAN).exists() {
+                let is_own = |name: &OsStr| is_temporary(name) || DirectoryLock::is_lock(name);
+                let foreign = entries.any(|entry| entry.is_ok_and(|entry| !is_own(&entry.file_name())));
+                if foreign && !path.join(PLAN).exists() {
                     bail!(Usage(format!(
                         "{}: is not empty and holds no quickstart; nothing was changed, {ELSEWHERE}",
                         path.display()
@@ -57,13 +60,17 @@ impl Folder {
             }
             Err(e) => return Err(e).with_context(at),
         }
-        Ok(folder)
+        Self::locked(path)
+    }
+
+    fn locked(path: &Path) -> Result<Folder> {
+        Ok(Folder { path: path.to_owned(), _lock: DirectoryLock::acquire(path)? })
     }
 
     /// Opens a directory with any contents and removes the files of a run from it. Other files stay.
     pub(crate) fn begin_anew(path: &Path) -> Result<Folder> {
-        let folder = Folder { path: path.to_owned() };
         fs::create_dir_all(path).with_context(|| path.display().to_string())?;
+        let folder = Self::locked(path)?;
         // The plan first: without it, a half-removed run is not recognized as a run.
         let checkpoints = ["dense", "sparse"].map(|model| format!("{model}/{CHECKPOINT_FILE}"));
         for name in [PLAN, REPORT, LOSSES, CORPUS].into_iter().chain(checkpoints.iter().map(String::as_str)) {

@@ -10,7 +10,7 @@ mod store;
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use twofour::{
@@ -26,7 +26,11 @@ use self::{
     method::{CalibrationOptions, JointOptions, Method},
     report::TensorAnswer,
 };
-use super::{model::expect_model, output::OutputOptions};
+use super::{
+    effect::expect_to_prune,
+    model::expect_model,
+    output::{BesideAnswer, OutputOptions},
+};
 use crate::{
     exit::{Usage, Verdict},
     hub, interrupt,
@@ -38,7 +42,7 @@ use crate::{
 ///
 /// Keeps the best elements of every group, ties to the lower index, and writes +0.0 in the place of the others. By magnitude that requires the weights alone; the other
 /// methods run the model on a text, block by block, with the weights of one block in memory. Everything else is copied byte for byte; of a directory also configuration, tokenizer and
-/// all other files but weights of other formats. What was pruned, what was not and why is shown, by kind of layer; with -v each tensor.
+/// all other files but the same model in other formats; what is left out is listed. What was pruned, what was not and why is shown, by kind of layer; with -v each tensor.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -112,6 +116,7 @@ struct Answer<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     perplexity: Option<PerplexityAnswer>,
     tensors: Vec<TensorAnswer<'a>>,
+    beside: BesideAnswer,
 }
 
 /// The integers that weights became.
@@ -153,6 +158,7 @@ impl Prune {
         let places = (self.input.as_path(), self.output.output.as_path());
         let overwrite = self.output.overwrite();
         file::check_output(&reader, places.1, overwrite)?;
+        expect_to_prune(&reader, &|name, dtype, shape| selection.of(name, dtype, shape).is_ok())?;
         tracing::info!(input = %reader.path().display(), "pruning");
         drop(reader);
 
@@ -162,7 +168,15 @@ impl Prune {
             None => None,
             Some(sampling) => {
                 let how = How { method: self.method, pattern: self.pattern, quantization };
-                Some(calibrated::solve(screen, places, &selection, how, &sampling)?)
+                let solutions = calibrated::solve(screen, places, &selection, how, &sampling)?;
+                if solutions.is_empty() {
+                    bail!(
+                        "{}: no chosen tensor is a weight of the model's blocks, which are all that --method {} prunes, so nothing was written",
+                        self.input.display(),
+                        self.method.name()
+                    );
+                }
+                Some(solutions)
             }
         };
         let mut progress = screen.progress();
@@ -192,6 +206,8 @@ impl Prune {
         let perplexity = before.map(|before| before.after(screen, places.1)).transpose()?;
         report::show(screen, &tensors)?;
         self.tell(screen, &tensors, perplexity.as_ref())?;
+        let beside = BesideAnswer::of(places.0, places.1)?;
+        beside.tell(screen)?;
         let answer = Answer {
             output: &self.output.output,
             pattern: self.pattern.to_string(),
@@ -200,6 +216,7 @@ impl Prune {
             quantization: quantization.map(QuantizationAnswer::from),
             perplexity,
             tensors,
+            beside,
         };
         screen.json(&answer)?;
         Ok(Verdict::Yes)
@@ -241,9 +258,6 @@ impl Prune {
         ))?;
         if let Some(PerplexityAnswer { before, after, tokens, .. }) = perplexity {
             screen.line(format!("perplexity {before:.4} before, {after:.4} after, over {tokens} tokens"))?;
-        }
-        if pruned == 0 {
-            screen.warn("no tensor was pruned; choose some with --include");
         }
         Ok(())
     }

@@ -38,6 +38,11 @@ impl Solutions {
         Solutions { weights, store, tokens }
     }
 
+    /// Whether no weight was pruned.
+    pub(super) fn is_empty(&self) -> bool {
+        self.weights.is_empty()
+    }
+
     /// The axis along which a weight's pattern holds, if it was pruned.
     pub(super) fn axis(&self, name: &str) -> Option<Axis> {
         self.weights.get(name).map(|solution| solution.axis)
