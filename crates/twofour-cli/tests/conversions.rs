@@ -138,9 +138,12 @@ fn a_dense_weight_is_not_compressed_unless_asked() {
     assert_eq!(names(at), ["model.safetensors"]);
     run(at, &["compress", "model.safetensors", "-o", "small.safetensors", "--prune", "--quiet"]).good();
     run(at, &["check", "small.safetensors"]).good();
-    let kept = run(at, &["compress", "model.safetensors", "-o", "kept.safetensors", "--keep-dense"]);
-    assert_eq!(kept.code, Some(0));
-    assert!(kept.stderr.contains("warning: no tensor was compressed"), "{kept:?}");
+    let message = run(at, &["compress", "model.safetensors", "-o", "kept.safetensors", "--keep-dense"]).bad(1);
+    assert!(
+        message.contains("none of the 2 chosen tensors is 2:4") && message.contains("prune the model first"),
+        "{message}"
+    );
+    assert_eq!(names(at), ["model.safetensors", "small.safetensors"]);
 }
 
 #[test]
@@ -212,9 +215,11 @@ fn quantizing_a_directory_keeps_what_is_no_2_to_4_weight() {
     fs::rename(path, at.join("model/model.safetensors")).unwrap();
     let message = run(at, &["quantize", "model", "-o", "x", "--dtype", "int4", "--group", "100"]).bad(2);
     assert!(message.contains("use 128, 64 or `row`"), "{message}");
-    let kept = run(at, &["quantize", "model", "-o", "kept", "--dtype", "int4"]);
-    assert!(kept.code == Some(0) && kept.stderr.contains("no tensor was quantized"), "{kept:?}");
-    assert!(kept.stdout.contains("kept: not 2:4") && kept.stdout.contains("kept: embedding"), "{}", kept.stdout);
+    let message = run(at, &["quantize", "model", "-o", "kept", "--dtype", "int4"]).bad(1);
+    assert!(message.contains("none of the 2 chosen tensors is 2:4"), "{message}");
+    run(at, &["prune", "model", "-o", "half", "--exclude", "*.down.*"]).good();
+    let half = run(at, &["quantize", "half", "-o", "half-int4", "--dtype", "int4"]).good().stdout;
+    assert!(half.contains("kept: not 2:4") && half.contains("kept: embedding"), "{half}");
     run(at, &["prune", "model", "-o", "pruned"]).good();
     for (dtype, group, expected) in
         [("int8", "row", "I8"), ("int8", "128", "I8"), ("int4", "128", "I4"), ("int4", "64", "I4")]
@@ -239,7 +244,15 @@ fn quantizing_a_directory_keeps_what_is_no_2_to_4_weight() {
             inspected["tensors"].as_array().unwrap().iter().filter_map(|t| t["group_size"].as_u64()).collect();
         assert_eq!(sizes, vec![group.parse::<u64>().unwrap_or(0); if group == "row" { 0 } else { 2 }]);
         run(at, &["decompress", &out, "-o", &format!("{out}-dense")]).good();
-        run(at, &["compress", &out, "-o", &format!("{out}-copy")]).good();
+        let message = run(at, &["compress", &out, "-o", &format!("{out}-copy")]).bad(1);
+        assert!(message.contains("2 weights are compressed already"), "{message}");
+        let message = run(at, &["quantize", &out, "-o", &format!("{out}-copy"), "--dtype", "int8"]).bad(1);
+        assert!(message.contains("integers already"), "{message}");
+        let message = run(at, &["prune", &out, "-o", &format!("{out}-copy"), "--include", "*.up.*"]).bad(1);
+        assert!(message.contains("2 are compressed already"), "{message}");
+        let message = run(at, &["decompress", "pruned", "-o", &format!("{out}-copy")]).bad(1);
+        assert!(message.contains("no weight is compressed"), "{message}");
+        assert!(!at.join(format!("{out}-copy")).exists());
     }
     // From compressed weights the same bytes.
     run(at, &["compress", "pruned", "-o", "small"]).good();
@@ -272,8 +285,6 @@ fn weights_of_four_bits_are_read_by_every_command() {
     let tensor = &answer["tensors"][0];
     assert_eq!((&tensor["dtype"], &tensor["dense_bytes"]), (&"I4".into(), &(4 * 6 * 132).into()));
     assert!(run(at, &["check", "int4.safetensors"]).good().stdout.contains("I4"));
-    run(at, &["compress", "int4.safetensors", "-o", "copy.safetensors"]).good();
-    assert_eq!(Reader::open(at.join("copy.safetensors")).unwrap().int4("up.weight").unwrap(), weight);
     run(at, &["decompress", "int4.safetensors", "-o", "dense.safetensors"]).good();
     let reader = Reader::open(at.join("dense.safetensors")).unwrap();
     let found = reader.tensor("up.weight").unwrap().to_vec::<f32>().unwrap();

@@ -50,7 +50,7 @@ fn a_signal_leaves_nothing_behind() {
     let at = directory.path();
     let name = |i| format!("layers.{i}.{}.weight", "x".repeat(100));
     let tensors: Vec<(String, support::Floats)> =
-        (0..TENSORS).map(|i| (name(i), (vec![1, 4], vec![1.0, 0.0, 2.0, 0.0]))).collect();
+        (0..TENSORS).map(|i| (name(i), (vec![8, 8], [1.0, 0.0, 2.0, 0.0].repeat(16)))).collect();
     let tensors: Vec<(&str, support::Floats)> = tensors.iter().map(|(n, t)| (n.as_str(), t.clone())).collect();
     write(&at.join("dense.safetensors"), &tensors);
     run(at, &["compress", "dense.safetensors", "-o", "small.safetensors", "--quiet"]).good();

@@ -177,3 +177,27 @@ fn is_temporary(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     name.starts_with('.') && name.ends_with(".tmp")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_run_uses_a_folder_and_a_trace_of_a_killed_one_is_no_obstacle() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("run");
+        let first = Folder::open(&path).unwrap();
+        for second in [Folder::open(&path), Folder::begin_anew(&path)] {
+            let message = second.unwrap_err().to_string();
+            assert!(message.contains("another process is writing there"), "{message}");
+        }
+        drop(first);
+        fs::write(path.join(".twofour.lock"), "").unwrap();
+        fs::write(path.join(".plan.json.tmp"), "half").unwrap();
+        drop(Folder::open(&path).unwrap());
+        fs::write(path.join("other"), "").unwrap();
+        assert!(Folder::open(&path).unwrap_err().is::<Usage>());
+        assert!(!path.join(".twofour.lock").exists() && path.join("other").exists());
+        drop(Folder::begin_anew(&path).unwrap());
+    }
+}
