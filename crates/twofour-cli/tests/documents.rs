@@ -40,6 +40,7 @@ fn compiled() -> BTreeSet<String> {
         twofour::kernel::share,
         twofour::layer,
         twofour::layout::lanes,
+        twofour::role,
         twofour::select,
         twofour::verify,
         twofour_candle::SparseActivationLinear,
