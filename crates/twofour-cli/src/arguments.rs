@@ -43,7 +43,7 @@ Environment:
   TWOFOUR_CACHE       folder for compiled GPU kernels
   TWOFOUR_NVRTC       folder of NVRTC, which compiles them
   TWOFOUR_LOG         log filter, as in `TWOFOUR_LOG=debug` or `TWOFOUR_LOG=twofour=trace`; wins over --verbose
-  RAYON_NUM_THREADS   threads to compute with
+  RAYON_NUM_THREADS   threads to compute with, at most those of the machine
   NO_COLOR            no colours, whatever the terminal
 
 Exit codes: 0 done, 1 failed (or `check` found a tensor that does not obey), 2 usage error, 130 interrupted.";

@@ -5,7 +5,13 @@ use std::{error::Error, process::ExitCode};
 use anstream::eprintln;
 use anyhow::Result;
 
-use crate::{interrupt, present::style};
+use crate::{
+    interrupt,
+    present::{
+        escape,
+        style::{ERROR, paint},
+    },
+};
 
 /// The result of a command that ran to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,8 +34,7 @@ pub(crate) fn code(command: impl FnOnce() -> Result<Verdict>) -> ExitCode {
         Ok(Verdict::No) => ExitCode::from(1),
         Err(error) if interrupt::is_cause_of(&error) => ExitCode::from(interrupt::EXIT_CODE),
         Err(error) => {
-            let (red, reset) = (style::ERROR.render(), style::ERROR.render_reset());
-            eprintln!("{red}error:{reset} {}", message(error.as_ref()));
+            eprintln!("{} {}", escape::text(&paint(ERROR, "error:")), escape::text(&message(error.as_ref())));
             if let Some(hint) = error.chain().find_map(hint) {
                 eprintln!("  {hint}");
             }

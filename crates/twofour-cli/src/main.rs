@@ -11,9 +11,12 @@
 //! | `dtype`, `weight_format` | formats of weights: as values of options, and those that are measured |
 //! | `tightest` | the tightest N:M pattern of a matrix |
 //! | `interrupt` | Ctrl-C |
+//! | `threads` | how many threads compute |
+//! | `allocator` | what happens where memory is refused |
 //! | `hub` | models by their names on the Hugging Face hub |
 //! | `exit` | exit codes and the error message |
 
+mod allocator;
 mod arguments;
 mod commands;
 mod dtype;
@@ -24,19 +27,28 @@ mod measure;
 mod present;
 mod quickstart;
 mod selection;
+mod threads;
 mod tightest;
 mod weight_format;
 
 use std::process::ExitCode;
 
+use anyhow::{Context, Result};
 use clap::Parser;
 
+use exit::Verdict;
+
+#[global_allocator]
+static ALLOCATOR: allocator::EndsWithoutMemory = allocator::EndsWithoutMemory;
+
 fn main() -> ExitCode {
+    exit::code(|| threads::with_stack(command).context("starting a thread with a larger stack")?)
+}
+
+fn command() -> Result<Verdict> {
     let arguments = arguments::Arguments::parse();
     arguments.global.color.apply();
     present::log::start(arguments.global.verbose);
-    exit::code(|| {
-        interrupt::install()?;
-        commands::run(arguments)
-    })
+    interrupt::install()?;
+    commands::run(arguments)
 }

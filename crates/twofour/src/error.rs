@@ -12,7 +12,7 @@ use crate::{Axis, DataType};
 #[non_exhaustive]
 pub enum Error {
     /// An error inside one named tensor.
-    #[error("tensor `{name}`: {source}")]
+    #[error("tensor `{}`: {source}", name.escape_debug())]
     InTensor {
         /// The tensor's name in its file or model.
         name: String,
@@ -88,6 +88,13 @@ pub enum Error {
         what: &'static str,
         /// Bytes.
         alignment: usize,
+    },
+
+    /// Memory that the system refused.
+    #[error("out of memory: {bytes} bytes were asked for and refused; free memory, or raise the limit of this process")]
+    OutOfMemory {
+        /// The bytes that were asked for.
+        bytes: usize,
     },
 
     /// A shape whose element count overflows this machine's address space.
@@ -531,6 +538,15 @@ impl Error {
     #[must_use]
     pub fn in_file(self, path: impl Into<PathBuf>) -> Self {
         Error::InFile { path: path.into(), source: Box::new(self) }
+    }
+
+    /// The error of an element in a matrix, found in the part of it below so many rows.
+    pub(crate) fn below(self, rows: usize) -> Self {
+        match self {
+            Error::NotANumber { row, col } => Error::NotANumber { row: row + rows, col },
+            Error::Infinite { row, col } => Error::Infinite { row: row + rows, col },
+            other => other,
+        }
     }
 }
 

@@ -21,6 +21,7 @@
 //! | multiplying with it | [`kernel`] |
 //! | a layer that trains or runs with it | [`layer`] |
 //! | an optimizer that switches from dense to 2:4 | [`adamw_step`] |
+//! | memory that the system refuses | [`memory`] |
 //!
 //! It needs no machine-learning framework and no GPU.
 
@@ -41,6 +42,7 @@ pub mod layer;
 pub mod layout;
 pub mod mask;
 pub mod matrix;
+pub mod memory;
 pub mod pattern;
 pub mod quantization;
 pub mod role;

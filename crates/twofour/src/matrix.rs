@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use crate::{Element, Error, Result};
+use crate::{Element, Error, Result, first_error::first_error, kernel::widest};
 
 /// A dense row-major matrix, `[rows, cols]`, that somebody else owns.
 ///
@@ -64,14 +64,28 @@ impl<'a, T: Element> MatrixRef<'a, T> {
     /// # Ok::<(), twofour::Error>(())
     /// ```
     pub fn expect_finite(&self) -> Result<()> {
-        let found = (0..self.rows).into_par_iter().find_map_first(|row| {
-            let col = self.row(row).iter().position(|v| !v.to_f32().is_finite())?;
-            Some((row, col, self.row(row)[col].to_f32()))
-        });
-        match found {
+        first_error((0..self.rows).into_par_iter(), |row| {
+            self.band(row, 1).expect_finite_here().map_err(|e| e.below(row))
+        })
+    }
+
+    /// [`MatrixRef::expect_finite`] on this thread.
+    pub(crate) fn expect_finite_here(&self) -> Result<()> {
+        let is_wrong = |value: &T| !value.to_f32().is_finite();
+        // A pass that only looks whether there is any uses vector instructions.
+        if !widest(|| self.data.iter().fold(false, |any, value| any | is_wrong(value))) {
+            return Ok(());
+        }
+        match self.data.iter().position(is_wrong) {
             None => Ok(()),
-            Some((row, col, value)) if value.is_nan() => Err(Error::NotANumber { row, col }),
-            Some((row, col, _)) => Err(Error::Infinite { row, col }),
+            Some(at) => {
+                let (row, col) = (at / self.cols, at % self.cols);
+                Err(if self.data[at].to_f32().is_nan() {
+                    Error::NotANumber { row, col }
+                } else {
+                    Error::Infinite { row, col }
+                })
+            }
         }
     }
 

@@ -17,7 +17,7 @@ use crate::{
     exit::Verdict,
     hub,
     present::{
-        Screen,
+        Screen, escape,
         layers::by_layer,
         style::{self, paint},
         table::{Align, Table},
@@ -292,7 +292,7 @@ impl Check {
             if t.nans + t.infinities > 0 {
                 screen.warn(format!(
                     "{}: {} NaN, {} infinite",
-                    t.name,
+                    escape::line(&t.name),
                     units::count(t.nans),
                     units::count(t.infinities)
                 ));
@@ -331,7 +331,7 @@ impl Check {
             }
             screen.line(format!(
                 "\n{}: {} of {} groups along {line}s break {}",
-                t.name,
+                escape::line(&t.name),
                 units::count(found.violation_count),
                 units::count(found.groups),
                 self.pattern

@@ -12,7 +12,7 @@ use twofour::file::{
 use super::{
     effect::expect_to_compress,
     model::expect_model,
-    output::{BesideAnswer, OutputOptions, show},
+    output::{BesideAnswer, OutputOptions, path, show},
 };
 use crate::{
     exit::Verdict,
@@ -64,6 +64,7 @@ pub(crate) struct Compress {
 
 #[derive(Debug, Serialize)]
 struct Answer<'a> {
+    #[serde(serialize_with = "path")]
     output: &'a PathBuf,
     bytes_before: usize,
     bytes_after: usize,

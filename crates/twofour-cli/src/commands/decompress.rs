@@ -9,7 +9,7 @@ use twofour::file::{self, Reader, StoredDType};
 
 use super::{
     effect::expect_to_decompress,
-    output::{BesideAnswer, OutputOptions, show},
+    output::{BesideAnswer, OutputOptions, path, show},
 };
 use crate::{
     exit::Verdict,
@@ -39,6 +39,7 @@ pub(crate) struct Decompress {
 
 #[derive(Debug, Serialize)]
 struct Answer<'a> {
+    #[serde(serialize_with = "path")]
     output: &'a PathBuf,
     copied: usize,
     weights: Vec<WeightAnswer<'a>>,

@@ -14,7 +14,7 @@ use crate::{
     exit::Verdict,
     hub,
     present::{
-        Screen,
+        Screen, escape,
         style::{self, paint},
         table::{Align, Table},
         units,
@@ -147,7 +147,7 @@ fn tell(screen: &mut Screen, answer: &Answer<'_>) -> Result<()> {
         if compressed > 0 { format!(", {compressed} of them compressed") } else { String::new() }
     ))?;
     for (name, value) in answer.metadata.iter().filter(|(name, _)| **name != MANIFEST_KEY) {
-        screen.line(format!("{} {value}", paint(style::FAINT, format!("{name}:"))))?;
+        screen.line(escape::line(&format!("{} {value}", paint(style::FAINT, format!("{name}:")))))?;
     }
     Ok(())
 }

@@ -1,11 +1,8 @@
 //! `twofour kernels`.
 
-use std::{
-    num::NonZero,
-    sync::{
-        atomic::{AtomicUsize, Ordering},
-        mpsc,
-    },
+use std::sync::{
+    atomic::{AtomicUsize, Ordering},
+    mpsc,
 };
 
 use anyhow::{Result, bail};
@@ -20,6 +17,7 @@ use crate::{
         table::{Align, Table},
         units,
     },
+    threads,
 };
 
 /// Compile the GPU kernels ahead of time
@@ -123,27 +121,30 @@ fn on_all_cores<T: Sync, R: Send, E: Send>(
     each: impl Fn(&T) -> Result<R, E> + Sync,
     mut done: impl FnMut(usize, &T),
 ) -> Result<Vec<R>, E> {
-    let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(work.len());
+    let threads = threads::of_machine().min(work.len());
     let next = AtomicUsize::new(0);
     let mut results: Vec<Option<Result<R, E>>> = work.iter().map(|_| None).collect();
+    let compute = |sender: mpsc::Sender<(usize, Result<R, E>)>| {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = work.get(index) else { return };
+            let result = each(item);
+            if result.is_err() {
+                // Items are claimed in order, so those before this one are finished or in progress.
+                next.store(work.len(), Ordering::Relaxed);
+            }
+            if sender.send((index, result)).is_err() {
+                return;
+            }
+        }
+    };
     std::thread::scope(|scope| {
         let (sender, receiver) = mpsc::channel();
-        for _ in 0..threads {
-            let (sender, next, each) = (sender.clone(), &next, &each);
-            scope.spawn(move || {
-                loop {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(item) = work.get(index) else { return };
-                    let result = each(item);
-                    if result.is_err() {
-                        // Items are claimed in order, so those before this one are finished or in progress.
-                        next.store(work.len(), Ordering::Relaxed);
-                    }
-                    if sender.send((index, result)).is_err() {
-                        return;
-                    }
-                }
-            });
+        let start = |sender| std::thread::Builder::new().spawn_scoped(scope, || compute(sender)).is_ok();
+        let started = (0..threads).take_while(|_| start(sender.clone())).count();
+        if started == 0 {
+            // The system starts no thread: this one does all of it.
+            compute(sender.clone());
         }
         drop(sender);
         for (finished, (index, result)) in receiver.into_iter().enumerate() {
@@ -191,7 +192,7 @@ mod tests {
 
     #[test]
     fn as_many_are_at_work_as_there_are_cores() {
-        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let cores = threads::of_machine();
         // Each waits until all have started: with fewer threads none would return.
         let barrier = Barrier::new(cores);
         let meet = |_: &()| {

@@ -27,11 +27,13 @@ use crate::{
     arguments::{Arguments, Command},
     exit::Verdict,
     present::Screen,
+    threads,
 };
 
 /// Runs the command of the command line.
 pub(crate) fn run(arguments: Arguments) -> Result<Verdict> {
     let mut screen = Screen::new(&arguments.global);
+    threads::start(&screen)?;
     match arguments.command {
         Command::Quickstart(command) => command.run(&mut screen),
         Command::Train(command) => command.run(&mut screen),

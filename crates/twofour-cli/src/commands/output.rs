@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Result;
 use clap::Args;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use twofour::file::{Beside, Overwrite, Phase, Progress, Reader};
 
 use crate::{
@@ -33,6 +33,11 @@ impl OutputOptions {
     pub(crate) fn overwrite(&self) -> Overwrite {
         if self.force { Overwrite::Yes } else { Overwrite::No }
     }
+}
+
+/// A path as text of an answer: what is not UTF-8 in it as replacement characters.
+pub(crate) fn path<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path.to_string_lossy())
 }
 
 /// Shows the progress of a conversion; stops it after Ctrl-C.

@@ -14,7 +14,7 @@ use twofour::{
 use super::{
     effect::expect_to_quantize,
     model::expect_model,
-    output::{BesideAnswer, OutputOptions, show},
+    output::{BesideAnswer, OutputOptions, path, show},
 };
 use crate::{
     exit::Verdict,
@@ -104,6 +104,7 @@ pub(super) fn granularity(text: &str) -> Result<Granularity, String> {
 
 #[derive(Debug, Serialize)]
 struct Answer<'a> {
+    #[serde(serialize_with = "path")]
     output: &'a PathBuf,
     dtype: &'static str,
     /// Columns that share a scale; null for a row.

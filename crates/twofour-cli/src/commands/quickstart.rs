@@ -224,7 +224,7 @@ fn finish(screen: &mut Screen, folder: &Folder, report: &Report) -> Result<Verdi
     }
     screen.line(table)?;
     screen.line(format!("\nThe 2:4 model goes on after {:?}:\n", report.prompt))?;
-    screen.line(paint(style::FAINT, format!("{}{}", report.prompt, printable(&report.sample))))?;
+    screen.line(paint(style::FAINT, format!("{}{}", report.prompt, report.sample)))?;
     screen.line("")?;
     for (name, what) in [
         ("report.json", "all figures"),
@@ -237,9 +237,4 @@ fn finish(screen: &mut Screen, folder: &Folder, report: &Report) -> Result<Verdi
     screen.line(format!("\nNext: twofour generate {} --prompt 'ROMEO:'", folder.path().display()))?;
     screen.json(report)?;
     Ok(Verdict::Yes)
-}
-
-/// The text without what would steer a terminal.
-fn printable(text: &str) -> String {
-    text.chars().filter(|c| *c == '\n' || !c.is_control()).collect()
 }

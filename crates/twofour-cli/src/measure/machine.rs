@@ -29,7 +29,7 @@ pub(crate) struct Machine {
 pub(crate) fn machine() -> twofour::Result<Machine> {
     Ok(Machine {
         cpu: cpu_name().unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
-        hardware_threads: std::thread::available_parallelism().map_or(1, usize::from),
+        hardware_threads: crate::threads::of_machine(),
         threads: rayon::current_num_threads(),
         engine: Engine::best()?.to_string(),
         last_level_cache_bytes: last_level_cache(),

@@ -139,7 +139,8 @@ pub(crate) fn measure(threads: usize, request: &Request, told: &mut dyn FnMut(Me
     let (send, lines) = mpsc::channel();
     if let Some(stdout) = running.0.stdout.take() {
         // Ends when the process does, or when the receiver is dropped.
-        thread::spawn(move || BufReader::new(stdout).lines().map_while(io::Result::ok).try_for_each(|l| send.send(l)));
+        let read = move || BufReader::new(stdout).lines().map_while(io::Result::ok).try_for_each(|l| send.send(l));
+        thread::Builder::new().spawn(read).context("starting a thread that reads what is measured")?;
     }
     let mut place = "before it began".to_owned();
     loop {

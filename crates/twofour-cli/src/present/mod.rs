@@ -1,5 +1,6 @@
 //! What people and scripts see.
 
+pub(crate) mod escape;
 pub(crate) mod layers;
 pub(crate) mod log;
 pub(crate) mod progress;

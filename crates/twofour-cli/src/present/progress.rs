@@ -7,6 +7,8 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use super::escape;
+
 /// Work that takes less long goes without a bar.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -55,7 +57,7 @@ impl Progress {
         }
         self.bar.set_length(total);
         self.bar.set_position(done);
-        self.bar.set_message(message.to_owned());
+        self.bar.set_message(escape::line(message));
     }
 }
 

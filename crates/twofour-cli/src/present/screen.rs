@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use super::{
+    escape,
     progress::Progress,
     style::{self, paint},
 };
@@ -21,17 +22,19 @@ pub(crate) struct Screen {
     json: bool,
     detailed: bool,
     closed: bool,
+    stream: escape::Stream,
 }
 
 impl Screen {
     /// Returns the screen for the options.
     pub(crate) fn new(global: &Global) -> Self {
-        Screen { quiet: global.quiet, json: global.json, detailed: global.verbose > 0, closed: false }
+        let Global { quiet, json, verbose, .. } = *global;
+        Screen { quiet, json, detailed: verbose > 0, closed: false, stream: escape::Stream::default() }
     }
 
     /// Prints text for people and a line break; nothing with `--quiet` or `--json`.
     pub(crate) fn line(&mut self, text: impl std::fmt::Display) -> Result<()> {
-        if self.quiet || self.json { Ok(()) } else { self.styled(format!("{text}\n").as_bytes()) }
+        if self.quiet || self.json { Ok(()) } else { self.styled(&escape::text(&format!("{text}\n"))) }
     }
 
     /// Prints the JSON answer, if `--json` is given.
@@ -39,9 +42,8 @@ impl Screen {
         if !self.json {
             return Ok(());
         }
-        let mut text = serde_json::to_vec_pretty(answer).context("writing JSON")?;
-        text.push(b'\n');
-        self.raw(&text)
+        let text = serde_json::to_string_pretty(answer).context("writing JSON")?;
+        self.raw(format!("{}\n", escape::json(&text)).as_bytes())
     }
 
     /// Returns whether the answer is JSON.
@@ -59,18 +61,22 @@ impl Screen {
         self.closed
     }
 
-    /// Prints bytes of generated text; nothing with `--json`.
+    /// Prints bytes of generated text, of which a model may have made anything, as a terminal may show them; nothing with `--json`.
     pub(crate) fn stream(&mut self, bytes: &[u8]) -> Result<()> {
-        if self.json { Ok(()) } else { self.raw(bytes) }
+        if self.json {
+            return Ok(());
+        }
+        let text = self.stream.push(bytes);
+        self.raw(text.as_bytes())
     }
 
     /// Prints text, where stdout is no terminal without its colours.
-    fn styled(&mut self, bytes: &[u8]) -> Result<()> {
+    fn styled(&mut self, text: &str) -> Result<()> {
         if self.closed {
             return Ok(());
         }
         let mut stdout = anstream::stdout().lock();
-        self.settle(stdout.write_all(bytes).and_then(|()| stdout.flush()))
+        self.settle(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
     }
 
     /// Prints bytes as they are, escape sequences too, without waiting for a line's end.
@@ -95,7 +101,7 @@ impl Screen {
     /// Warns on stderr; not with `--quiet`.
     pub(crate) fn warn(&self, text: impl std::fmt::Display) {
         if !self.quiet {
-            eprintln!("{} {text}", paint(style::WARNING, "warning:"));
+            eprintln!("{}", escape::text(&format!("{} {text}", paint(style::WARNING, "warning:"))));
         }
     }
 

@@ -40,7 +40,34 @@ impl ColorChoice {
     }
 }
 
-/// The text in a style.
+/// The styles that text can be painted in. Each has a mark, a character that Unicode gives no meaning: so what is not painted here has no style.
+const PAINTS: [Style; 6] = [ERROR, WARNING, GOOD, BAD, FAINT, STRONG];
+
+/// The mark of the first of [`PAINTS`]; those of the others follow.
+const FIRST_MARK: char = '\u{FDD0}';
+
+/// The mark of a style's end.
+const END_MARK: char = '\u{FDEF}';
+
+/// The text in one of the styles of this module, between marks that [`escape::text`](super::escape::text) turns into the terminal's.
 pub(crate) fn paint(style: Style, text: impl std::fmt::Display) -> String {
-    format!("{style}{text}{style:#}")
+    let mark = PAINTS.iter().zip(FIRST_MARK..END_MARK).find(|(paint, _)| **paint == style);
+    match mark {
+        Some((_, mark)) => format!("{mark}{text}{END_MARK}"),
+        None => text.to_string(),
+    }
+}
+
+/// The terminal's sequence for a mark; none for another character.
+pub(super) fn of_mark(character: char) -> Option<String> {
+    if character == END_MARK {
+        return Some(format!("{:#}", ERROR));
+    }
+    let paint = PAINTS.iter().zip(FIRST_MARK..END_MARK).find(|(_, mark)| *mark == character);
+    paint.map(|(style, _)| style.to_string())
+}
+
+/// Whether the character is a mark of a style, which takes no column.
+pub(super) fn is_mark(character: char) -> bool {
+    of_mark(character).is_some()
 }

@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use super::style::{STRONG, paint};
+use super::{
+    escape,
+    style::{self, STRONG, paint},
+};
 
 /// Which side of its column a cell keeps to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,15 +29,15 @@ impl Table {
         Table { columns: columns.into(), rows: Vec::new() }
     }
 
-    /// Adds a row; cells that are missing are empty. Cells may hold colours.
+    /// Adds a row; cells that are missing are empty. Cells may hold colours; each is one line, whatever its text holds.
     pub(crate) fn row(&mut self, cells: impl Into<Vec<String>>) {
-        self.rows.push(cells.into());
+        self.rows.push(cells.into().iter().map(|cell| escape::line(cell)).collect());
     }
 }
 
-/// Columns that the text takes on a terminal: its characters without escape sequences.
+/// Columns that the text takes on a terminal: its characters without marks of styles.
 fn width(text: &str) -> usize {
-    anstream::adapter::strip_str(text).map(|part| part.chars().count()).sum()
+    text.chars().filter(|character| !style::is_mark(*character)).count()
 }
 
 impl fmt::Display for Table {
@@ -75,7 +78,15 @@ mod tests {
         let mut table = Table::new([("name", Align::Left), ("n", Align::Right)]);
         table.row([paint(GOOD, "ab"), "100".to_owned()]);
         table.row(["abcdef".to_owned(), "7".to_owned()]);
-        let text = anstream::adapter::strip_str(&table.to_string()).to_string();
+        let text = anstream::adapter::strip_str(&escape::text(&table.to_string())).to_string();
         assert_eq!(text, "name      n\nab      100\nabcdef    7");
+    }
+
+    #[test]
+    fn a_cell_is_one_line() {
+        let mut table = Table::new([("name", Align::Left), ("n", Align::Right)]);
+        table.row(["a\nb\x1b[2J".to_owned(), "1".to_owned()]);
+        let text = anstream::adapter::strip_str(&escape::text(&table.to_string())).to_string();
+        assert_eq!(text, "name            n\na\\nb\\u{1b}[2J  1");
     }
 }

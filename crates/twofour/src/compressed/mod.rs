@@ -19,7 +19,7 @@ pub mod code;
 
 use rayon::prelude::*;
 
-use crate::{Axis, Element, Error, Mask, MatrixRef, Pattern, Result, first_error::first_error, select};
+use crate::{Axis, Element, Error, Mask, MatrixRef, Pattern, Result, first_error::first_error, memory, select};
 
 /// A 2:4 weight in canonical compressed form; see the [module](self).
 ///
@@ -125,8 +125,8 @@ impl<T: Element> Compressed<T> {
     fn build(matrix: MatrixRef<'_, T>, kept: impl Fn(usize, usize, &[T; 4]) -> u8 + Sync) -> Result<Self> {
         let (rows, cols) = (matrix.rows(), matrix.cols());
         let (values_len, meta_len) = lengths(rows, cols)?;
-        let values = bytemuck::allocation::zeroed_vec(values_len);
-        let mut compressed = Self { rows, cols, values, meta: vec![0u32; meta_len] };
+        let (values, meta) = (memory::zeroed(values_len)?, memory::zeroed(meta_len)?);
+        let mut compressed = Self { rows, cols, values, meta };
         compressed.fill(matrix, kept)?;
         Ok(compressed)
     }

@@ -9,7 +9,7 @@ use std::{
 
 use bytemuck::Pod;
 
-use crate::kernel::Aligned;
+use crate::{Result, kernel::Aligned};
 
 /// Elements of a tensor, row-major.
 ///
@@ -70,11 +70,17 @@ pub(super) struct Spare(Mutex<Option<Aligned<u8>>>);
 
 impl Spare {
     /// A buffer of `len` bytes of whatever contents.
-    pub(super) fn take(&self, len: usize) -> ReadBuffer<'_> {
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfMemory`].
+    pub(super) fn take(&self, len: usize) -> Result<ReadBuffer<'_>> {
         let spare = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         // One that is too small goes before another is made.
-        let memory = spare.filter(|memory| memory.len() >= len).unwrap_or_else(|| Aligned::zeroed(len));
-        ReadBuffer { memory, len, spare: self }
+        let memory = match spare.filter(|memory| memory.len() >= len) {
+            Some(memory) => memory,
+            None => Aligned::try_zeroed(len)?,
+        };
+        Ok(ReadBuffer { memory, len, spare: self })
     }
 }
 
@@ -114,7 +120,7 @@ mod tests {
     fn memory_is_used_again_by_no_two_at_the_same_time() {
         let spare = Spare::default();
         let fill = |len: usize, value: u8| {
-            let mut buffer = spare.take(len);
+            let mut buffer = spare.take(len).unwrap();
             buffer.bytes_mut().fill(value);
             buffer
         };

@@ -6,7 +6,7 @@
 //! [`compress`](compress()), [`decompress`](decompress()), [`prune`](prune()), [`prune_with`], [`prune_and_quantize_with`] and [`quantize`](quantize()) convert whole models, one tensor at a time.
 //! They look at their input twice: first every tensor that is to change is checked and the output planned, then it is
 //! written. So an error in the input is found before the first byte is written, and memory holds one tensor at a time,
-//! however large the model.
+//! however large the model: of what is copied, or pruned by a selector, a piece for each thread.
 //!
 //! Where the input is a directory, so is the output, with what else the model's directory holds ([`Beside`]). An output that is named `*.safetensors` is that file alone.
 //! A directory of packed weights says that it is one: its files of weights have names behind [`PACKED_PREFIX`], its `config.json` the `quant_method` `twofour`, and it has a

@@ -63,6 +63,14 @@ impl<'a> TensorView<'a> {
         self.shard.source.read(self.shard.header.range(self.info))
     }
 
+    /// Fills the buffer with the elements' bytes from that one on, on this thread.
+    ///
+    /// # Errors
+    /// Those of [`TensorView::bytes`].
+    pub(super) fn read_into(&self, first: usize, buffer: &mut [u8]) -> Result<()> {
+        self.shard.source.read_into(self.shard.header.range(self.info).start + first, buffer)
+    }
+
     /// Reads the elements. Borrowed where the file's bytes are in memory and aligned for `T`.
     ///
     /// # Errors

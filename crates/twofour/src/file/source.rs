@@ -15,7 +15,7 @@ use super::{
     Header,
     elements::{Elements, Spare},
 };
-use crate::{Error, Result};
+use crate::{Error, Result, memory};
 
 /// Bytes that one thread reads at a time.
 const PIECE: usize = 4 << 20;
@@ -93,7 +93,7 @@ impl Source {
         Ok(match &self.bytes {
             Bytes::Owned(bytes) => Elements::of_bytes(&bytes[range]),
             Bytes::Stored { file, spare, .. } => {
-                let mut buffer = spare.take(range.len());
+                let mut buffer = spare.take(range.len())?;
                 self.fill(file, range.start, buffer.bytes_mut())?;
                 Elements::of_buffer(buffer)
             }
@@ -105,11 +105,27 @@ impl Source {
         Ok(match &self.bytes {
             Bytes::Owned(bytes) => bytemuck::allocation::pod_collect_to_vec(&bytes[range]),
             Bytes::Stored { file, .. } => {
-                let mut elements: Vec<T> = bytemuck::zeroed_vec(range.len() / size_of::<T>());
+                let mut elements: Vec<T> = memory::zeroed(range.len() / size_of::<T>())?;
                 self.fill(file, range.start, bytemuck::cast_slice_mut(&mut elements))?;
                 elements
             }
         })
+    }
+
+    /// Fills the buffer with the file's bytes from `start` on, on this thread.
+    ///
+    /// # Errors
+    /// Those of [`Source::read`].
+    pub(super) fn read_into(&self, start: usize, buffer: &mut [u8]) -> Result<()> {
+        match &self.bytes {
+            Bytes::Owned(bytes) => buffer.copy_from_slice(&bytes[start..][..buffer.len()]),
+            Bytes::Stored { file, .. } => {
+                let outcome = read_at(file, buffer, start as u64);
+                self.unchanged()?;
+                outcome.map_err(|source| Error::Io { path: self.path.clone(), action: "reading", source })?;
+            }
+        }
+        Ok(())
     }
 
     /// Fills the buffer with the file's bytes from `start` on, by all threads.

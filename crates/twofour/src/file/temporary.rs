@@ -65,6 +65,11 @@ impl Temporary {
         &mut self.file
     }
 
+    /// The open file, for writes that name their place.
+    pub(super) fn as_file(&self) -> &File {
+        &self.file
+    }
+
     /// Moves the file to `path`, in one step. Its contents must be on the disk already.
     ///
     /// An error of kind [`io::ErrorKind::AlreadyExists`] means that `path` exists and `overwrite` does not allow to replace

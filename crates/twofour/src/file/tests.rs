@@ -308,20 +308,32 @@ fn only_regular_files_are_read() {
     Reader::open(both.path()).unwrap();
 }
 
+/// Whatever a link leads to: neither it nor the link is lost.
 #[cfg(unix)]
 #[test]
-fn a_link_to_what_is_no_file_is_not_replaced() {
+fn links_devices_and_pipes_are_not_replaced() {
     let directory = tempfile::tempdir().unwrap();
-    let link = directory.path().join("link.safetensors");
-    std::os::unix::fs::symlink("/dev/null", &link).unwrap();
-    let error = small_model(&link, Overwrite::Yes).unwrap_err().to_string();
+    let at = |name: &str| directory.path().join(name);
+    small_model(&at("file.safetensors"), Overwrite::No).unwrap();
+    let before = fs::read(at("file.safetensors")).unwrap();
+    fs::create_dir(at("folder")).unwrap();
+    let open = fs::File::open(at("file.safetensors")).unwrap();
+    let descriptor = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&open));
+    let links = ["/dev/null", "file.safetensors", "nothing", "folder", "link.safetensors", &descriptor];
+    for target in links.map(std::path::Path::new) {
+        let link = at("link.safetensors");
+        std::os::unix::fs::symlink(target, &link).unwrap();
+        let error = small_model(&link, Overwrite::Yes).unwrap_err().to_string();
+        assert!(error.contains("is a symbolic link") || error.contains("is a directory"), "{error}");
+        assert_eq!(fs::read_link(&link).unwrap(), target);
+        assert!(matches!(small_model(&link, Overwrite::No), Err(Error::Exists { .. } | Error::Format { .. })));
+        fs::remove_file(&link).unwrap();
+    }
+    assert_eq!(fs::read(at("file.safetensors")).unwrap(), before);
+    assert!(!at("nothing").exists());
+    let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+    let error = small_model(&at("socket"), Overwrite::Yes).unwrap_err().to_string();
     assert!(error.contains("a device, a pipe or a socket"), "{error}");
-    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
-    fs::remove_file(&link).unwrap();
-    let file = directory.path().join("file.safetensors");
-    small_model(&file, Overwrite::No).unwrap();
-    std::os::unix::fs::symlink(&file, &link).unwrap();
-    small_model(&link, Overwrite::Yes).unwrap();
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fs::{self, File},
-    io::{self, ErrorKind, Seek, SeekFrom, Write},
+    io::{self, ErrorKind, Write},
     path::{Path, PathBuf},
 };
 
@@ -74,11 +74,9 @@ impl Writer {
     /// bytes; so every tensor of whole-byte elements is aligned for its dtype in a mapped file. The manifest of the plan's
     /// compressed weights goes into the metadata under `twofour`, in the place of one that is there already.
     ///
-    /// Where `path` is a symbolic link, the link is replaced, not what it points to.
-    ///
     /// # Errors
     /// [`Error::Exists`] where there is an output already and `overwrite` does not allow to replace it; [`Error::Format`]
-    /// where two tensors would have the same name or one is too large; [`Error::Io`] where the system refuses.
+    /// where `path` is a symbolic link or a device, or two tensors would have the same name or one is too large; [`Error::Io`] where the system refuses.
     pub fn create(
         path: impl AsRef<Path>,
         overwrite: Overwrite,
@@ -121,17 +119,25 @@ impl Writer {
     /// [`Error::NotPlanned`] where the tensor is not planned or is written already, [`Error::Length`] where it has another
     /// length than planned, [`Error::Io`] where the system refuses.
     pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.in_pieces(name, bytes.len())?.write_at(0, bytes)
+    }
+
+    /// The place of a tensor of so many bytes, which is written in pieces: all of them, in any order, by any threads.
+    ///
+    /// # Errors
+    /// Those of [`Writer::write`], but for the system's.
+    pub(super) fn in_pieces(&mut self, name: &str, bytes: usize) -> Result<TensorPlace<'_>> {
         let refused = |reason| Err(Error::NotPlanned { path: self.output.path.clone(), name: name.to_owned(), reason });
         let Some(slot) = self.slots.get_mut(name) else { return refused("is not among the planned tensors") };
         if slot.written {
             return refused("was written already");
         }
-        if bytes.len() != slot.bytes {
-            let wrong = Error::Length { what: "bytes to write", expected: slot.bytes, found: bytes.len() };
+        if bytes != slot.bytes {
+            let wrong = Error::Length { what: "bytes to write", expected: slot.bytes, found: bytes };
             return Err(wrong.in_tensor(name));
         }
         slot.written = true;
-        self.output.write_at(slot.start, bytes)
+        Ok(TensorPlace { output: &self.output, start: slot.start })
     }
 
     /// Writes the elements of one tensor.
@@ -202,6 +208,23 @@ impl Writer {
     }
 }
 
+/// Where a tensor lies in a file that is being written.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TensorPlace<'a> {
+    output: &'a Output,
+    start: u64,
+}
+
+impl TensorPlace<'_> {
+    /// Writes the tensor's bytes from that one on.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where the system refuses.
+    pub(super) fn write_at(&self, first: usize, bytes: &[u8]) -> Result<()> {
+        self.output.write_at(self.start + first as u64, bytes)
+    }
+}
+
 /// The header's JSON, padded with spaces so that the data is aligned.
 fn header_text(order: &[(&PlannedTensor, usize)], metadata: &BTreeMap<String, String>) -> String {
     let mut header = Map::new();
@@ -255,10 +278,8 @@ impl Output {
         self.temp.file().write_all(bytes).map_err(|e| self.refused("writing", e))
     }
 
-    fn write_at(&mut self, start: u64, bytes: &[u8]) -> Result<()> {
-        let file = self.temp.file();
-        let outcome = file.seek(SeekFrom::Start(start)).and_then(|_| file.write_all(bytes));
-        outcome.map_err(|e| self.refused("writing", e))
+    fn write_at(&self, start: u64, bytes: &[u8]) -> Result<()> {
+        write_at(self.temp.as_file(), bytes, start).map_err(|e| self.refused("writing", e))
     }
 
     /// Writes the whole of a small file.
@@ -276,6 +297,29 @@ impl Output {
     fn refused(&self, action: &'static str, source: io::Error) -> Error {
         Error::Io { path: self.path.clone(), action, source }
     }
+}
+
+/// Writes the bytes to the file from `offset` on.
+#[cfg(unix)]
+fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
+}
+
+/// Writes the bytes to the file from `offset` on.
+#[cfg(windows)]
+fn write_at(file: &File, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match std::os::windows::fs::FileExt::seek_write(file, bytes, offset) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => {
+                bytes = &bytes[written..];
+                offset += written as u64;
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
 }
 
 /// A file that is complete and on the disk, and does not have its name yet; dropping it removes it.
@@ -297,20 +341,25 @@ impl Sealed {
     }
 }
 
-/// Returns an error where something has the output's name that `overwrite` does not allow to replace, or that is no file: a device, say, would become a file.
+/// Returns an error where something has the output's name that `overwrite` does not allow to replace, or that is no file: a device would become a file, and of
+/// a link either it or what it leads to would be lost.
 pub(super) fn expect_replaceable(path: &Path, overwrite: Overwrite) -> Result<()> {
     // symlink_metadata: a dangling link is an existing output too.
     let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
     if overwrite == Overwrite::No {
         return Err(Error::Exists { path: path.to_owned() });
     }
-    // Of a link what it leads to: it would be replaced by a file.
-    let leads_elsewhere = found.is_symlink() && fs::metadata(path).is_ok_and(|target| !target.is_file());
-    if leads_elsewhere || !found.is_file() && !found.is_symlink() {
-        let reason = "is no file but a device, a pipe or a socket, and is not replaced; name another output".to_owned();
-        return Err(Error::Format { path: path.to_owned(), reason });
+    if found.is_file() {
+        return Ok(());
     }
-    Ok(())
+    let reason = match fs::read_link(path) {
+        Ok(target) => format!(
+            "is a symbolic link to {}, and links are not replaced; name the file itself, or remove the link",
+            target.display()
+        ),
+        Err(_) => "is no file but a device, a pipe or a socket, and is not replaced; name another output".to_owned(),
+    };
+    Err(Error::Format { path: path.to_owned(), reason })
 }
 
 /// The directory that holds the path's last component.

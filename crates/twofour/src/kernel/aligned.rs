@@ -4,6 +4,8 @@ use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::{Result, memory};
+
 /// Bytes of a cache line.
 pub(super) const CACHE_LINE: usize = 64;
 
@@ -27,11 +29,23 @@ impl<T: Pod> Aligned<T> {
         Self { lines: bytemuck::zeroed_vec(lines), len, element: PhantomData }
     }
 
+    /// As [`Aligned::zeroed`], for the memory of a tensor.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfMemory`] where the system refuses it.
+    pub(crate) fn try_zeroed(len: usize) -> Result<Self> {
+        let lines = len.saturating_mul(size_of::<T>()).div_ceil(size_of::<CacheLine>());
+        Ok(Self { lines: memory::zeroed(lines)?, len, element: PhantomData })
+    }
+
     /// A copy of `values`.
-    pub(super) fn copy_of(values: &[T]) -> Self {
-        let mut copy = Self::zeroed(values.len());
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfMemory`] where the system refuses its memory.
+    pub(super) fn copy_of(values: &[T]) -> Result<Self> {
+        let mut copy = Self::try_zeroed(values.len())?;
         copy.copy_from_slice(values);
-        copy
+        Ok(copy)
     }
 }
 

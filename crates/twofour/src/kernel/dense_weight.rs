@@ -34,7 +34,7 @@ impl<T: KernelElement> DenseWeight<T> {
     /// [`crate::Error::Engine`] where this machine cannot run it.
     pub fn pack_for(matrix: MatrixRef<'_, T>, engine: Engine) -> Result<Self> {
         let cpu = Cpu::detect(engine)?;
-        Ok(Self { rows: matrix.rows(), cols: matrix.cols(), values: Aligned::copy_of(matrix.data()), cpu })
+        Ok(Self { rows: matrix.rows(), cols: matrix.cols(), values: Aligned::copy_of(matrix.data())?, cpu })
     }
 
     /// Rows of the weight.

@@ -134,7 +134,7 @@ impl SparseWeightI8 {
     pub fn pack_for(weight: Compressed<i8>, scales: Vec<f32>, engine: Engine) -> Result<Self> {
         let rows = (0..weight.rows()).map(|row| weight.values_row(row));
         let shared = Rows::new(engine, weight.cols(), scales, rows)?;
-        Ok(Self { weight: Strips::pack(&weight), shared })
+        Ok(Self { weight: Strips::pack(&weight)?, shared })
     }
 
     /// Rows of the weight.
@@ -290,7 +290,7 @@ impl DenseWeightI8 {
     pub fn pack_for(matrix: MatrixRef<'_, i8>, scales: Vec<f32>, engine: Engine) -> Result<Self> {
         let rows = (0..matrix.rows()).map(|row| matrix.row(row));
         let shared = Rows::new(engine, matrix.cols(), scales, rows)?;
-        Ok(Self { values: Aligned::copy_of(matrix.data()), in_features: matrix.cols(), shared })
+        Ok(Self { values: Aligned::copy_of(matrix.data())?, in_features: matrix.cols(), shared })
     }
 
     /// Rows of the weight.

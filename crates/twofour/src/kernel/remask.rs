@@ -313,19 +313,20 @@ mod tests {
             cases.push((Selection::Transposable(rule), select::transposable(matrix, rule).unwrap()));
         }
         for (selection, expected) in cases {
-            let (mut strips, mut mask) = (Strips::<T>::pack(&blank), Mask::from_fn(rows, cols, |r, c| (r + c) % 4 < 2));
+            let (mut strips, mut mask) =
+                (Strips::<T>::pack(&blank).unwrap(), Mask::from_fn(rows, cols, |r, c| (r + c) % 4 < 2));
             let flips = (mask.flip_rate(&expected).unwrap() * (rows * cols) as f64).round() as u64;
             assert_eq!(strips.remask(matrix, selection, &mut mask).unwrap(), flips);
             assert_eq!(mask, expected, "{selection:?}");
             let packed = Compressed::from_masked(of_values, &expected).unwrap();
             assert_eq!(strips.to_compressed(), packed, "{selection:?}");
             // Repacking with the mask as it is changes nothing.
-            let mut again = Strips::<T>::pack(&blank);
+            let mut again = Strips::<T>::pack(&blank).unwrap();
             assert_eq!(again.remask(matrix, Selection::Mask, &mut mask).unwrap(), 0);
             assert_eq!((again.to_compressed(), &mask), (packed, &expected));
         }
         if data.iter().all(|v| v.to_f32().is_finite()) {
-            let (mut strips, mut mask) = (Strips::<T>::pack(&blank), empty);
+            let (mut strips, mut mask) = (Strips::<T>::pack(&blank).unwrap(), empty);
             strips.remask(matrix, Selection::SoftThreshold { scale: 1.25 }, &mut mask).unwrap();
             let expected = estimate::<M, T>(matrix, Estimator::SoftThreshold, 1.25).unwrap();
             assert_eq!(strips.to_compressed(), expected);
@@ -361,7 +362,10 @@ mod tests {
         let blank =
             Compressed::from_masked(MatrixRef::new(rows, cols, &data).unwrap(), &Mask::empty(rows, cols)).unwrap();
         let run = |data: &[f32], selection, mut mask: Mask| {
-            Strips::pack(&blank).remask(MatrixRef::new(rows, cols, data).unwrap(), selection, &mut mask).unwrap_err()
+            Strips::pack(&blank)
+                .unwrap()
+                .remask(MatrixRef::new(rows, cols, data).unwrap(), selection, &mut mask)
+                .unwrap_err()
         };
         let empty = || Mask::empty(rows, cols);
         data[20 * cols + 7] = f32::INFINITY;

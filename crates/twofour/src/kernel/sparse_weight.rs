@@ -40,7 +40,7 @@ impl<T: KernelElement> SparseWeight<T> {
     /// # Errors
     /// [`crate::Error::Engine`] where this machine cannot run it.
     pub fn pack_for(weight: Compressed<T>, engine: Engine) -> Result<Self> {
-        Ok(Self { weight: Strips::pack(&weight), cpu: Cpu::detect(engine)? })
+        Ok(Self { weight: Strips::pack(&weight)?, cpu: Cpu::detect(engine)? })
     }
 
     /// Compresses a matrix of the same shape into this weight's memory, keeping what the mask keeps: what sparse training

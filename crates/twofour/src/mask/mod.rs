@@ -4,7 +4,7 @@ mod retained;
 
 use rayon::prelude::*;
 
-use crate::{Axis, Element, Error, MatrixRef, Pattern, Result};
+use crate::{Axis, Element, Error, MatrixRef, Pattern, Result, kernel::widest, memory};
 
 pub(crate) use retained::Retained;
 
@@ -245,7 +245,7 @@ impl Mask {
     /// [`Error::Shape`] where the shapes differ.
     pub fn apply<T: Element>(&self, matrix: MatrixRef<'_, T>) -> Result<Vec<T>> {
         self.expect_shape("mask and matrix", matrix.rows(), matrix.cols())?;
-        let mut out = bytemuck::allocation::zeroed_vec::<T>(matrix.data().len());
+        let mut out = memory::zeroed::<T>(matrix.data().len())?;
         let rows = out.par_chunks_mut(self.cols.max(1)).enumerate();
         rows.for_each(|(row, out)| apply_row(matrix.row(row), self.row_words(row), out));
         Ok(out)
@@ -296,13 +296,19 @@ pub struct Violation {
     pub kept: usize,
 }
 
-/// Copies the kept elements of a row to `out`, which is all +0.0.
+/// Copies the kept elements of a row to `out`, and +0.0 in the place of the others.
 pub(crate) fn apply_row<T: Element>(values: &[T], words: &[u64], out: &mut [T]) {
-    for ((word, values), out) in words.iter().zip(values.chunks(64)).zip(out.chunks_mut(64)) {
-        for (bit, (value, out)) in values.iter().zip(out).enumerate() {
-            *out = if word >> bit & 1 == 1 { *value } else { T::ZERO };
+    widest(|| {
+        for ((word, values), out) in words.iter().zip(values.chunks(64)).zip(out.chunks_mut(64)) {
+            // In halves: 32-bit lanes take shifts of their own.
+            let halves = [*word as u32, (word >> 32) as u32];
+            for ((half, values), out) in halves.iter().zip(values.chunks(32)).zip(out.chunks_mut(32)) {
+                for (bit, (value, out)) in values.iter().zip(out).enumerate() {
+                    *out = if half >> bit & 1 == 1 { *value } else { T::ZERO };
+                }
+            }
         }
-    }
+    });
 }
 
 /// Sets up to 64 bits of a mask's row from column `col` on, the first from bit 0.

@@ -1,6 +1,6 @@
 //! What a mask keeps of a matrix: counts and sums.
 
-use crate::Element;
+use crate::{Element, kernel::widest};
 
 /// What a mask keeps of a matrix, counted and summed in one pass.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -21,40 +21,46 @@ pub(crate) struct Retained {
 
 impl Retained {
     /// Of one row and the words of its mask.
-    ///
-    /// Sums are taken in eight partial sums, element `i` in number `i % 8`, so that the loop can use vector instructions;
-    /// their order does not depend on the machine.
     pub(crate) fn of_row<T: Element>(values: &[T], words: &[u64]) -> Self {
-        const LANES: usize = 8;
-        let mut total = Retained { elements: values.len(), ..Retained::default() };
-        let (mut kept_l1, mut all_l1) = ([0f64; LANES], [0f64; LANES]);
-        let (mut kept_l2, mut all_l2) = ([0f64; LANES], [0f64; LANES]);
-        for (&word, values) in words.iter().zip(values.chunks(64)) {
-            total.kept += word.count_ones() as usize;
-            for (part, values) in values.chunks(LANES).enumerate() {
-                let bits = word >> (LANES * part);
-                for (lane, value) in values.iter().enumerate() {
-                    let value = value.to_f32();
-                    let kept = bits >> lane & 1 == 1;
-                    total.nonzeros += usize::from(value != 0.0);
-                    total.kept_negative_zeros += usize::from(kept & (value.to_bits() == (-0.0f32).to_bits()));
-                    let magnitude = f64::from(value.abs());
-                    let kept_magnitude = if kept { magnitude } else { 0.0 };
-                    all_l1[lane] += magnitude;
-                    kept_l1[lane] += kept_magnitude;
-                    all_l2[lane] += magnitude * magnitude;
-                    kept_l2[lane] += kept_magnitude * kept_magnitude;
+        widest(|| {
+            let mut sums = Sums::default();
+            for (&word, values) in words.iter().zip(values.chunks(64)) {
+                for (part, values) in values.chunks(LANES).enumerate() {
+                    let bits = word >> (LANES * part);
+                    sums.add(|lane| match values.get(lane) {
+                        Some(value) if bits >> lane & 1 == 1 => [value.to_f32(); 2],
+                        Some(value) => [value.to_f32(), 0.0],
+                        None => [0.0; 2],
+                    });
                 }
             }
-        }
-        [total.kept_l1, total.all_l1] = [kept_l1.iter().sum(), all_l1.iter().sum()];
-        [total.kept_l2, total.all_l2] = [kept_l2.iter().sum(), all_l2.iter().sum()];
-        total
+            sums.of(values.len(), words)
+        })
+    }
+
+    /// [`Retained::of_row`] where the row is at hand as it is pruned, too: with +0.0 in the place of what the mask does not keep.
+    pub(crate) fn of_pruned<T: Element>(values: &[T], pruned: &[T], words: &[u64]) -> Self {
+        widest(|| {
+            let mut sums = Sums::default();
+            let ((whole, rest), (pruned, pruned_rest)) = (values.as_chunks::<LANES>(), pruned.as_chunks::<LANES>());
+            for (values, pruned) in whole.iter().zip(pruned) {
+                sums.add(|lane| [values[lane].to_f32(), pruned[lane].to_f32()]);
+            }
+            let of = |values: &[T], lane: usize| values.get(lane).map_or(0.0, |value| value.to_f32());
+            sums.add(|lane| [of(rest, lane), of(pruned_rest, lane)]);
+            sums.of(values.len(), words)
+        })
     }
 
     /// Of all rows together, added up in their order: the sums do not depend on the number of threads.
     pub(crate) fn total(rows: &[Retained]) -> Self {
-        rows.iter().fold(Retained::default(), |a, b| Retained {
+        rows.iter().copied().fold(Retained::default(), Retained::and)
+    }
+
+    /// Of these rows and those that follow.
+    pub(crate) fn and(self, following: Self) -> Self {
+        let (a, b) = (self, following);
+        Retained {
             elements: a.elements + b.elements,
             nonzeros: a.nonzeros + b.nonzeros,
             kept: a.kept + b.kept,
@@ -63,7 +69,7 @@ impl Retained {
             all_l1: a.all_l1 + b.all_l1,
             kept_l2: a.kept_l2 + b.kept_l2,
             all_l2: a.all_l2 + b.all_l2,
-        })
+        }
     }
 
     /// Whether every element is finite: no sum of finite f32 magnitudes overflows an f64.
@@ -92,6 +98,53 @@ impl Retained {
     }
 }
 
+/// Partial sums.
+const LANES: usize = 8;
+
+/// Counts and sums of a row, element `i` in number `i % 8`, so that loops over them use vector instructions; their order does not depend on the machine.
+#[derive(Default)]
+struct Sums {
+    nonzeros: [u32; LANES],
+    kept_negative_zeros: [u32; LANES],
+    all_l1: [f64; LANES],
+    kept_l1: [f64; LANES],
+    all_l2: [f64; LANES],
+    kept_l2: [f64; LANES],
+}
+
+impl Sums {
+    /// Adds an element and what the mask leaves of it in each lane; zeros past the row's end.
+    #[inline(always)]
+    fn add(&mut self, elements: impl Fn(usize) -> [f32; 2]) {
+        for lane in 0..LANES {
+            let [value, kept] = elements(lane);
+            self.nonzeros[lane] += u32::from(value != 0.0);
+            self.kept_negative_zeros[lane] += u32::from(kept.to_bits() == (-0.0f32).to_bits());
+            let (magnitude, kept) = (f64::from(value.abs()), f64::from(kept.abs()));
+            self.all_l1[lane] += magnitude;
+            self.kept_l1[lane] += kept;
+            self.all_l2[lane] += magnitude * magnitude;
+            self.kept_l2[lane] += kept * kept;
+        }
+    }
+
+    /// The lanes together, of a row of so many elements with a mask.
+    #[inline(always)]
+    fn of(self, elements: usize, words: &[u64]) -> Retained {
+        let count = |lanes: [u32; LANES]| lanes.iter().map(|count| *count as usize).sum();
+        Retained {
+            elements,
+            nonzeros: count(self.nonzeros),
+            kept: words.iter().map(|word| word.count_ones() as usize).sum(),
+            kept_negative_zeros: count(self.kept_negative_zeros),
+            kept_l1: self.kept_l1.iter().sum(),
+            all_l1: self.all_l1.iter().sum(),
+            kept_l2: self.kept_l2.iter().sum(),
+            all_l2: self.all_l2.iter().sum(),
+        }
+    }
+}
+
 /// A share, 0 of nothing.
 pub(super) fn ratio(part: f64, whole: f64) -> f64 {
     if whole == 0.0 { 0.0 } else { part / whole }
@@ -111,6 +164,13 @@ mod tests {
             let mask = Mask::from_fn(3, cols, |r, c| (r * 7 + c * 5) % 3 == 0);
             let matrix = MatrixRef::new(3, cols, &w).unwrap();
             let retained = mask.retained(matrix).unwrap();
+            let pruned = mask.apply(matrix).unwrap();
+            let of_pruned = |row| {
+                let pruned = MatrixRef::new(3, cols, &pruned).unwrap().row(row);
+                Retained::of_pruned(matrix.row(row), pruned, mask.row_words(row))
+            };
+            let rows: Vec<_> = (0..3).map(of_pruned).collect();
+            assert_eq!(Retained::total(&rows), Retained { ..retained });
             let places = || (0..3 * cols).map(|i| (f64::from(w[i]), mask.is_kept(i / cols, i % cols)));
             assert_eq!(retained.elements, w.len());
             assert_eq!(retained.nonzeros, places().filter(|(v, _)| *v != 0.0).count());

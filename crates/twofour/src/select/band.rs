@@ -11,6 +11,7 @@ use crate::{
     Compressed, Element, Mask, MatrixRef, Result,
     compressed::{fill_row, groups_per_row, lengths, meta_words_per_row},
     mask::{Retained, apply_row, stride},
+    memory,
 };
 
 /// A rule that chooses the mask of one band.
@@ -42,17 +43,26 @@ pub(crate) fn mask<T: Element>(matrix: MatrixRef<'_, T>, rule: &impl BandRule<T>
     Ok(mask)
 }
 
-/// The matrix with +0.0 in the place of every element that the rule does not keep, and what it keeps, in one pass.
-///
-/// # Errors
-/// [`crate::Error::NotANumber`] with the place of the first NaN.
-pub(crate) fn pruned<T: Element>(matrix: MatrixRef<'_, T>, rule: &impl BandRule<T>) -> Result<(Vec<T>, Retained)> {
-    let (rows, cols, height) = (matrix.rows(), matrix.cols(), rule.height());
-    let mut values = bytemuck::allocation::zeroed_vec::<T>(matrix.data().len());
-    let mut retained = vec![Retained::default(); rows];
-    let bands = values.par_chunks_mut((height * cols).max(1)).zip(retained.par_chunks_mut(height));
-    bands.enumerate().for_each_init(Vec::new, |words: &mut Vec<u64>, (band, (values, retained))| {
+/// What the passes over a matrix's bands need beside it; used again from one call to the next.
+#[derive(Debug, Default)]
+pub(crate) struct BandScratch {
+    words: Vec<u64>,
+}
+
+/// Writes the matrix to `values` with +0.0 in the place of every element that the rule does not keep, and what it keeps of each row to `retained`;
+/// on this thread, band by band. A NaN makes what is retained of its row not finite.
+pub(crate) fn prune<T: Element>(
+    matrix: MatrixRef<'_, T>,
+    rule: &impl BandRule<T>,
+    scratch: &mut BandScratch,
+    values: &mut [T],
+    retained: &mut [Retained],
+) {
+    let (cols, height) = (matrix.cols(), rule.height());
+    let bands = values.chunks_mut((height * cols).max(1)).zip(retained.chunks_mut(height));
+    for (band, (values, retained)) in bands.enumerate() {
         let band = matrix.band(band * height, retained.len());
+        let words = &mut scratch.words;
         words.clear();
         words.resize(retained.len() * stride(cols), 0);
         // A NaN shows in the sums.
@@ -60,14 +70,9 @@ pub(crate) fn pruned<T: Element>(matrix: MatrixRef<'_, T>, rule: &impl BandRule<
         let rows = values.chunks_mut(cols).zip(words.chunks(stride(cols))).zip(retained);
         for (row, ((values, words), retained)) in rows.enumerate() {
             apply_row(band.row(row), words, values);
-            *retained = Retained::of_row(band.row(row), words);
+            *retained = Retained::of_pruned(band.row(row), values, words);
         }
-    });
-    let retained = Retained::total(&retained);
-    if !retained.is_finite() {
-        reject_nan(matrix)?;
     }
-    Ok((values, retained))
 }
 
 /// The compressed form of the elements that the rule keeps, and what it keeps, in one pass. Bands of the rule must be single
@@ -82,8 +87,7 @@ pub(crate) fn compressed<T: Element>(
     debug_assert_eq!(rule.height(), 1);
     let (rows, cols) = (matrix.rows(), matrix.cols());
     let (values_len, meta_len) = lengths(rows, cols)?;
-    let mut values = bytemuck::allocation::zeroed_vec::<T>(values_len);
-    let mut meta = vec![0u32; meta_len];
+    let (mut values, mut meta) = (memory::zeroed::<T>(values_len)?, memory::zeroed::<u32>(meta_len)?);
     let mut retained = vec![Retained::default(); rows];
     if values_len > 0 {
         let parts = values
@@ -118,10 +122,17 @@ pub(super) mod tests {
     use super::*;
     use crate::{Error, Pattern};
 
+    fn pruned<T: Element>(matrix: MatrixRef<'_, T>, rule: &impl BandRule<T>) -> (Vec<T>, Retained) {
+        let mut values = vec![T::ZERO; matrix.data().len()];
+        let mut retained = vec![Retained::default(); if matrix.cols() == 0 { 0 } else { matrix.rows() }];
+        prune(matrix, rule, &mut BandScratch::default(), &mut values, &mut retained);
+        (values, Retained::total(&retained))
+    }
+
     /// One pass gives what selecting, applying, compressing and summing give one after the other.
     pub(in crate::select) fn one_pass_agrees<T: Element>(matrix: MatrixRef<'_, T>, rule: &impl BandRule<T>) {
         let mask = mask(matrix, rule).unwrap();
-        let (values, retained) = pruned(matrix, rule).unwrap();
+        let (values, retained) = pruned(matrix, rule);
         assert_eq!(bytemuck::cast_slice::<T, u8>(&values), bytemuck::cast_slice::<T, u8>(&mask.apply(matrix).unwrap()));
         let check = |retained: Retained| {
             assert_eq!((retained.elements, retained.kept), (matrix.data().len(), mask.count()));
@@ -150,9 +161,9 @@ pub(super) mod tests {
             let matrix = MatrixRef::new(12, 70, &data).unwrap();
             let errors = [
                 mask(matrix, rule).map(|_| ()),
-                pruned(matrix, rule).map(|_| ()),
                 if rule.height() == 1 { compressed(matrix, rule).map(|_| ()) } else { mask(matrix, rule).map(|_| ()) },
             ];
+            assert!(!pruned(matrix, rule).1.is_finite());
             for outcome in errors {
                 assert!(matches!(outcome, Err(Error::NotANumber { row: 5, col: 66 })), "{outcome:?}");
             }

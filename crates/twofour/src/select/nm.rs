@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::band::{self, BandRule};
-use crate::{Axis, Element, Error, Mask, MatrixRef, Pattern, Result};
+use crate::{Axis, Element, Error, Mask, MatrixRef, Pattern, Result, kernel::widest};
 
 /// Keeps the `n` elements of largest magnitude in each group of `m`.
 ///
@@ -77,24 +77,61 @@ impl<F> GroupRule<F> {
     where
         F: Fn(T) -> f32,
     {
-        let mut nan = false;
-        for (word, values) in words.iter_mut().zip(row.chunks(64)) {
-            let (groups, rest) = values.as_chunks::<4>();
+        widest(|| {
+            let mut nan = false;
+            let (whole, rest) = row.as_chunks::<64>();
+            for (word, values) in words.iter_mut().zip(whole) {
+                nan |= self.sixteen_groups(values, word);
+            }
+            let (groups, last) = rest.as_chunks::<4>();
+            let mut tail = 0;
             for (group, values) in groups.iter().enumerate() {
                 let scores = values.map(&self.score);
                 nan |= scores.iter().any(|s| s.is_nan());
-                *word |= u64::from(best_two_of_four(scores)) << (4 * group);
+                tail |= u64::from(best_two_of_four(scores)) << (4 * group);
             }
             let mut scores = [0f32; 3];
-            for (s, v) in scores.iter_mut().zip(rest) {
+            for (s, v) in scores.iter_mut().zip(last) {
                 *s = (self.score)(*v);
                 nan |= s.is_nan();
             }
-            if !rest.is_empty() {
-                *word |= best(&scores[..rest.len()], 2) << (4 * groups.len());
+            if !last.is_empty() {
+                tail |= best(&scores[..last.len()], 2) << (4 * groups.len());
+            }
+            if let Some(word) = words.get_mut(whole.len()) {
+                *word |= tail;
+            }
+            nan
+        })
+    }
+
+    /// [`best_two_of_four`] of sixteen groups, whose comparisons are the same operations on every lane.
+    #[inline(always)]
+    fn sixteen_groups<T: Element>(&self, values: &[T; 64], word: &mut u64) -> bool
+    where
+        F: Fn(T) -> f32,
+    {
+        let mut scores = [[0f32; 16]; 4];
+        for group in 0..16 {
+            for (element, scores) in scores.iter_mut().enumerate() {
+                scores[group] = (self.score)(values[4 * group + element]);
             }
         }
-        nan
+        let (mut nan, mut bits) = (0u32, [0u32; 16]);
+        for group in 0..16 {
+            let s = scores.map(|of_element| of_element[group]);
+            let won = |earlier: usize, later: usize| u32::from(s[earlier] >= s[later]);
+            let (won01, won02, won03) = (won(0, 1), won(0, 2), won(0, 3));
+            let (won12, won13, won23) = (won(1, 2), won(1, 3), won(2, 3));
+            // Of its three comparisons an element that is kept wins two.
+            let kept = |wins: u32| wins >> 1;
+            let (first, second) = (kept(won01 + won02 + won03), kept(1 - won01 + won12 + won13));
+            let (third, fourth) = (kept(2 - won02 - won12 + won23), kept(3 - won03 - won13 - won23));
+            bits[group] = first | second << 1 | third << 2 | fourth << 3;
+            nan |= u32::from(s.iter().any(|score| score.is_nan()));
+        }
+        *word |= bits.iter().rev().fold(0, |word, bits| word << 4 | u64::from(*bits));
+        nan != 0
     }
 
     fn along_a_row<T: Element>(&self, row: &[T], words: &mut [u64]) -> bool

@@ -1,6 +1,10 @@
 //! A choice of mask by name, for any pattern and axis.
 
-use super::{Transposable, band, magnitude, nm, transposable};
+use super::{
+    Transposable,
+    band::{self, BandRule, BandScratch},
+    magnitude, nm, transposable,
+};
 use crate::{Axis, Element, Error, Mask, MatrixRef, Pattern, Result, mask::Retained};
 
 /// How the mask of a dense matrix is chosen when it is pruned once, for any pattern.
@@ -58,11 +62,27 @@ impl Selector {
         }
     }
 
-    /// The pruned matrix, and what of it is left.
-    pub(crate) fn pruned<T: Element>(self, matrix: MatrixRef<'_, T>) -> Result<(Vec<T>, Retained)> {
+    /// Rows that belong together: a part of a matrix that begins at a multiple of so many rows is pruned as the whole is.
+    pub(crate) fn height(self) -> usize {
         match self {
-            Selector::Magnitude { pattern, axis } => band::pruned(matrix, &nm::magnitude_rule(pattern, axis)),
-            Selector::Transposable(rule) => band::pruned(matrix, &rule),
+            Selector::Magnitude { pattern, axis } => BandRule::<f32>::height(&nm::magnitude_rule(pattern, axis)),
+            Selector::Transposable(rule) => BandRule::<f32>::height(&rule),
+        }
+    }
+
+    /// [`band::prune`] with this selector's rule.
+    pub(crate) fn prune<T: Element>(
+        self,
+        matrix: MatrixRef<'_, T>,
+        scratch: &mut BandScratch,
+        values: &mut [T],
+        retained: &mut [Retained],
+    ) {
+        match self {
+            Selector::Magnitude { pattern, axis } => {
+                band::prune(matrix, &nm::magnitude_rule(pattern, axis), scratch, values, retained);
+            }
+            Selector::Transposable(rule) => band::prune(matrix, &rule, scratch, values, retained),
         }
     }
 }

@@ -11,7 +11,6 @@ mod timing;
 use std::{
     collections::{BTreeMap, HashSet},
     path::PathBuf,
-    thread,
 };
 
 use anyhow::{Result, bail};
@@ -25,6 +24,7 @@ use crate::{
     measure::{self, Machine, Shape},
     present::Screen,
     selection::SelectionOptions,
+    threads,
     weight_format::WeightFormat,
 };
 
@@ -87,8 +87,8 @@ pub(crate) struct Advise {
     device: Where,
 
     /// Threads to compute with [default: all]; on a CPU
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=4096))]
-    threads: Option<u16>,
+    #[arg(long, value_name = "COUNT", value_parser = threads::option)]
+    threads: Option<usize>,
 
     /// Seconds to spend on each measurement, up to 8/3 of that where the spread is large; on a CPU
     #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
@@ -110,10 +110,7 @@ impl Advise {
         let mut seen = HashSet::new();
         self.tokens.retain(|tokens| seen.insert(*tokens));
         let shapes = self.shapes(screen)?;
-        let threads = match self.threads {
-            Some(threads) => threads.into(),
-            None => thread::available_parallelism().map_or(1, usize::from),
-        };
+        let threads = self.threads.unwrap_or_else(threads::of_machine);
         let (machine, shapes) = match self.device {
             Where::Cpu => {
                 let machine = Machine { threads, ..measure::machine()? };

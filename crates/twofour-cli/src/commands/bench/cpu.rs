@@ -1,6 +1,6 @@
 //! `twofour bench cpu`.
 
-use std::{thread, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
@@ -16,6 +16,7 @@ use crate::{
     exit::{Usage, Verdict},
     measure::{self, Bandwidth, Message, Request, Shape, Single, Work},
     present::{Screen, units},
+    threads,
     weight_format::WeightFormat,
 };
 
@@ -46,8 +47,8 @@ pub(super) struct Cpu {
     suite: Suite,
 
     /// Numbers of threads, each measured in a process of its own [default: 1,2]; for latency, the largest is compared with one thread
-    #[arg(long, value_delimiter = ',', value_name = "LIST", value_parser = clap::value_parser!(u16).range(1..=4096))]
-    threads: Vec<u16>,
+    #[arg(long, value_delimiter = ',', value_name = "LIST", value_parser = threads::option)]
+    threads: Vec<usize>,
 
     /// Measure only work whose name matches, as in `decode` or `prefill/bf16/**`
     #[arg(long, value_delimiter = ',', value_name = "GLOB")]
@@ -86,7 +87,7 @@ impl Cpu {
     /// Runs the command.
     pub(super) fn run(self, screen: &mut Screen) -> Result<Verdict> {
         let works = self.works()?;
-        let threads = self.threads()?;
+        let threads = self.threads();
         let budget = match Duration::try_from_secs_f64(self.seconds) {
             Ok(budget) => budget,
             Err(e) => bail!(Usage(format!("--seconds {}: {e}", self.seconds))),
@@ -140,21 +141,14 @@ impl Cpu {
     }
 
     /// Returns the numbers of threads to measure with, at most as many as the machine has.
-    fn threads(&self) -> Result<Vec<usize>> {
-        let hardware = thread::available_parallelism().map_or(1, usize::from);
+    fn threads(&self) -> Vec<usize> {
         if self.threads.is_empty() {
-            return Ok([1, 2].into_iter().filter(|threads| *threads <= hardware).collect());
+            return [1, 2].into_iter().filter(|number| *number <= threads::of_machine()).collect();
         }
-        let mut threads: Vec<usize> = self.threads.iter().map(|&threads| threads.into()).collect();
+        let mut threads = self.threads.clone();
         threads.sort_unstable();
         threads.dedup();
-        if let Some(most) = threads.last().filter(|most| **most > hardware) {
-            let has = units::plural(hardware, "hardware thread");
-            bail!(Usage(format!(
-                "--threads {most}: this machine has {has}; with more, they would wait for each other"
-            )));
-        }
-        Ok(threads)
+        threads
     }
 
     /// Returns the command line, without paths of this machine.

@@ -3,7 +3,6 @@
 use std::{
     io,
     process::Command,
-    thread,
     time::{Duration, Instant},
 };
 
@@ -26,6 +25,7 @@ use crate::{
         table::{Align, Table},
         units,
     },
+    threads,
 };
 
 /// Measure generation by a whole model: prefill and decode, 2:4 against dense and against llama.cpp
@@ -63,8 +63,8 @@ pub(super) struct Generate {
     length: u32,
 
     /// Threads of this program's contenders [default: all of the machine]; those of --llama-cpp are up to its command
-    #[arg(long, value_name = "THREADS", value_parser = clap::value_parser!(u16).range(1..=4096))]
-    threads: Option<u16>,
+    #[arg(long, value_name = "THREADS", value_parser = threads::option)]
+    threads: Option<usize>,
 
     /// Rounds; before them each contender runs once
     #[arg(long, default_value_t = 5, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -178,7 +178,7 @@ impl Generate {
             let tokens = task.prompt + task.length;
             bail!(Usage(format!("--prompt and --length: {tokens} tokens for a context of {}", config.context)));
         }
-        let threads = self.threads()?;
+        let threads = self.threads.unwrap_or_else(threads::of_machine);
         self.output.expect_writable()?;
         let mut answer = Answer {
             machine: Machine { threads, ..measure::machine()? },
@@ -267,19 +267,6 @@ impl Generate {
             true => vec![Weights::Stored],
             false => vec![Weights::DenseBf16, Weights::SparseBf16, Weights::SparseInt8, Weights::SparseInt4],
         })
-    }
-
-    fn threads(&self) -> Result<usize> {
-        let hardware = thread::available_parallelism().map_or(1, usize::from);
-        match self.threads.map(usize::from) {
-            Some(threads) if threads > hardware => {
-                let has = units::plural(hardware, "hardware thread");
-                bail!(Usage(format!(
-                    "--threads {threads}: this machine has {has}; with more, they would wait for each other"
-                )))
-            }
-            threads => Ok(threads.unwrap_or(hardware)),
-        }
     }
 
     /// The model's name, without paths of this machine.

@@ -28,7 +28,8 @@ impl Output {
     /// Checks that the file can be written, before minutes of measurement.
     pub(super) fn expect_writable(&self) -> Result<()> {
         let Some(path) = self.file.as_deref() else { return Ok(()) };
-        if path.exists() && !path.is_dir() && !self.force {
+        let exists = path.symlink_metadata().is_ok();
+        if exists && !path.is_dir() && !self.force {
             bail!(Usage(format!("{} exists; replace it with --force", path.display())));
         }
         expect_file(path)
@@ -78,8 +79,9 @@ pub(super) fn expect_file(path: &Path) -> Result<()> {
     if path.is_dir() {
         bail!(Usage(format!("-o {shown}: is a directory; name a file")));
     }
-    if path.metadata().is_ok_and(|found| !found.is_file()) {
-        bail!(Usage(format!("-o {shown}: is a device, a pipe or a socket; name a file")));
+    // Of a link either it or what it leads to would be lost.
+    if path.symlink_metadata().is_ok_and(|found| !found.is_file()) {
+        bail!(Usage(format!("-o {shown}: is a link, a device, a pipe or a socket, and is not replaced; name a file")));
     }
     temporary(path).with_context(|| shown.to_string())?;
     Ok(())

@@ -37,6 +37,7 @@ pub(super) struct PerplexityAnswer {
     window: usize,
     stride: usize,
     dtype: String,
+    #[serde(serialize_with = "crate::commands::output::path")]
     text: PathBuf,
 }
 

@@ -29,7 +29,7 @@ use self::{
 use super::{
     effect::expect_to_prune,
     model::expect_model,
-    output::{BesideAnswer, OutputOptions},
+    output::{BesideAnswer, OutputOptions, path},
 };
 use crate::{
     exit::{Usage, Verdict},
@@ -104,6 +104,7 @@ enum AxisOption {
 
 #[derive(Debug, Serialize)]
 struct Answer<'a> {
+    #[serde(serialize_with = "path")]
     output: &'a PathBuf,
     pattern: String,
     method: &'static str,

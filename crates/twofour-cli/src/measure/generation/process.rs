@@ -66,7 +66,8 @@ impl ContenderProcess {
         };
         let (send, lines) = mpsc::channel();
         // Ends when the process does, or when the receiver is dropped.
-        thread::spawn(move || BufReader::new(stdout).lines().map_while(io::Result::ok).try_for_each(|l| send.send(l)));
+        let read = move || BufReader::new(stdout).lines().map_while(io::Result::ok).try_for_each(|l| send.send(l));
+        thread::Builder::new().spawn(read).context("starting a thread that reads what a contender says")?;
         let introduction = Introduction { contender: name.to_owned(), version: None, weight_bytes: 0 };
         let mut process = ContenderProcess { introduction, child, stdin, lines, command: name.to_owned() };
         process.introduction = process.answer()?;

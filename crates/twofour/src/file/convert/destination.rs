@@ -279,7 +279,9 @@ fn expect_place(reader: &Reader, output: &Path, overwrite: Overwrite) -> Result<
     if overwrite == Overwrite::No && !is_empty(output)? {
         return Err(Error::Exists { path: output.to_owned() });
     }
-    expect_no_other_model(reader, output)
+    expect_no_other_model(reader, output)?;
+    let beside = Beside::of(reader, output)?.files;
+    beside.iter().try_for_each(|file| expect_replaceable(&output.join(file), overwrite))
 }
 
 /// Returns an error where a directory holds weights or an index that the output would leave there: readers might take them for the output.
@@ -294,7 +296,9 @@ fn expect_no_other_model(reader: &Reader, output: &Path) -> Result<()> {
     let mut others = Vec::new();
     for entry in fs::read_dir(output).map_err(io)? {
         let name = entry.map_err(io)?.file_name().to_string_lossy().into_owned();
-        if (name.ends_with(".safetensors") || name.ends_with(INDEX_SUFFIX)) && !replaced.contains(&name) {
+        if replaced.contains(&name) {
+            expect_replaceable(&output.join(name), Overwrite::Yes)?;
+        } else if name.ends_with(".safetensors") || name.ends_with(INDEX_SUFFIX) {
             others.push(name);
         }
     }

@@ -7,6 +7,7 @@ mod description;
 mod destination;
 #[cfg(test)]
 mod directory_tests;
+mod pieces;
 mod prune;
 mod prune_quantized;
 mod quantize;
@@ -91,11 +92,11 @@ impl Item<'_> {
     /// Copies the piece byte for byte.
     fn write_copy(&self, reader: &Reader, writer: &mut Writer) -> Result<()> {
         match self {
-            Item::Plain(t) => writer.write(&t.name, &reader.tensor(&t.name)?.bytes()?),
-            Item::Compressed(weight) => weight.parts().into_iter().try_for_each(|(part, ..)| {
-                let key = part.key(&weight.name);
-                writer.write(&key, &reader.tensor(&key)?.bytes()?)
-            }),
+            Item::Plain(t) => pieces::copy(reader, writer, &t.name),
+            Item::Compressed(weight) => weight
+                .parts()
+                .into_iter()
+                .try_for_each(|(part, ..)| pieces::copy(reader, writer, &part.key(&weight.name))),
         }
     }
 }
@@ -212,15 +213,4 @@ trait OnMatrix {
     type Output;
 
     fn run<T: Arithmetic>(self, matrix: MatrixRef<'_, T>) -> Result<Self::Output>;
-}
-
-/// Checks that every element is finite.
-struct Finite;
-
-impl OnMatrix for Finite {
-    type Output = ();
-
-    fn run<T: Arithmetic>(self, matrix: MatrixRef<'_, T>) -> Result<()> {
-        matrix.expect_finite()
-    }
 }

@@ -4,11 +4,12 @@ use std::{collections::HashMap, ops::ControlFlow, path::Path};
 
 use rayon::prelude::*;
 
-use super::{Conversion, Finite, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, Reader, TensorInfo, Writer, run};
+use super::{Conversion, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, Reader, TensorInfo, Writer, pieces, run};
 use crate::{
     Arithmetic, Axis, Error, Mask, MatrixRef, Result,
     file::StoredDType,
     first_error::first_error,
+    memory,
     select::{Selector, Sparsity},
 };
 
@@ -188,7 +189,7 @@ impl Conversion for Prune<'_> {
         {
             let choice = (self.choose)(tensor);
             if choice.is_some() {
-                matrix.run(reader, Finite)?;
+                pieces::expect_finite(reader, matrix)?;
             }
             self.choices.insert(tensor.name.clone(), choice);
         }
@@ -204,8 +205,22 @@ impl Conversion for Prune<'_> {
             }
             Item::Plain(tensor) => {
                 let outcome = match (Matrix::of(tensor), self.choices.get(&tensor.name)) {
-                    (Some(matrix), Some(&rule)) => {
-                        matrix.run(reader, Write { writer, tensor, rule, prune: &mut *self.prune })?
+                    (Some(matrix), Some(Some(Rule::Selector(selector)))) => {
+                        let retained = pieces::prune(reader, writer, matrix, *selector)?;
+                        PruneOutcome::Pruned {
+                            selector: *selector,
+                            density_before: retained.density_before(),
+                            density: retained.density(),
+                            kept_l1: retained.l1(),
+                            kept_l2: retained.l2(),
+                        }
+                    }
+                    (Some(matrix), Some(&Some(Rule::Function(sparsity, axis)))) => {
+                        matrix.run(reader, ByFunction { writer, tensor, sparsity, axis, prune: &mut *self.prune })?
+                    }
+                    (Some(_), Some(None)) => {
+                        item.write_copy(reader, writer)?;
+                        PruneOutcome::NotChosen
                     }
                     _ => {
                         item.write_copy(reader, writer)?;
@@ -220,48 +235,22 @@ impl Conversion for Prune<'_> {
     }
 }
 
-/// Prunes and writes a matrix.
-struct Write<'a> {
+/// Prunes a matrix by a function and writes it.
+struct ByFunction<'a> {
     writer: &'a mut Writer,
     tensor: &'a TensorInfo,
-    rule: Option<Rule>,
+    sparsity: Sparsity,
+    axis: Axis,
     prune: &'a mut dyn FnMut(&TensorInfo, MatrixRef<'_, f32>) -> Result<PrunedWeight>,
 }
 
-impl OnMatrix for Write<'_> {
+impl OnMatrix for ByFunction<'_> {
     type Output = PruneOutcome;
 
     fn run<T: Arithmetic>(self, matrix: MatrixRef<'_, T>) -> Result<PruneOutcome> {
-        let name = &self.tensor.name;
-        let selector = match self.rule {
-            None => {
-                self.writer.write_elements(name, matrix.data())?;
-                return Ok(PruneOutcome::NotChosen);
-            }
-            Some(Rule::Function(sparsity, axis)) => return self.by_function(matrix, sparsity, axis),
-            Some(Rule::Selector(selector)) => selector,
-        };
-        let (values, retained) = selector.pruned(matrix)?;
-        self.writer.write_elements(name, &values)?;
-        Ok(PruneOutcome::Pruned {
-            selector,
-            density_before: retained.density_before(),
-            density: retained.density(),
-            kept_l1: retained.l1(),
-            kept_l2: retained.l2(),
-        })
-    }
-}
-
-impl Write<'_> {
-    fn by_function<T: Arithmetic>(
-        self,
-        matrix: MatrixRef<'_, T>,
-        sparsity: Sparsity,
-        axis: Axis,
-    ) -> Result<PruneOutcome> {
         let (rows, cols) = (matrix.rows(), matrix.cols());
-        let dense: Vec<f32> = matrix.data().par_iter().map(|value| value.to_f32()).collect();
+        let mut dense = memory::zeroed::<f32>(rows * cols)?;
+        dense.par_iter_mut().zip(matrix.data()).for_each(|(dense, value)| *dense = value.to_f32());
         let pruned = (self.prune)(self.tensor, MatrixRef::new(rows, cols, &dense)?)?;
         drop(dense);
         let (PrunedWeight::Mask(mask) | PrunedWeight::Adjusted { mask, .. }) = &pruned;
@@ -271,8 +260,8 @@ impl Write<'_> {
             PrunedWeight::Adjusted { weight, mask } => (rounded::<T>(&weight, &mask)?, mask, true),
         };
         let retained = mask.retained(matrix)?;
-        if let Sparsity::Groups(pattern) = sparsity {
-            mask.verify(pattern, axis)?;
+        if let Sparsity::Groups(pattern) = self.sparsity {
+            mask.verify(pattern, self.axis)?;
         }
         self.writer.write_elements(&self.tensor.name, &values)?;
         Ok(PruneOutcome::PrunedBy {
@@ -289,7 +278,7 @@ impl Write<'_> {
 fn rounded<T: Arithmetic>(weight: &[f32], mask: &Mask) -> Result<Vec<T>> {
     let (rows, cols) = (mask.rows(), mask.cols());
     let weight = MatrixRef::new(rows, cols, weight)?;
-    let mut out = vec![T::ZERO; rows * cols];
+    let mut out = memory::zeroed::<T>(rows * cols)?;
     first_error(out.par_chunks_mut(cols.max(1)).enumerate(), |(row, out)| {
         for (col, (out, value)) in out.iter_mut().zip(weight.row(row)).enumerate() {
             if !mask.is_kept(row, col) {

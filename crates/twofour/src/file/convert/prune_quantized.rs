@@ -7,8 +7,8 @@ use std::{
 };
 
 use super::{
-    Conversion, Finite, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, PruneOutcome, PruneReport, PrunedTensor,
-    Quantization, QuantizedWeight, Reader, TensorInfo, Writer, run,
+    Conversion, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, PruneOutcome, PruneReport, PrunedTensor,
+    Quantization, QuantizedWeight, Reader, TensorInfo, Writer, pieces, run,
 };
 use crate::{Arithmetic, Error, Mask, MatrixRef, Result};
 
@@ -55,7 +55,7 @@ impl Conversion for PruneQuantized<'_> {
             Item::Plain(tensor) => match Matrix::of(tensor) {
                 None => PruneOutcome::NotAMatrix,
                 Some(matrix) if (self.choose)(tensor) => {
-                    matrix.run(reader, Finite)?;
+                    pieces::expect_finite(reader, matrix)?;
                     plan.compressed(self.to.info(&tensor.name, matrix.rows, matrix.cols)?);
                     self.chosen.insert(tensor.name.clone());
                     return Ok(());

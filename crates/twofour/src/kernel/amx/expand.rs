@@ -156,7 +156,7 @@ mod tests {
     fn check<E: TileElement>(has: HasAvx512, rows: usize, cols: usize, values: &[E], first: usize, tiles: usize) {
         let compressed = Compressed::from_pruned(MatrixRef::new(rows, cols, values).unwrap()).unwrap();
         let dense = compressed.to_dense();
-        let strips = Strips::pack(&compressed);
+        let strips = Strips::pack(&compressed).unwrap();
         let strips = &strips.view();
         let of_four_bytes = 4 / size_of::<E>();
         // One strip more than there are: what completes a pair.

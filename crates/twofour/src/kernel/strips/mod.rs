@@ -148,18 +148,20 @@ impl<'a, T: Order> StripsRef<'a, T> {
 }
 
 impl<T: Order> Strips<T> {
-    fn empty(rows: usize, cols: usize) -> Self {
+    fn empty(rows: usize, cols: usize) -> Result<Self> {
         let mut strips = Self { rows, cols, bytes: Aligned::zeroed(0), element: PhantomData };
-        strips.bytes = Aligned::zeroed(strips.strip_bytes() * rows.div_ceil(ROWS));
-        strips
+        strips.bytes = Aligned::try_zeroed(strips.strip_bytes() * rows.div_ceil(ROWS))?;
+        Ok(strips)
     }
 
     /// The strips of a weight.
-    pub(super) fn pack(weight: &Compressed<T>) -> Self {
-        let mut strips = Self::empty(weight.rows(), weight.cols());
-        let packed = strips.pack_again(weight);
-        debug_assert!(packed.is_ok());
-        strips
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub(super) fn pack(weight: &Compressed<T>) -> Result<Self> {
+        let mut strips = Self::empty(weight.rows(), weight.cols())?;
+        strips.pack_again(weight)?;
+        Ok(strips)
     }
 }
 
@@ -354,7 +356,7 @@ mod tests {
         let dense: Vec<T> = bytes[..rows * cols].iter().map(|b| convert(*b)).collect();
         let matrix = MatrixRef::new(rows, cols, &dense).unwrap();
         let compressed = Compressed::from_pruned(matrix).unwrap();
-        let mut strips = Strips::pack(&compressed);
+        let mut strips = Strips::pack(&compressed).unwrap();
         assert_eq!(strips.to_compressed(), compressed);
         assert!(strips.bytes() >= compressed.bytes() - 4 * rows * usize::from(!cols.is_multiple_of(32)));
         // Repacking what is there already changes nothing, also over other contents.
@@ -362,7 +364,7 @@ mod tests {
         let mask = compressed.mask();
         strips.repack(matrix, &mask).unwrap();
         assert_eq!(strips.to_compressed(), compressed);
-        let mut from_other = Strips::pack(&other);
+        let mut from_other = Strips::pack(&other).unwrap();
         from_other.repack(matrix, &mask).unwrap();
         assert_eq!(from_other.to_compressed(), compressed);
     }
@@ -387,7 +389,7 @@ mod tests {
         let (rows, cols) = (20, 80);
         let dense = vec![1.0f32; rows * cols];
         let matrix = MatrixRef::new(rows, cols, &dense).unwrap();
-        let mut strips = Strips::<f32>::empty(rows, cols);
+        let mut strips = Strips::<f32>::empty(rows, cols).unwrap();
         // Row 3 has too many in the last block's columns, row 5 in the first's, row 17 in another strip.
         let faults = [(3, 19), (5, 0), (17, 0)];
         let mask = Mask::from_fn(rows, cols, |row, col| col % 4 < 2 || faults.contains(&(row, col / 4)));

@@ -99,7 +99,7 @@ impl Packed {
     pub(super) fn new(weight: &Int4) -> Result<Self> {
         let q = weight.weight();
         let shape = Shape { rows: q.rows(), cols: q.cols(), granularity: weight.granularity() };
-        let mut bytes = Aligned::zeroed(shape.bytes()?);
+        let mut bytes = Aligned::try_zeroed(shape.bytes()?)?;
         // A weight without columns would make empty chunks; there is then nothing to fill.
         let strips = bytes.par_chunks_mut(shape.strip_bytes().max(1));
         strips.enumerate().for_each(|(strip, bytes)| fill(weight, shape, strip * ROWS, bytes));

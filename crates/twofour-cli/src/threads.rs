@@ -1,0 +1,148 @@
+//! The threads that the command computes with.
+
+use std::{
+    env, io,
+    num::NonZero,
+    sync::Mutex,
+    thread::{self, Builder},
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    exit::Usage,
+    present::{Screen, units},
+};
+
+/// The environment variable that holds their number.
+const VARIABLE: &str = "RAYON_NUM_THREADS";
+
+/// Stack of a thread that computes, whatever the environment says.
+const STACK: usize = 2 << 20;
+
+/// Returns the number of threads that run at the same time here: of the processors that this process may use, and those of its container.
+pub(crate) fn of_machine() -> usize {
+    thread::available_parallelism().map_or(1, NonZero::get)
+}
+
+/// Returns the number of threads that an option asks for, at least 1 and at most those of the machine.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) fn option(text: &str) -> Result<usize, String> {
+    let machine = of_machine();
+    match text.parse() {
+        Ok(0) => Err("at least 1 thread computes".to_owned()),
+        Ok(threads) if threads > machine => {
+            let has = units::plural(machine, "hardware thread");
+            Err(format!("this machine has {has}; with more, they would wait for each other"))
+        }
+        Ok(threads) => Ok(threads),
+        Err(_) => Err("not a number of threads".to_owned()),
+    }
+}
+
+/// Starts the threads: as many as the environment asks for, but no more than the machine runs at the same time and the system starts.
+///
+/// # Errors
+/// [`Usage`] for a number that is none; that no thread can be started.
+pub(crate) fn start(screen: &Screen) -> Result<()> {
+    let machine = of_machine();
+    let wanted = match env::var_os(VARIABLE) {
+        Some(text) => asked_for(&text.to_string_lossy())?.unwrap_or(machine),
+        None => machine,
+    };
+    if wanted > machine {
+        screen.warn(format_args!(
+            "{VARIABLE} asks for {}; this machine runs {machine} at the same time, and so many compute",
+            units::plural(wanted, "thread")
+        ));
+    }
+    let wanted = wanted.min(machine);
+    let started = startable(wanted);
+    if started == 0 {
+        bail!(
+            "the system starts no thread; raise the limit of processes (`ulimit -u`, or the container's), or of memory"
+        );
+    }
+    if started < wanted {
+        screen.warn(format_args!("the system starts {started} of {wanted} threads; the command computes with these"));
+    }
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(started).stack_size(STACK);
+    pool.build_global().context("starting the threads that compute")
+}
+
+/// The number in the variable's text; none for 0 and for nothing, which ask for all.
+fn asked_for(text: &str) -> Result<Option<usize>, Usage> {
+    match text.trim() {
+        "" => Ok(None),
+        number => match number.parse::<usize>() {
+            Ok(number) => Ok((number > 0).then_some(number)),
+            Err(_) => Err(Usage(format!(
+                "{VARIABLE} is {text:?}; it must be a number of threads, or 0 for all of the machine"
+            ))),
+        },
+    }
+}
+
+/// How many threads the system starts, at most `wanted`. A pool whose threads do not all start can't be made a second time, so these are others.
+fn startable(wanted: usize) -> usize {
+    let gate = Mutex::new(());
+    let closed = gate.lock();
+    thread::scope(|scope| {
+        let started = (0..wanted)
+            .take_while(|_| Builder::new().stack_size(STACK).spawn_scoped(scope, || drop(gate.lock())).is_ok())
+            .count();
+        drop(closed);
+        started
+    })
+}
+
+/// Stack of the thread that a command begins on: what systems give by default.
+const MAIN_STACK: usize = 8 << 20;
+
+/// Runs the command: on this thread, or on one with a stack of its own where the limit of this one's is below what is usual.
+///
+/// # Errors
+/// The system's where it starts no thread.
+pub(crate) fn with_stack<R: Send>(command: impl FnOnce() -> R + Send) -> io::Result<R> {
+    if !is_stack_small() {
+        return Ok(command());
+    }
+    thread::scope(|scope| match Builder::new().stack_size(MAIN_STACK).spawn_scoped(scope, command)?.join() {
+        Ok(result) => Ok(result),
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
+}
+
+#[cfg(unix)]
+fn is_stack_small() -> bool {
+    use rustix::process::{Resource, getrlimit};
+    getrlimit(Resource::Stack).current.is_some_and(|bytes| bytes < MAIN_STACK as u64)
+}
+
+#[cfg(not(unix))]
+fn is_stack_small() -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_of_threads_is_one_or_all() {
+        assert_eq!(asked_for("3").unwrap(), Some(3));
+        assert_eq!((asked_for("0").unwrap(), asked_for(" ").unwrap()), (None, None));
+        for text in ["-1", "abc", "1.5", "99999999999999999999"] {
+            let error = asked_for(text).unwrap_err().to_string();
+            assert!(error.contains(VARIABLE) && error.contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn threads_are_counted_as_they_start() {
+        assert_eq!(startable(3), 3);
+        assert_eq!(startable(0), 0);
+    }
+}
