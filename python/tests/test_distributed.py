@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 import twofour
 from twofour.quantization import int4_weight_only, int8_dynamic_activation_int8_weight
 from twofour.sparsity import apply_fake_sparsity, block_sparse_weight, semi_sparse_weight, sparsify_
-from twofour.sparsity.training import SemiSparseLinear, swap_linear_with_semi_sparse_linear
+from twofour.sparsity.training import SemiSparseLinear, swap_linear_with_semi_sparse_linear, swap_semi_sparse_linear_with_linear
 
 RANKS = 2
 STEPS = 3
@@ -72,6 +72,9 @@ def with_fsdp(rank: int, device: str, folder: pathlib.Path) -> None:
     model = model_of(device)
     fully_shard(model, mesh=init_device_mesh(device.split(":")[0], (RANKS,)))
     train(model, rank, device)
+    for convert in (swap_semi_sparse_linear_with_linear, lambda m: sparsify_(m, semi_sparse_weight()), lambda m: twofour.Linear.from_dense(m[0])):
+        with pytest.raises(ValueError, match="its weight is sharded: load the whole state dict"):
+            convert(model)
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     whole = get_model_state_dict(model, options=options)
     if rank == 0:

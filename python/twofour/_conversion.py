@@ -68,6 +68,17 @@ def _subclasses(cls: type) -> list[type]:
     return [base for base in cls.__mro__ if base not in anchor.__mro__]
 
 
+SHARDED = (
+    "its weight is sharded: load the whole state dict, torch.distributed.checkpoint.state_dict.get_model_state_dict with full_state_dict=True, into a "
+    "model that is not, and convert that"
+)
+
+
+def is_sharded(weight: torch.Tensor | None) -> bool:
+    """Whether a weight is a part of one that several ranks hold."""
+    return hasattr(weight, "full_tensor")
+
+
 def refusal_of(linear: nn.Module) -> str | None:
     """Why no other layer can take the place of a layer, or ``None`` where one can.
 
@@ -89,6 +100,8 @@ def refusal_of(linear: nn.Module) -> str | None:
             return f"it is a {kind.__name__}, whose own {_listed(own)} the new layer would lose: leave it out, or make it a {anchor.__name__} first"
     if "forward" in linear.__dict__:
         return "its forward was replaced on the layer itself, as accelerate's hooks do, which the new layer would lose: undo that first"
+    if is_sharded(linear._parameters.get("weight")):
+        return SHARDED
     if isinstance(linear, SparseLayer):
         return None
     if anchor is not nn.Linear:

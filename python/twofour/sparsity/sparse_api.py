@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from .. import _registration
-from .._conversion import chosen, dense_layer, expect_no_adapters, is_sparse, is_training_layer, replace, weight_of
+from .._conversion import SHARDED, chosen, dense_layer, expect_no_adapters, is_sharded, is_sparse, is_training_layer, replace, weight_of
 from .._linear import Linear
 from ..sparse import to_sparse_semi_structured
 from ._masks import two_largest
@@ -76,6 +76,8 @@ def _chosen(model: nn.Module, filter_fn: Filter | None) -> list[tuple[str, nn.Mo
                 f"{_quoted(name)}: the weight is no parameter, since a parametrization or a hook computes it: call squash_mask of the sparsifier, "
                 "remove_parametrizations, torch.nn.utils.prune.remove or remove_weight_norm first"
             )
+        if is_sharded(weight):
+            raise ValueError(f"{_quoted(name)}: {SHARDED}")
     return layers
 
 
