@@ -48,6 +48,7 @@ TYPES = {
     "bloom": ("BloomForCausalLM", "BloomConfig", dict(vocab_size=64, hidden_size=32, n_layer=1, n_head=4), TOKENS),
     "falcon": ("FalconForCausalLM", "FalconConfig", dict(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4), TOKENS),
     "mamba": ("MambaForCausalLM", "MambaConfig", dict(vocab_size=64, hidden_size=32, num_hidden_layers=1, state_size=8), TOKENS),
+    "rwkv": ("RwkvForCausalLM", "RwkvConfig", dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, context_length=64), TOKENS),
     "mixtral": ("MixtralForCausalLM", "MixtralConfig", dict(TEXT, num_local_experts=4), TOKENS),
     "qwen2_moe": ("Qwen2MoeForCausalLM", "Qwen2MoeConfig", dict(MOE, shared_expert_intermediate_size=48), TOKENS),
     "deepseek_v3": ("DeepseekV3ForCausalLM", "DeepseekV3Config", MLA, TOKENS),

@@ -296,6 +296,34 @@ def test_old_names_and_configurations_that_say_nothing(tmp_path):
         assert torch.equal(logits(load(folder, quantization_config=TwoFourConfig())), logits(model))
 
 
+def test_weights_without_a_manifest_are_read(tmp_path):
+    """Earlier versions wrote none for models whose tensors transformers renames."""
+    model = load_pruned(tmp_path)
+    model.save_pretrained(tmp_path / "old")
+    tensors = safetensors.torch.load_file(tmp_path / "old" / "twofour-model.safetensors")
+    (tmp_path / "old" / "twofour-model.safetensors").unlink()
+    safetensors.torch.save_file(tensors, tmp_path / "old" / "model.safetensors", metadata={"format": "pt"})
+    again = load(tmp_path / "old")
+    assert converted(again) == converted(model) and torch.equal(logits(again), logits(model))
+
+
+def test_a_packed_base_model_takes_a_new_head_and_joins_another(tmp_path):
+    settings = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    transformers.BertModel(transformers.BertConfig(**settings)).save_pretrained(tmp_path / "dense")
+    base = transformers.BertModel.from_pretrained(tmp_path / "dense", quantization_config=TwoFourConfig(prune=True))
+    base.save_pretrained(tmp_path / "base")
+    model, info = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "base", output_loading_info=True)
+    assert info["missing_keys"] == {"classifier.weight", "classifier.bias"} and len(converted(model)) == len(converted(base)) == 7
+    assert 0 < model.classifier.weight.std() < 0.1
+    joined = transformers.EncoderDecoderModel.from_encoder_decoder_pretrained(tmp_path / "base", tmp_path / "base")
+    joined.config.decoder_start_token_id = joined.config.pad_token_id = 0
+    joined.save_pretrained(tmp_path / "joined")
+    again = transformers.EncoderDecoderModel.from_pretrained(tmp_path / "joined")
+    with torch.no_grad():
+        one, other = (found(input_ids=TOKENS, decoder_input_ids=TOKENS).logits for found in (joined.eval(), again))
+    assert torch.equal(one, other) and converted(again) == converted(joined)
+
+
 @pytest.mark.parametrize(
     "quantized", [twofour.quantization.int8_dynamic_activation_int8_weight(prune=True), twofour.quantization.int4_weight_only(-1, prune=True)]
 )

@@ -89,7 +89,8 @@ def _saving(original: Callable, saver_of: Callable) -> Callable:
         bound = _bound(original, (self, *args), kwargs)
         asked = bound.arguments
         folder, variant = os.fspath(asked["save_directory"]), asked.get("variant")
-        writes = self.should_save_on_this_rank(asked.get("is_main_process", True))
+        # Versions before it has a method leave that to the caller.
+        writes = getattr(self, "should_save_on_this_rank", bool)(asked.get("is_main_process", True))
         saver = saver_of(self, asked.get("save_original_format", True))
         if getattr(self, "_hf_peft_config_loaded", False) or os.path.isfile(folder):
             return original(*bound.args, **bound.kwargs)

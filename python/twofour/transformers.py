@@ -58,7 +58,7 @@ class TwoFourConfig(QuantizationConfigMixin):
     Args:
         modules_to_not_convert: names, suffixes or regular expressions of modules that stay dense; each must match a module of the model. By default
             the output layer (``lm_head``), the heads of tasks, which are what a model has beside its base model, and the routers of experts.
-            Layers that share their weight with another module, as tied embeddings do, always stay dense.
+            Layers that share their weight with another module, as tied embeddings do, and those whose weight the model itself changes always stay dense.
         prune: keeps the two largest magnitudes of each group of four weights of a dense checkpoint. By default the checkpoint must be 2:4
             already, and a weight that is not is an error.
     """
@@ -141,7 +141,7 @@ class TwoFourQuantizer(HfQuantizer):
         listed = self.quantization_config.modules_to_not_convert
         for pattern in listed or []:
             _expect_known(model, pattern)
-        left_out = _shared(model) | (_heads(model) | _routers(model) if listed is None else set())
+        left_out = _always_dense(model) | (_heads(model) | _routers(model) if listed is None else set())
         chosen, left = set(), {}
         for name, module in model.named_modules():
             if not should_convert_module(name, listed):
@@ -172,7 +172,7 @@ class TwoFourQuantizer(HfQuantizer):
         renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
         tensors = model.state_dict()
-        layers = {name for name, module in model.named_modules(remove_duplicate=False) if _is_linear(module)} - _shared(model)
+        layers = {name for name, module in model.named_modules(remove_duplicate=False) if _is_linear(module)} - _always_dense(model)
 
         def target(name: str) -> tuple[str, str | None]:
             found = rename_source_key(name, renamings, converters, model.base_model_prefix, tensors)
@@ -340,6 +340,12 @@ def _shared(model: nn.Module) -> set[str]:
         if modules.get(one) is not modules.get(other):
             shared |= {one, other}
     return shared
+
+
+def _always_dense(model: nn.Module) -> set[str]:
+    """The names of layers whose weight another module has, or the model changes in place: RWKV divides those that end a block."""
+    blocks = [name for name, module in model.named_modules() if type(module).__name__ == "RwkvBlock"]
+    return _shared(model) | {f"{block}.{layer}" for block in blocks for layer in ("attention.output", "feed_forward.value")}
 
 
 def _heads(model: nn.Module) -> set[str]:
