@@ -10,7 +10,7 @@ use clap::Args;
 use globset::{GlobBuilder, GlobMatcher};
 use serde::{Serialize, Serializer};
 use twofour::{
-    file::{Reader, StoredDType},
+    file::{Reader, StoredDType, TensorInfo},
     role::{Layout, Role, Roles},
 };
 
@@ -108,7 +108,9 @@ impl Globs {
                 return Err(usage.into());
             }
         }
-        Ok(Selection { globs: self, roles: Roles::of_model(reader)? })
+        let selection = Selection { globs: self, roles: Roles::of_model(reader)? };
+        selection.expect_weights(reader)?;
+        Ok(selection)
     }
 }
 
@@ -146,6 +148,42 @@ impl Selection {
         match self.of(name, dtype, shape)? {
             Layout::OutIn => Ok(()),
             Layout::InOut => Err(Skipped::InOut),
+        }
+    }
+
+    /// Returns an error where no weight is chosen because another tool packed them, or because of their type.
+    fn expect_weights(&self, reader: &Reader) -> Result<()> {
+        const PACKED: [&str; 5] = ["qweight", "weight_packed", "weight_scale_inv", "quant_state", "qzeros"];
+        let chosen = |t: &TensorInfo| self.of(&t.name, t.dtype, &t.shape);
+        if reader.compressed_weights().next().is_some() || reader.plain_tensors().any(|t| chosen(t).is_ok()) {
+            return Ok(());
+        }
+        let path = reader.path().display();
+        let is_packed = |t: &&TensorInfo| t.name.rsplit('.').next().is_some_and(|last| PACKED.contains(&last));
+        if let Some(packed) = reader.plain_tensors().find(is_packed) {
+            bail!(
+                "{path}: another tool packed the weights in integers (`{}`), as GPTQ and AWQ do; start from the model that was quantized, \
+                 in f32, f16 or bf16",
+                packed.name
+            );
+        }
+        let adapters = reader.plain_tensors().filter(|t| chosen(t) == Err(Skipped::Role(Role::Adapter))).count();
+        if adapters > 0 {
+            bail!(
+                "{path}: an adapter, which changes the weights of a model; merge it into its model, as peft's merge_and_unload does"
+            );
+        }
+        match reader.plain_tensors().find_map(|t| match chosen(t) {
+            Err(Skipped::DType(dtype)) => Some((t, dtype)),
+            _ => None,
+        }) {
+            Some((tensor, dtype)) => {
+                bail!(
+                    "{path}: tensor `{}` is {dtype}, which cannot be pruned; store the model in F32, F16 or BF16",
+                    tensor.name
+                )
+            }
+            None => Ok(()),
         }
     }
 

@@ -199,3 +199,59 @@ fn a_configuration_that_is_no_json_is_named() {
         assert!(message.contains("config.json: the model's configuration is no JSON"), "{message}");
     }
 }
+
+/// Writes a directory with one tensor of a type, filled with zeros.
+fn of_type(at: &Path, name: &str, dtype: safetensors::Dtype, bytes: usize) {
+    fs::create_dir(at).unwrap();
+    let data = vec![0; 16 * 16 * bytes];
+    let view = safetensors::tensor::TensorView::new(dtype, vec![16, 16], &data).unwrap();
+    fs::write(at.join("model.safetensors"), safetensors::serialize([(name, view)], None).unwrap()).unwrap();
+}
+
+#[test]
+fn weights_that_no_command_can_take_are_named_with_what_to_do() {
+    use safetensors::Dtype::{F32, F64, I32};
+    for (name, dtype, bytes, expected) in [
+        ("model.layers.0.mlp.up_proj.qweight", I32, 4, "another tool packed the weights"),
+        ("model.layers.0.mlp.up_proj.weight_packed", I32, 4, "another tool packed the weights"),
+        ("base_model.model.layers.0.mlp.up_proj.lora_A.weight", F32, 4, "merge it into its model"),
+        ("model.layers.0.mlp.up_proj.weight", F64, 8, "is F64, which cannot be pruned"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        of_type(&dir.path().join("in"), name, dtype, bytes);
+        let commands: [&[&str]; 5] = [
+            &["prune", "-o", "out"],
+            &["compress", "-o", "out"],
+            &["quantize", "-o", "out", "--dtype", "int8"],
+            &["check"],
+            &["advise"],
+        ];
+        for command in commands {
+            let message = run(dir.path(), &[command, &["in"]].concat()).bad(1);
+            assert!(message.contains(expected), "{command:?}: {message}");
+        }
+        assert!(!dir.path().join("out").exists());
+        run(dir.path(), &["inspect", "in"]).good();
+    }
+}
+
+#[test]
+fn a_tokenizer_that_is_not_there_or_is_a_pointer_is_named_with_what_to_do() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints/llama");
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    for name in support::names(&fixture).iter().filter(|name| !name.starts_with("tokenizer")) {
+        fs::copy(fixture.join(name), at.join(name)).unwrap();
+    }
+    fs::write(at.join("text.txt"), "two of every four").unwrap();
+    fs::write(at.join("tokenizer.model"), "x").unwrap();
+    let eval = || run(at, &["eval", ".", "--text", "text.txt"]).bad(1);
+    let message = eval();
+    assert!(
+        message.contains("only tokenizer.model of SentencePiece is") && message.contains("AutoTokenizer"),
+        "{message}"
+    );
+    fs::write(at.join("tokenizer.json"), "version https://git-lfs.github.com/spec/v1\noid sha256:ab\n").unwrap();
+    let message = eval();
+    assert!(message.contains("tokenizer.json: is a pointer of git lfs"), "{message}");
+}

@@ -51,8 +51,12 @@ pub(super) fn packed_type(number: i64, weight: ScalarType) -> Result<ScalarType>
     if number == -1 {
         return Ok(weight);
     }
-    ScalarType::of(number)
-        .ok_or_else(|| Failure::not_implemented(format!("torch's scalar type {number} cannot be packed")))
+    ScalarType::of(number).ok_or_else(|| {
+        Failure::not_implemented(format!(
+            "weights cannot be packed as {}; use float32, bfloat16 or float16",
+            ScalarType::name_of(number)
+        ))
+    })
 }
 
 /// The scales in a tensor of float32 in the host's memory: `len`, or none.

@@ -27,6 +27,24 @@ impl ScalarType {
         Self::ALL.into_iter().find(|t| *t as i64 == number)
     }
 
+    /// torch's name of the type of that number, for errors.
+    pub(crate) fn name_of(number: i64) -> String {
+        let other = match number {
+            7 => "float64",
+            8 => "complex32",
+            9 => "complex64",
+            10 => "complex128",
+            12..=14 | 16..=17 => "a quantized type",
+            25 => "float8_e5m2fnuz",
+            26 => "float8_e4m3fnuz",
+            27 => "uint16",
+            28 => "uint32",
+            29 => "uint64",
+            _ => return Self::of(number).map_or_else(|| format!("type {number}"), |own| own.name().to_owned()),
+        };
+        other.to_owned()
+    }
+
     const ALL: [Self; 11] = [
         Self::U8,
         Self::I8,

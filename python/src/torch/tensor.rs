@@ -71,7 +71,10 @@ impl Tensor {
     pub(crate) fn dtype(&self) -> Result<ScalarType> {
         let number = get!(aoti_torch_get_dtype, self.0, -1i32);
         ScalarType::of(number.into()).ok_or_else(|| {
-            Failure::not_implemented(format!("tensors of torch's scalar type {number} are not supported"))
+            Failure::not_implemented(format!(
+                "tensors of {} are not supported; use float32, bfloat16 or float16",
+                ScalarType::name_of(number.into())
+            ))
         })
     }
 

@@ -37,12 +37,19 @@ impl Tokenizer {
         let fault = |reason: String| CheckpointError::Tokenizer { path: path.to_owned(), reason };
         // The largest vocabularies take a tenth of it.
         const MOST: u64 = 256 << 20;
+        if !path.exists() && path.with_file_name("tokenizer.model").exists() {
+            let reason = "is not there, only tokenizer.model of SentencePiece is; write it with transformers: AutoTokenizer.from_pretrained(directory).save_pretrained(directory)";
+            return Err(fault(reason.to_owned()).into());
+        }
         let read = TextFile::open(path, &|| false).and_then(|file| file.text(MOST, &|| false));
         let text = read.map_err(|error| match error {
             Error::Text(error) => fault(error.reason()),
             other => fault(other.to_string()),
         })?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(text.as_bytes()).map_err(|error| fault(error.to_string()))?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(text.as_bytes()).map_err(|error| {
+            let what = twofour::file::what_else(text.as_bytes());
+            fault(what.map_or_else(|| error.to_string(), |what| format!("is {what}")))
+        })?;
         inner.with_truncation(None).map_err(|error| fault(error.to_string()))?;
         inner.with_padding(None);
         Ok(Tokenizer::File(Box::new(FileTokenizer { path: path.to_owned(), inner })))

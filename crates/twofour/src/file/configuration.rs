@@ -75,7 +75,10 @@ pub(super) fn parse(path: &Path, bytes: &[u8]) -> Result<Map<String, Value>> {
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(fields)) => Ok(fields),
         Ok(_) => Err(fault("is not a JSON object".to_owned())),
-        Err(error) => Err(fault(format!("is no JSON: {error}"))),
+        Err(error) => Err(fault(match super::what_else(bytes) {
+            Some(what) => format!("is {what}"),
+            None => format!("is no JSON: {error}"),
+        })),
     }
 }
 

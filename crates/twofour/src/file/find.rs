@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    Index,
+    Index, foreign,
     naming::{INDEX_SUFFIX, Kind, WEIGHTS_SUFFIX, is_of_weights, ordinary, shards_of},
     unique::quoted,
 };
@@ -57,7 +57,7 @@ pub(super) fn find_in_directory(directory: &Path) -> Result<PathBuf> {
             (Some(adapter), _) => format!(
                 "the directory holds {adapter}, which changes the weights of a model, and no model; merge it into its model, as peft's merge_and_unload does"
             ),
-            (None, []) => "the directory holds no .safetensors file".to_owned(),
+            (None, []) => foreign::instead(directory),
             (None, folders) => format!(
                 "the directory holds no .safetensors file, but these folders in it do: {}; name one of them",
                 folders.join(", ")

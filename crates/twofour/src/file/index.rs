@@ -4,7 +4,10 @@ use std::{collections::BTreeMap, path::Path};
 
 use serde_json::{Map, Value};
 
-use super::unique::{Unique, quoted};
+use super::{
+    unique::{Unique, quoted},
+    what_else,
+};
 use crate::{Error, Result};
 
 /// Which file of a sharded model holds which tensor.
@@ -35,7 +38,10 @@ impl Index {
     /// name: an index from a stranger must not lead out of its directory.
     pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self> {
         let fault = |reason: String| Error::Format { path: path.to_owned(), reason };
-        let raw: RawIndex = serde_json::from_slice(bytes).map_err(|e| fault(format!("the index: {e}")))?;
+        let raw: RawIndex = serde_json::from_slice(bytes).map_err(|e| match what_else(bytes) {
+            Some(what) => fault(format!("is {what}")),
+            None => fault(format!("the index: {e}")),
+        })?;
         for (tensor, shard) in &raw.weight_map.0 {
             if !is_plain_file_name(shard) {
                 return Err(fault(format!(
@@ -95,7 +101,8 @@ mod tests {
             (r#"{"weight_map":{"a":"x","a":"y"}}"#, "`a` is named twice"),
             (r#"{"weight_map":{"a":1}}"#, "`a`: invalid type"),
             (r#"{"metadata":{}}"#, "missing field `weight_map`"),
-            ("", "EOF"),
+            ("", "is empty"),
+            ("{", "EOF"),
             ("\u{feff}{}", "the index"),
         ] {
             let message = Index::parse(Path::new("i"), text.as_bytes()).unwrap_err().to_string();

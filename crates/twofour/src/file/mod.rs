@@ -59,6 +59,7 @@ mod convert;
 mod directory_lock;
 mod elements;
 mod find;
+mod foreign;
 mod header;
 mod index;
 #[cfg(test)]
@@ -87,6 +88,7 @@ pub use convert::{
 };
 pub use directory_lock::DirectoryLock;
 pub use elements::Elements;
+pub use foreign::what_else;
 pub use header::{Header, MAX_HEADER_BYTES, TensorInfo};
 pub use index::Index;
 pub use manifest::{CompressedInfo, FORMAT_VERSION, MANIFEST_KEY, Part};

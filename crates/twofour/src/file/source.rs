@@ -14,6 +14,7 @@ use rayon::prelude::*;
 use super::{
     Header,
     elements::{Elements, Spare},
+    what_else,
 };
 use crate::{Error, Result, memory};
 
@@ -81,8 +82,12 @@ impl Source {
             })?,
         };
         let first = self.read::<u8>(0..length.min(8))?;
-        let text = Header::text_range(&self.path, &first, length)?;
-        Header::parse_text(&self.path, &self.read::<u8>(text)?, length)
+        let text = Header::text_range(&self.path, &first, length);
+        let header = text.and_then(|text| Header::parse_text(&self.path, &self.read::<u8>(text)?, length));
+        match (header, what_else(&self.read::<u8>(0..length.min(512))?)) {
+            (Err(Error::Format { path, .. }), Some(what)) => Err(Error::Format { path, reason: format!("is {what}") }),
+            (header, _) => header,
+        }
     }
 
     /// Elements whose bytes lie in that range of the file.

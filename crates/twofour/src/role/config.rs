@@ -4,7 +4,7 @@ use std::{fs, io, path::Path};
 
 use serde_json::Value;
 
-use crate::{Error, Result};
+use crate::{Error, Result, file::what_else};
 
 /// Model types whose blocks are made of transformers' `Conv1D`.
 const CONV1D: [&str; 6] = ["gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder"];
@@ -19,7 +19,11 @@ pub(super) fn names_conv1d(directory: &Path) -> Result<bool> {
         Err(source) => return Err(Error::Io { path, action: "reading", source }),
     };
     let config = serde_json::from_slice(&bytes)
-        .map_err(|e| Error::Format { path, reason: format!("the model's configuration is no JSON: {e}") })?;
+        .map_err(|e| {
+            what_else(&bytes)
+                .map_or_else(|| format!("the model's configuration is no JSON: {e}"), |what| format!("is {what}"))
+        })
+        .map_err(|reason| Error::Format { path, reason })?;
     Ok(has_conv1d(&config))
 }
 

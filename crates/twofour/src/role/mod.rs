@@ -42,6 +42,8 @@ pub enum Role {
     Router,
     /// It sets step size or decay of a recurrent state: its errors are exponentiated, and grow along the sequence.
     Recurrence,
+    /// A low-rank matrix that is added to a weight, as LoRA's: pruned, it saves nothing.
+    Adapter,
     /// A linear layer of one output: a gate or a score.
     SingleOutput,
     /// A matrix outside of the repeated layers that is none of the above: a projector, a pooler, what reads patches.
@@ -63,6 +65,7 @@ impl fmt::Display for Role {
             Role::Head => "output head",
             Role::Router => "router of experts",
             Role::Recurrence => "sets the decay of a recurrent state",
+            Role::Adapter => "low-rank adapter; merge it into its model",
             Role::SingleOutput => "a single output: gate or score",
             Role::Outside => "outside the repeated layers",
             Role::StackedExperts => "experts in one 3-D tensor",

@@ -119,6 +119,9 @@ impl Roles {
                 _ => Role::NotAMatrix,
             };
         };
+        if modules.iter().any(|part| part.starts_with("lora_")) {
+            return Role::Adapter;
+        }
         if self.is_router(&modules, rows) {
             return Role::Router;
         }

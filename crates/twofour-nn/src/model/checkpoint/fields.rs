@@ -32,7 +32,10 @@ impl Fields {
         match serde_json::from_slice(&bytes) {
             Ok(Value::Object(values)) => Ok(Fields { path: path.to_owned(), prefix: String::new(), values }),
             Ok(_) => Err(not("not a JSON object".to_owned())),
-            Err(error) => Err(not(error.to_string())),
+            Err(error) => Err(not(match twofour::file::what_else(&bytes) {
+                Some(what) => format!("it is {what}"),
+                None => error.to_string(),
+            })),
         }
     }
 
