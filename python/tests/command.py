@@ -18,7 +18,9 @@ def _found():
 
 
 COMMAND = _found()
-needs_command = pytest.mark.skipif(COMMAND is None, reason="no twofour binary: `cargo build -p twofour-cli`, or name one in TWOFOUR_COMMAND")
+needs_command = pytest.mark.skipif(
+    COMMAND is None, reason="no twofour binary: `cargo build -p twofour-cli`, or name one in TWOFOUR_COMMAND"
+)
 
 
 def command(*arguments):

@@ -9,21 +9,65 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 T = pytest.importorskip("transformers")
 T.utils.logging.disable_progress_bar()
 
-BASE = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64)
+BASE = dict(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=64,
+)
 TEXT = dict(BASE, num_key_value_heads=2, pad_token_id=0)
-VISION = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, image_size=16, patch_size=8)
+VISION = dict(
+    hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, image_size=16, patch_size=8
+)
 MOE = dict(TEXT, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2)
-T5 = dict(vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4, pad_token_id=0, decoder_start_token_id=0)
+T5 = dict(
+    vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4, pad_token_id=0, decoder_start_token_id=0
+)
 BART = dict(vocab_size=64, d_model=32, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=48, decoder_ffn_dim=48)
 BART |= dict(encoder_attention_heads=4, decoder_attention_heads=4, max_position_embeddings=64, pad_token_id=1)
-SPEECH = dict(BASE, num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2, conv_dim=[16, 16], conv_stride=[5, 4], conv_kernel=[10, 8])
+SPEECH = dict(
+    BASE,
+    num_conv_pos_embeddings=16,
+    num_conv_pos_embedding_groups=2,
+    conv_dim=[16, 16],
+    conv_stride=[5, 4],
+    conv_kernel=[10, 8],
+)
 SPEECH |= dict(num_feat_extract_layers=2)
-RESNET = dict(model_type="resnet", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", out_features=["stage2"])
-DETR = dict(d_model=32, encoder_layers=1, decoder_layers=2, encoder_ffn_dim=48, decoder_ffn_dim=48, encoder_attention_heads=4)
-DETR |= dict(decoder_attention_heads=4, num_queries=4, use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=RESNET)
+RESNET = dict(
+    model_type="resnet",
+    embedding_size=8,
+    hidden_sizes=[8, 16],
+    depths=[1, 1],
+    layer_type="basic",
+    out_features=["stage2"],
+)
+DETR = dict(
+    d_model=32, encoder_layers=1, decoder_layers=2, encoder_ffn_dim=48, decoder_ffn_dim=48, encoder_attention_heads=4
+)
+DETR |= dict(
+    decoder_attention_heads=4,
+    num_queries=4,
+    use_timm_backbone=False,
+    use_pretrained_backbone=False,
+    backbone=None,
+    backbone_config=RESNET,
+)
 MROPE = dict(TEXT, rope_parameters={"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4})
-MLA = dict(TEXT, num_key_value_heads=4, moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=1)
-MLA |= dict(kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, v_head_dim=8, qk_nope_head_dim=8, first_k_dense_replace=1)
+MLA = dict(
+    TEXT,
+    num_key_value_heads=4,
+    moe_intermediate_size=16,
+    n_routed_experts=4,
+    num_experts_per_tok=2,
+    n_group=2,
+    topk_group=1,
+)
+MLA |= dict(
+    kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, v_head_dim=8, qk_nope_head_dim=8, first_k_dense_replace=1
+)
 
 _TOKENS = torch.arange(2, 26).view(2, 12)
 _IMAGES = torch.linspace(-1, 1, 2 * 3 * 16 * 16).view(2, 3, 16, 16)
@@ -46,9 +90,24 @@ TYPES = {
     "opt": ("OPTForCausalLM", "OPTConfig", dict(BASE, ffn_dim=48, word_embed_proj_dim=32), TOKENS),
     "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", BASE, TOKENS),
     "bloom": ("BloomForCausalLM", "BloomConfig", dict(vocab_size=64, hidden_size=32, n_layer=1, n_head=4), TOKENS),
-    "falcon": ("FalconForCausalLM", "FalconConfig", dict(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4), TOKENS),
-    "mamba": ("MambaForCausalLM", "MambaConfig", dict(vocab_size=64, hidden_size=32, num_hidden_layers=1, state_size=8), TOKENS),
-    "rwkv": ("RwkvForCausalLM", "RwkvConfig", dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, context_length=64), TOKENS),
+    "falcon": (
+        "FalconForCausalLM",
+        "FalconConfig",
+        dict(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4),
+        TOKENS,
+    ),
+    "mamba": (
+        "MambaForCausalLM",
+        "MambaConfig",
+        dict(vocab_size=64, hidden_size=32, num_hidden_layers=1, state_size=8),
+        TOKENS,
+    ),
+    "rwkv": (
+        "RwkvForCausalLM",
+        "RwkvConfig",
+        dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, context_length=64),
+        TOKENS,
+    ),
     "mixtral": ("MixtralForCausalLM", "MixtralConfig", dict(TEXT, num_local_experts=4), TOKENS),
     "qwen2_moe": ("Qwen2MoeForCausalLM", "Qwen2MoeConfig", dict(MOE, shared_expert_intermediate_size=48), TOKENS),
     "deepseek_v3": ("DeepseekV3ForCausalLM", "DeepseekV3Config", MLA, TOKENS),
@@ -57,29 +116,68 @@ TYPES = {
     "bert, classifier": ("BertForSequenceClassification", "BertConfig", BASE, TOKENS),
     "roberta": ("RobertaForTokenClassification", "RobertaConfig", dict(BASE, max_position_embeddings=70), TOKENS),
     "albert": ("AlbertForMaskedLM", "AlbertConfig", dict(BASE, embedding_size=16), TOKENS),
-    "deberta_v2": ("DebertaV2Model", "DebertaV2Config", dict(BASE, relative_attention=True, pos_att_type=["c2p", "p2c"]), TOKENS),
+    "deberta_v2": (
+        "DebertaV2Model",
+        "DebertaV2Config",
+        dict(BASE, relative_attention=True, pos_att_type=["c2p", "p2c"]),
+        TOKENS,
+    ),
     "mpnet": ("MPNetModel", "MPNetConfig", BASE, TOKENS),
     "modernbert": ("ModernBertForMaskedLM", "ModernBertConfig", dict(BASE, pad_token_id=0), TOKENS),
     "t5": ("T5ForConditionalGeneration", "T5Config", T5, PAIRS),
-    "t5, untied": ("T5ForConditionalGeneration", "T5Config", dict(T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False), PAIRS),
+    "t5, untied": (
+        "T5ForConditionalGeneration",
+        "T5Config",
+        dict(T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+        PAIRS,
+    ),
     "t5, encoder": ("T5EncoderModel", "T5Config", T5, TOKENS),
     "bart": ("BartForConditionalGeneration", "BartConfig", BART, PAIRS),
     "m2m_100": ("M2M100ForConditionalGeneration", "M2M100Config", BART, PAIRS),
     "bert2bert": ("EncoderDecoderModel", "EncoderDecoderConfig", BASE, PAIRS),
-    "whisper": ("WhisperForConditionalGeneration", "WhisperConfig", dict(BART, max_source_positions=16, num_mel_bins=8), MELS),
+    "whisper": (
+        "WhisperForConditionalGeneration",
+        "WhisperConfig",
+        dict(BART, max_source_positions=16, num_mel_bins=8),
+        MELS,
+    ),
     "wav2vec2": ("Wav2Vec2ForCTC", "Wav2Vec2Config", SPEECH, WAVES),
     "hubert": ("HubertModel", "HubertConfig", SPEECH, WAVES),
-    "musicgen": ("MusicgenForCausalLM", "MusicgenDecoderConfig", dict(BASE, ffn_dim=48, num_codebooks=2), dict(input_ids=_TOKENS.view(4, 6))),
+    "musicgen": (
+        "MusicgenForCausalLM",
+        "MusicgenDecoderConfig",
+        dict(BASE, ffn_dim=48, num_codebooks=2),
+        dict(input_ids=_TOKENS.view(4, 6)),
+    ),
     "vit": ("ViTForImageClassification", "ViTConfig", dict(VISION, num_labels=4), IMAGES),
     "dinov2": ("Dinov2Model", "Dinov2Config", dict(VISION, mlp_ratio=2), IMAGES),
-    "swin": ("SwinModel", "SwinConfig", dict(image_size=16, patch_size=2, embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=4), IMAGES),
-    "clip": ("CLIPModel", "CLIPConfig", dict(text_config=dict(BASE, eos_token_id=25), vision_config=VISION, projection_dim=16), BOTH),
-    "clip, text": ("CLIPTextModelWithProjection", "CLIPTextConfig", dict(BASE, eos_token_id=25, projection_dim=16), TOKENS),
+    "swin": (
+        "SwinModel",
+        "SwinConfig",
+        dict(image_size=16, patch_size=2, embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=4),
+        IMAGES,
+    ),
+    "clip": (
+        "CLIPModel",
+        "CLIPConfig",
+        dict(text_config=dict(BASE, eos_token_id=25), vision_config=VISION, projection_dim=16),
+        BOTH,
+    ),
+    "clip, text": (
+        "CLIPTextModelWithProjection",
+        "CLIPTextConfig",
+        dict(BASE, eos_token_id=25, projection_dim=16),
+        TOKENS,
+    ),
     "siglip": ("SiglipModel", "SiglipConfig", dict(text_config=BASE, vision_config=VISION), BOTH),
     "llava": (
         "LlavaForConditionalGeneration",
         "LlavaConfig",
-        dict(text_config=dict(TEXT, model_type="llama"), vision_config=dict(VISION, model_type="clip_vision_model"), image_token_index=1),
+        dict(
+            text_config=dict(TEXT, model_type="llama"),
+            vision_config=dict(VISION, model_type="clip_vision_model"),
+            image_token_index=1,
+        ),
         TOKENS,
     ),
     "qwen2_vl": (
@@ -91,11 +189,18 @@ TYPES = {
     "gemma3": (
         "Gemma3ForConditionalGeneration",
         "Gemma3Config",
-        dict(text_config=dict(TEXT, head_dim=8), vision_config=dict(VISION, vision_use_head=False), mm_tokens_per_image=1),
+        dict(
+            text_config=dict(TEXT, head_dim=8), vision_config=dict(VISION, vision_use_head=False), mm_tokens_per_image=1
+        ),
         TOKENS,
     ),
     "detr": ("DetrForObjectDetection", "DetrConfig", DETR, dict(pixel_values=_LARGE)),
-    "deformable_detr": ("DeformableDetrForObjectDetection", "DeformableDetrConfig", dict(DETR, num_feature_levels=2), dict(pixel_values=_LARGE)),
+    "deformable_detr": (
+        "DeformableDetrForObjectDetection",
+        "DeformableDetrConfig",
+        dict(DETR, num_feature_levels=2),
+        dict(pixel_values=_LARGE),
+    ),
 }
 
 

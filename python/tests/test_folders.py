@@ -18,10 +18,13 @@ import twofour.transformers
 from twofour.quantization import int4_weight_only, int8_dynamic_activation_int8_weight, quantize_
 from twofour.transformers import TwoFourConfig
 
-SENTENCES = "The quick brown fox jumps over the lazy dog. Two of every four weights are kept, and kernels skip the zeros. " * 4
+SENTENCES = (
+    "The quick brown fox jumps over the lazy dog. Two of every four weights are kept, and kernels skip the zeros. " * 4
+)
 IDS = torch.arange(40).view(2, 20) * 5 % 300
 
-#: Of each folder the largest relative error of logits: those of int8 layers, which quantize their inputs, are not those of dense weights.
+#: Of each folder the largest relative error of logits: those of int8 layers, which quantize their inputs, are not
+#: those of dense weights.
 FOLDERS = {
     "dense, Python": 0.0,
     "dense, command": 1e-4,
@@ -53,7 +56,13 @@ def folders(tmp_path_factory):
     places = {name: root / name.replace(", ", "-").replace(" ", "-") for name in FOLDERS}
     torch.manual_seed(0)
     config = T.LlamaConfig(
-        vocab_size=300, hidden_size=64, intermediate_size=136, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64
+        vocab_size=300,
+        hidden_size=64,
+        intermediate_size=136,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
     )
     model = T.LlamaForCausalLM(config).eval()
     for parameter in model.parameters():
@@ -76,7 +85,10 @@ def folders(tmp_path_factory):
     python("pruned, Python", prune_)
     for name in ("compressed, Python", "compressed and sharded, Python"):
         python(name, lambda model: None, quantization_config=TwoFourConfig(prune=True))
-    python("int8, Python", lambda model: quantize_(model, int8_dynamic_activation_int8_weight(prune=True), is_decoder_linear))
+    python(
+        "int8, Python",
+        lambda model: quantize_(model, int8_dynamic_activation_int8_weight(prune=True), is_decoder_linear),
+    )
     python("int4, Python", lambda model: quantize_(model, int4_weight_only(prune=True), is_decoder_linear))
     shards = root / "shards"
     T.LlamaForCausalLM.from_pretrained(places["pruned, Python"]).save_pretrained(shards, max_shard_size="100KB")
@@ -103,7 +115,9 @@ def _write_tokenizer(folder):
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
     tokenizer.train_from_iterator([SENTENCES], trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
 
@@ -125,7 +139,9 @@ def dense_model(folder):
     for name, tensor in twofour.load_file(folder).items():
         if isinstance(tensor, twofour.Compressed):
             integers = tensor.to_dense().float()
-            tensor = integers * tensor.scales[:, None] if tensor.dtype == "int8" and tensor.group_size is None else integers
+            tensor = (
+                integers * tensor.scales[:, None] if tensor.dtype == "int8" and tensor.group_size is None else integers
+            )
         tensors[name] = tensor.to_dense() if hasattr(tensor, "packed_weight") else tensor
     for name in [name for name, tensor in tensors.items() if tensor.dtype == torch.int8]:
         tensors[name] = tensors[name].float() * tensors.pop(f"{name}.scales")[:, None]
@@ -147,7 +163,10 @@ def test_what_the_folders_say(folders):
         weights = sorted(path.name for path in folder.iterdir() if ".safetensors" in path.name)
         assert len(weights) > 1 if "sharded" in name else len(weights) == 1
         if name in PACKED:
-            assert config["quantization_config"]["quant_method"] == "twofour" and "lm_head" in config["quantization_config"]["modules_to_not_convert"]
+            assert (
+                config["quantization_config"]["quant_method"] == "twofour"
+                and "lm_head" in config["quantization_config"]["modules_to_not_convert"]
+            )
             assert all(weight.startswith("twofour-model") for weight in weights)
             assert "import twofour.transformers" in (folder / "README-twofour.md").read_text()
         else:
@@ -161,22 +180,33 @@ def test_python_and_the_command_read_it(folders, tmp_path, name):
     folder, tolerance = folders[name], FOLDERS[name]
     model = load(folder)
     # The floats that the files stand for.
-    expected = logits(dense_model(folder)) if name in PACKED else logits(load(folders["dense, Python" if name == "dense, Python" else "pruned, Python"]))
+    expected = (
+        logits(dense_model(folder))
+        if name in PACKED
+        else logits(load(folders["dense, Python" if name == "dense, Python" else "pruned, Python"]))
+    )
     assert difference(logits(model), expected) <= tolerance
     if name in PACKED:
         kinds = {"compressed": twofour.Linear, "int8 by groups": twofour.Linear, "int4 by 64": twofour.Linear}
-        kinds |= {"int8": twofour.quantization.QuantizedLinear, "int8 head": twofour.quantization.QuantizedLinear, "int4": twofour.Int4Linear}
+        kinds |= {
+            "int8": twofour.quantization.QuantizedLinear,
+            "int8 head": twofour.quantization.QuantizedLinear,
+            "int4": twofour.Int4Linear,
+        }
         kind = kinds[name.partition(",")[0].removesuffix(" and sharded")]
         assert sum(type(module) is kind for module in model.modules()) == 14
     # The command computes what transformers does.
     text = tmp_path / "text"
     text.write_text(SENTENCES)
-    measured = json.loads(command("eval", folder, "--text", text, "--window", 64, "--stride", 64, "--dtype", "f32", "--json"))
+    measured = json.loads(
+        command("eval", folder, "--text", text, "--window", 64, "--stride", 64, "--dtype", "f32", "--json")
+    )
     assert abs(math.log(measured["perplexity"]) - _mean_loss(model, folder)) <= max(0.1 * (tolerance > 0.01), 2e-3)
     prompt = ["--prompt", "The quick", "--length", 4, "--temperature", 0, "--dtype", "f32", "--json"]
     assert len(json.loads(command("generate", folder, *prompt))["token_ids"]) == 4
     command("inspect", folder)
-    # An ordinary checkpoint of floats again, that transformers reads, and what Python writes of this model the command reads.
+    # An ordinary checkpoint of floats again, that transformers reads, and what Python writes of this model the command
+    # reads.
     command("decompress", folder, "-o", tmp_path / "plain")
     tensors = safetensors.torch.load_file(tmp_path / "plain" / "model.safetensors") if "sharded" not in name else None
     assert tensors is None or {tensor.dtype for tensor in tensors.values()} == {torch.float32}
@@ -185,7 +215,9 @@ def test_python_and_the_command_read_it(folders, tmp_path, name):
     assert difference(logits(load(tmp_path / "plain")), expected) <= 1e-4
     model.save_pretrained(tmp_path / "again")
     shutil.copy(folder / "tokenizer.json", tmp_path / "again")
-    again = json.loads(command("eval", tmp_path / "again", "--text", text, "--window", 64, "--stride", 64, "--dtype", "f32", "--json"))
+    again = json.loads(
+        command("eval", tmp_path / "again", "--text", text, "--window", 64, "--stride", 64, "--dtype", "f32", "--json")
+    )
     assert again["perplexity"] == pytest.approx(measured["perplexity"], rel=1e-3)
     if not name.startswith("dense, Python"):
         command("check", folder)
@@ -215,9 +247,16 @@ for folder in sys.argv[1:]:
         print("fails" if "model.safetensors" in str(error) else error)
 assert "twofour" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", program, *map(str, folders.values())], capture_output=True, text=True, cwd=folders["dense, Python"])
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, folders.values())],
+        capture_output=True,
+        text=True,
+        cwd=folders["dense, Python"],
+    )
     assert done.returncode == 0, done.stderr
-    assert dict(zip(folders, done.stdout.split(), strict=True)) == {name: "fails" if name in PACKED else "loads" for name in folders}
+    assert dict(zip(folders, done.stdout.split(), strict=True)) == {
+        name: "fails" if name in PACKED else "loads" for name in folders
+    }
 
 
 @needs_command

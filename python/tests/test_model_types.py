@@ -13,7 +13,11 @@ from twofour.transformers import TwoFourConfig
 
 
 def packed(model):
-    return {name: module for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, twofour.Linear)}
+    return {
+        name: module
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, twofour.Linear)
+    }
 
 
 def loaded(kind, folder, **arguments):
@@ -23,10 +27,23 @@ def loaded(kind, folder, **arguments):
 
 
 #: An empty list converts the heads and routers that the default leaves dense.
-EVERY_LAYER = ["llama", "llama, tied", "qwen2_moe", "bert, classifier", "t5", "t5, untied", "clip", "siglip", "wav2vec2", "detr"]
+EVERY_LAYER = [
+    "llama",
+    "llama, tied",
+    "qwen2_moe",
+    "bert, classifier",
+    "t5",
+    "t5, untied",
+    "clip",
+    "siglip",
+    "wav2vec2",
+    "detr",
+]
 
 
-@pytest.mark.parametrize(("name", "skipped"), [*((name, None) for name in TYPES), *((name, []) for name in EVERY_LAYER)])
+@pytest.mark.parametrize(
+    ("name", "skipped"), [*((name, None) for name in TYPES), *((name, []) for name in EVERY_LAYER)]
+)
 def test_a_type_of_model(tmp_path, name, skipped):
     dense, inputs = build(name)
     kind = type(dense)
@@ -50,10 +67,14 @@ def test_a_type_of_model(tmp_path, name, skipped):
     expect_equal(outputs(again, inputs), expected)
     # Every layer is packed in the file, and the file is read without transformers.
     tensors = twofour.load_file(tmp_path / "packed" / "twofour-model.safetensors")
-    assert sum(hasattr(tensor, "packed_weight") for tensor in tensors.values()) == len({id(layer) for layer in layers.values()})
+    assert sum(hasattr(tensor, "packed_weight") for tensor in tensors.values()) == len(
+        {id(layer) for layer in layers.values()}
+    )
 
 
-@pytest.mark.parametrize("name", ["llama, tied", "mamba", "mixtral", "gpt_oss", "t5", "clip", "siglip", "llava", "deformable_detr"])
+@pytest.mark.parametrize(
+    "name", ["llama, tied", "mamba", "mixtral", "gpt_oss", "t5", "clip", "siglip", "llava", "deformable_detr"]
+)
 def test_every_matrix_is_packed_in_the_file(tmp_path, name):
     """Embeddings, tables, single experts and parameters of attention become dense where no layer takes them packed."""
     dense, inputs = build(name)

@@ -85,7 +85,9 @@ def test_a_dense_checkpoint_is_pruned_while_loading(tmp_path, device):
     assert torch.equal(logits(load(tmp_path / "twice").to(device)), before)
     # The format is the package's own.
     tensors = twofour.load_file(tmp_path / "small")
-    assert torch.equal(tensors["model.layers.0.mlp.up_proj.weight"].to_dense().cpu(), dense.model.layers[0].mlp.up_proj.weight)
+    assert torch.equal(
+        tensors["model.layers.0.mlp.up_proj.weight"].to_dense().cpu(), dense.model.layers[0].mlp.up_proj.weight
+    )
     assert len([t for t in tensors.values() if hasattr(t, "packed_weight")]) == 14
 
 
@@ -127,7 +129,9 @@ def test_a_checkpoint_that_is_not_2_4_is_an_error(tmp_path):
     model = prune_(llama())
     model.model.layers[1].mlp.gate_proj.weight.data[7, 8:12] = 1.0
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"tensor `model.layers.1.mlp.gate_proj.weight`: row 7, group 2: 4 non-zeros.*prune=True"):
+    with pytest.raises(
+        ValueError, match=r"tensor `model.layers.1.mlp.gate_proj.weight`: row 7, group 2: 4 non-zeros.*prune=True"
+    ):
         load(tmp_path, quantization_config=TwoFourConfig())
     model = load(tmp_path, quantization_config=TwoFourConfig(modules_to_not_convert=["gate_proj", "lm_head"]))
     assert isinstance(model.model.layers[1].mlp.gate_proj, torch.nn.Linear)
@@ -179,7 +183,8 @@ def test_dequantize_and_adapters(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"), [({"prune": "yes"}, "prune must be"), ({"modules_to_not_convert": "lm_head"}, "must be a list")]
+    ("fields", "message"),
+    [({"prune": "yes"}, "prune must be"), ({"modules_to_not_convert": "lm_head"}, "must be a list")],
 )
 def test_config_is_checked(fields, message):
     with pytest.raises(TypeError, match=message):
@@ -191,7 +196,13 @@ def converted(model):
 
 
 @pytest.mark.parametrize(
-    ("unknown", "close"), [("lm_hed", "`lm_head`"), ("model.layers.7", "`model.layers.1`"), ("up_prj", "`up_proj`"), ("zzz", "there are .*`k_proj`")]
+    ("unknown", "close"),
+    [
+        ("lm_hed", "`lm_head`"),
+        ("model.layers.7", "`model.layers.1`"),
+        ("up_prj", "`up_proj`"),
+        ("zzz", "there are .*`k_proj`"),
+    ],
 )
 def test_names_that_match_nothing_are_an_error(tmp_path, unknown, close):
     llama().save_pretrained(tmp_path)
@@ -205,15 +216,31 @@ def test_layers_that_stay_dense_are_named(tmp_path):
     torch.manual_seed(0)
     gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=4))
     gpt2.save_pretrained(tmp_path / "gpt2")
-    with pytest.raises(ValueError, match=r"no layer of GPT2LMHeadModel can become 2:4: 4 of Conv1D, such as `transformer.h.0.attn.c_attn`: .*\[in_features"):
+    with pytest.raises(
+        ValueError,
+        match=r"no layer of GPT2LMHeadModel can become 2:4: 4 of Conv1D, such as `transformer.h.0.attn.c_attn`: .*\[in_f",
+    ):
         load(tmp_path / "gpt2", quantization_config=TwoFourConfig(prune=True))
-    settings = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
-    mixtral = transformers.MixtralForCausalLM(transformers.MixtralConfig(**settings, num_key_value_heads=2, num_local_experts=4))
+    settings = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+    }
+    mixtral = transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(**settings, num_key_value_heads=2, num_local_experts=4)
+    )
     mixtral.save_pretrained(tmp_path / "mixtral")
-    with pytest.warns(UserWarning, match="1 of MixtralExperts, such as `model.layers.0.mlp.experts`: the weights of all experts are one tensor"):
+    with pytest.warns(
+        UserWarning,
+        match="1 of MixtralExperts, such as `model.layers.0.mlp.experts`: the weights of all experts are one tensor",
+    ):
         model = load(tmp_path / "mixtral", quantization_config=TwoFourConfig(prune=True))
     assert len(converted(model)) == 4
-    falcon = transformers.FalconForCausalLM(transformers.FalconConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4))
+    falcon = transformers.FalconForCausalLM(
+        transformers.FalconConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+    )
     falcon.save_pretrained(tmp_path / "falcon")
     assert len(converted(load(tmp_path / "falcon", quantization_config=TwoFourConfig(prune=True)))) == 4
 
@@ -242,7 +269,11 @@ def test_a_module_with_two_names_is_one_layer(tmp_path):
 
 
 def names(folder):
-    return sorted(path.name for path in folder.iterdir() if path.suffix == ".safetensors" or "index" in path.name or "README" in path.name)
+    return sorted(
+        path.name
+        for path in folder.iterdir()
+        if path.suffix == ".safetensors" or "index" in path.name or "README" in path.name
+    )
 
 
 def test_names_of_files_and_what_was_there_before(tmp_path):
@@ -291,7 +322,9 @@ def test_old_names_and_configurations_that_say_nothing(tmp_path):
         del config["quantization_config"]
         (folder / "config.json").write_text(json.dumps(config))
         # Never layers that are initialized at random.
-        with pytest.raises(ValueError, match="hold packed weights, which config.json does not say; pass quantization_config"):
+        with pytest.raises(
+            ValueError, match="hold packed weights, which config.json does not say; pass quantization_config"
+        ):
             load(folder)
         assert torch.equal(logits(load(folder, quantization_config=TwoFourConfig())), logits(model))
 
@@ -308,12 +341,23 @@ def test_weights_without_a_manifest_are_read(tmp_path):
 
 
 def test_a_packed_base_model_takes_a_new_head_and_joins_another(tmp_path):
-    settings = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    settings = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+    }
     transformers.BertModel(transformers.BertConfig(**settings)).save_pretrained(tmp_path / "dense")
     base = transformers.BertModel.from_pretrained(tmp_path / "dense", quantization_config=TwoFourConfig(prune=True))
     base.save_pretrained(tmp_path / "base")
-    model, info = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "base", output_loading_info=True)
-    assert info["missing_keys"] == {"classifier.weight", "classifier.bias"} and len(converted(model)) == len(converted(base)) == 7
+    model, info = transformers.BertForSequenceClassification.from_pretrained(
+        tmp_path / "base", output_loading_info=True
+    )
+    assert (
+        info["missing_keys"] == {"classifier.weight", "classifier.bias"}
+        and len(converted(model)) == len(converted(base)) == 7
+    )
     assert 0 < model.classifier.weight.std() < 0.1
     joined = transformers.EncoderDecoderModel.from_encoder_decoder_pretrained(tmp_path / "base", tmp_path / "base")
     joined.config.decoder_start_token_id = joined.config.pad_token_id = 0
@@ -325,7 +369,11 @@ def test_a_packed_base_model_takes_a_new_head_and_joins_another(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "quantized", [twofour.quantization.int8_dynamic_activation_int8_weight(prune=True), twofour.quantization.int4_weight_only(-1, prune=True)]
+    "quantized",
+    [
+        twofour.quantization.int8_dynamic_activation_int8_weight(prune=True),
+        twofour.quantization.int4_weight_only(-1, prune=True),
+    ],
 )
 def test_integers_are_saved_loaded_and_dequantized(tmp_path, quantized):
     model = llama()
@@ -341,14 +389,18 @@ def test_integers_are_saved_loaded_and_dequantized(tmp_path, quantized):
     dense = again.dequantize()
     assert all(torch.equal(dense.get_submodule(name).weight, weight) for name, weight in weights.items())
     dense.save_pretrained(tmp_path / "dense")
-    assert names(tmp_path / "dense") == ["model.safetensors"] and "quantization_config" not in json.loads((tmp_path / "dense" / "config.json").read_text())
+    assert names(tmp_path / "dense") == ["model.safetensors"] and "quantization_config" not in json.loads(
+        (tmp_path / "dense" / "config.json").read_text()
+    )
     assert torch.equal(logits(load(tmp_path / "dense")), logits(dense))
 
 
 def test_sparse_parameters_and_single_layers_are_saved_packed(tmp_path):
     model = prune_(llama())
     mlp = model.model.layers[0].mlp
-    mlp.up_proj.weight = torch.nn.Parameter(twofour.sparse.to_sparse_semi_structured(mlp.up_proj.weight.detach()), requires_grad=False)
+    mlp.up_proj.weight = torch.nn.Parameter(
+        twofour.sparse.to_sparse_semi_structured(mlp.up_proj.weight.detach()), requires_grad=False
+    )
     mlp.down_proj = twofour.Linear.from_dense(mlp.down_proj)
     expected = logits(model)
     model.save_pretrained(tmp_path / "some")
@@ -359,11 +411,19 @@ def test_sparse_parameters_and_single_layers_are_saved_packed(tmp_path):
 
 def test_push_to_hub_uploads_the_same_files(tmp_path, monkeypatch):
     model, uploaded = load_pruned(tmp_path), []
-    monkeypatch.setattr(transformers.utils.hub, "create_and_tag_model_card", lambda *args, **kwargs: types.SimpleNamespace(save=lambda path: None))
+    monkeypatch.setattr(
+        transformers.utils.hub,
+        "create_and_tag_model_card",
+        lambda *args, **kwargs: types.SimpleNamespace(save=lambda path: None),
+    )
     hub = types.SimpleNamespace(create_repo=lambda repo_id, **kwargs: types.SimpleNamespace(repo_id=repo_id))
     for module in (transformers.utils.hub, transformers.modeling_utils):
         monkeypatch.setattr(module, "hf_api", lambda *args, **kwargs: hub)
-    monkeypatch.setattr(type(model), "_upload_modified_files", lambda self, folder, repo, *args, **kwargs: uploaded.append((repo, names(pathlib.Path(folder)))))
+    monkeypatch.setattr(
+        type(model),
+        "_upload_modified_files",
+        lambda self, folder, repo, *args, **kwargs: uploaded.append((repo, names(pathlib.Path(folder)))),
+    )
     expected = ["README-twofour.md", "twofour-model.safetensors"]
     model.push_to_hub("org/name")
     model.save_pretrained(tmp_path / "small", push_to_hub=True, repo_id="org/other")
@@ -390,7 +450,10 @@ def test_a_manifest_that_cannot_be_read_is_named(tmp_path):
     load_pruned(tmp_path).save_pretrained(tmp_path / "small")
     path = tmp_path / "small" / "twofour-model.safetensors"
     with safetensors.safe_open(path, "pt") as file:
-        manifest, tensors = json.loads(file.metadata()["twofour"]), {name: file.get_tensor(name) for name in file.keys()}
+        manifest, tensors = (
+            json.loads(file.metadata()["twofour"]),
+            {name: file.get_tensor(name) for name in file.keys()},
+        )
 
     def written(manifest, left_out=()):
         kept = {name: tensor for name, tensor in tensors.items() if name not in left_out}
@@ -408,5 +471,7 @@ def test_a_manifest_that_cannot_be_read_is_named(tmp_path):
         load(tmp_path / "small")
     manifest["weights"][name]["shape"] = [54, 28]
     written(manifest)
-    with pytest.raises(ValueError, match=rf"tensor `{name}`: its shape is \[54, 28\] in the file, \[54, 32\] in the model"):
+    with pytest.raises(
+        ValueError, match=rf"tensor `{name}`: its shape is \[54, 28\] in the file, \[54, 32\] in the model"
+    ):
         load(tmp_path / "small")

@@ -1,7 +1,7 @@
 """Names of the files of a model's folder that holds packed weights.
 
-transformers reads ``model.safetensors`` and knows nothing of packed weights: it would initialize the layers at random. So in a folder these files have
-names that it does not look for.
+transformers reads ``model.safetensors`` and knows nothing of packed weights: it would initialize the layers at random.
+So in a folder these files have names that it does not look for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def names_of(ordinary: str, variant: str | None) -> tuple[tuple[str, str], tuple
 
     Args:
         ordinary: ``"model.safetensors"``, or another file or index.
-        variant: ``"fp16"`` for instance. transformers has it before the end of a name; an index of packed weights is found by its end only.
+        variant: ``"fp16"`` for instance. transformers has it before the end of a name; an index of packed weights is
+            found by its end only.
     """
     stem = ordinary.removesuffix(".index.json").removesuffix(".safetensors")
     dotted = f".{variant}" if variant else ""
@@ -45,9 +46,14 @@ def packed_in(folder: str, ordinary: tuple[str, str], packed: tuple[str, str]) -
     Raises:
         ValueError: where it has ordinary weights as well.
     """
-    plain, own = ([name for name in names if os.path.isfile(os.path.join(folder, name))] for names in (ordinary, packed))
+    plain, own = (
+        [name for name in names if os.path.isfile(os.path.join(folder, name))] for names in (ordinary, packed)
+    )
     if plain and own:
-        raise ValueError(f"{folder} has packed weights, {own[0]}, and ordinary ones, {plain[0]}: remove those that do not belong to config.json")
+        raise ValueError(
+            f"{folder} has packed weights, {own[0]}, and ordinary ones, {plain[0]}: remove those that do not belong to "
+            "config.json"
+        )
     return own
 
 
@@ -59,9 +65,11 @@ def is_of_weights(name: str, variant: str | None) -> bool:
 
 
 def publish(staged: str, folder: str, variant: str | None) -> None:
-    """Moves what ``save_pretrained`` wrote to a folder, under the names of packed weights, and removes weights that were there.
+    """Moves what ``save_pretrained`` wrote to a folder, under the names of packed weights, and removes weights that
+    were there.
 
-    ``config.json`` and the rest follow the weights, so that a folder which is left in the middle is refused rather than read wrongly.
+    ``config.json`` and the rest follow the weights, so that a folder which is left in the middle is refused rather
+    than read wrongly.
     """
     written = set()
     (_, index), (_, packed_index) = names_of("model.safetensors", variant)

@@ -8,7 +8,8 @@ import sys
 
 
 def with_transformers() -> None:
-    """Registers with transformers where a program uses it, so that ``save_pretrained`` of a model with a new layer writes what is read again.
+    """Registers with transformers where a program uses it, so that ``save_pretrained`` of a model with a new layer
+    writes what is read again.
 
     Every layer with a packed weight calls it when it is made.
     """

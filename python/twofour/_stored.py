@@ -1,4 +1,5 @@
-"""Packed weights of a checkpoint, as transformers reads one: a mapping of names to tensors that are read when they are indexed."""
+"""Packed weights of a checkpoint, as transformers reads one: a mapping of names to tensors that are read when they are
+indexed."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Entry:
 
 
 def described(weight: Compressed) -> dict[str, Any]:
-    """A manifest's entry for a weight of floats, of int8 with a scale for each row, or of int4 with groups that layers have."""
+    """A manifest's entry for a weight of floats, of int8 with a scale for each row, or of int4 with groups that layers
+    have."""
     stored = "I4" if weight.dtype == "int4" else STORED[weight.dtype]
     grouped = {} if weight.group_size in (None, PER_CHANNEL) else {"group_size": weight.group_size}
     return {"shape": list(weight.shape), "dtype": stored, "pattern": "2:4", **grouped}
@@ -60,19 +62,26 @@ def manifest_of(files: Iterable[str]) -> dict[str, Entry]:
             text = (file.metadata() or {}).get("twofour")
         for name, entry in ({} if text is None else _parsed(path, text)).items():
             if entries.setdefault(name, entry) != entry:
-                raise ValueError(f"{path}: weight `{name}` is {entry} here and {entries[name]} in another file of the model")
+                raise ValueError(
+                    f"{path}: weight `{name}` is {entry} here and {entries[name]} in another file of the model"
+                )
     return entries
 
 
 def _parsed(path: str, text: str) -> dict[str, Entry]:
     try:
         manifest = json.loads(text)
-        version, weights = int(manifest["version"]), manifest["weights"].items() if manifest["version"] <= VERSION else ()
+        version, weights = (
+            int(manifest["version"]),
+            manifest["weights"].items() if manifest["version"] <= VERSION else (),
+        )
         entries = {name: _entry(fields, version) for name, fields in weights}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path}: its manifest of packed weights is damaged ({error!r})") from None
     if version > VERSION:
-        raise ValueError(f"{path}: format version {version} is newer than {VERSION}, the newest that this version of twofour reads")
+        raise ValueError(
+            f"{path}: format version {version} is newer than {VERSION}, the newest that this version of twofour reads"
+        )
     return entries
 
 
@@ -89,15 +98,21 @@ def has_packed(state: dict[str, Any]) -> bool:
 
 
 def with_weights(
-    state: dict[str, Any], entries: dict[str, Entry], columns: Callable[[str], int | None], stays_packed: Callable[[str], bool]
+    state: dict[str, Any],
+    entries: dict[str, Entry],
+    columns: Callable[[str], int | None],
+    stays_packed: Callable[[str], bool],
 ) -> dict[str, Any]:
-    """A state dict that has each packed weight under its own name, in the place of its parts, and no dense 8-bit integers.
+    """A state dict that has each packed weight under its own name, in the place of its parts, and no dense 8-bit
+    integers.
 
     Args:
         state: tensors, or slices that are read when they are indexed, by name.
-        entries: the packed weights. Those of files without a manifest, which earlier versions wrote, are found by the names of their parts.
+        entries: the packed weights. Those of files without a manifest, which earlier versions wrote, are found by the
+            names of their parts.
         columns: of a name, the columns that the model has for that weight, or ``None``; for files without a manifest.
-        stays_packed: of a name, whether its value is to be a :class:`StoredWeight` that reads packed, for a layer; others read dense.
+        stays_packed: of a name, whether its value is to be a :class:`StoredWeight` that reads packed, for a layer;
+            others read dense.
 
     Raises:
         ValueError: where a part of a weight is missing.
@@ -107,12 +122,18 @@ def with_weights(
         entries = dict(_without_manifest(state, columns))
     for name, entry in entries.items():
         parts = {part: state.pop(f"{name}.{part}", None) for part in ("values", "meta")}
-        scaled = entry.dtype == "int4" or (entry.dtype == "int8" and f"{name}.scales" in state) or entry.group_size is not None
+        scaled = (
+            entry.dtype == "int4"
+            or (entry.dtype == "int8" and f"{name}.scales" in state)
+            or entry.group_size is not None
+        )
         if scaled:
             parts["scales"] = state.pop(f"{name}.scales", None)
         missing = [f"`{name}.{part}`" for part, tensor in parts.items() if tensor is None]
         if missing:
-            raise ValueError(f"tensor `{name}` is packed, and the files have no {' and no '.join(missing)}: they are not complete")
+            raise ValueError(
+                f"tensor `{name}` is packed, and the files have no {' and no '.join(missing)}: they are not complete"
+            )
         state[name] = StoredWeight(name, entry, parts, stays_packed(name))
     for name in [name for name in state if f"{name}.scales" in state]:
         values, scales = state[name], state[f"{name}.scales"]
@@ -168,7 +189,9 @@ class StoredWeight:
         if group_size is None and self.entry.dtype == "int4":
             group_size = PER_CHANNEL
         meta = meta.view(torch.int32) if meta.dtype == torch.uint32 else meta
-        weight = PackedWeight(self.name, Compressed(values, meta, self.entry.shape, self.entry.dtype, scales, group_size))
+        weight = PackedWeight(
+            self.name, Compressed(values, meta, self.entry.shape, self.entry.dtype, scales, group_size)
+        )
         return weight if self.stays_packed else weight.dense()
 
 
@@ -209,8 +232,9 @@ class PackedWeight:
         return dense.float() * weight.scales[:, None] if is_scaled else dense.float()
 
     def layer(self) -> nn.Module:
-        """The layer that multiplies with the weight, without a bias: :class:`twofour.Linear`; of integers whose scales kernels have,
-        :class:`twofour.quantization.QuantizedLinear` and :class:`twofour.Int4Linear`; of other integers and 8-bit floats :class:`twofour.Linear` in floats.
+        """The layer that multiplies with the weight, without a bias: :class:`twofour.Linear`; of integers whose scales
+        kernels have, :class:`twofour.quantization.QuantizedLinear` and :class:`twofour.Int4Linear`; of other integers
+        and 8-bit floats :class:`twofour.Linear` in floats.
 
         Raises:
             ValueError: where the parts break a rule of the format, with the weight's name, row and group.

@@ -27,12 +27,16 @@ _ORDINARY = "model.safetensors"
 
 
 def hint(config) -> None:
-    """Tells the search for files, in the configuration of a model that is loaded, that they may have the names of packed weights."""
+    """Tells the search for files, in the configuration of a model that is loaded, that they may have the names of
+    packed weights."""
     config.transformers_weights = PREFIX + (getattr(config, "transformers_weights", None) or _ORDINARY)
 
 
-def _found(path: str | os.PathLike | None, explicit: str | None, variant: str | None, download: dict[str, Any]) -> str | None:
-    """The name of the file, or index, to load: one of packed weights where there is one; ``None`` for what transformers itself finds."""
+def _found(
+    path: str | os.PathLike | None, explicit: str | None, variant: str | None, download: dict[str, Any]
+) -> str | None:
+    """The name of the file, or index, to load: one of packed weights where there is one; ``None`` for what
+    transformers itself finds."""
     hinted = explicit is not None and explicit.startswith(PREFIX)
     ordinary = explicit.removeprefix(PREFIX) if explicit else _ORDINARY
     plain, own = names_of(ordinary, variant)
@@ -75,7 +79,8 @@ def _loading(original: Callable, quantizer_class: type) -> Callable:
             bound.arguments["state_dict"] = load_config.hf_quantizer.with_packed_weights(model, state, load_config)
         elif has_packed(state):
             raise ValueError(
-                f"{load_config.pretrained_model_name_or_path}: the files hold packed weights, which config.json does not say; "
+                f"{load_config.pretrained_model_name_or_path}: the files hold packed weights, which config.json does not "
+                "say; "
                 "pass quantization_config=twofour.transformers.TwoFourConfig()"
             )
         return original(*bound.args, **bound.kwargs)
@@ -102,9 +107,14 @@ def _saving(original: Callable, saver_of: Callable) -> Callable:
         if asked.get("distributed_checkpoint"):
             raise ValueError("packed weights cannot be saved with distributed_checkpoint=True: leave it out")
         os.makedirs(folder, exist_ok=True)
-        other = sorted(name for name in os.listdir(folder) if name.startswith("pytorch_model") and name.endswith(".bin"))
+        other = sorted(
+            name for name in os.listdir(folder) if name.startswith("pytorch_model") and name.endswith(".bin")
+        )
         if other:
-            raise ValueError(f"{folder} has {other[0]}, which would be loaded in the place of the packed weights: remove it, or save elsewhere")
+            raise ValueError(
+                f"{folder} has {other[0]}, which would be loaded in the place of the packed weights: remove it, or save "
+                "elsewhere"
+            )
         push, asked["push_to_hub"] = asked.get("push_to_hub", False), False
         hub = {"token": asked["token"]} if asked.get("token") is not None else {}
         hub.update(asked.pop("kwargs", {}))
@@ -135,15 +145,19 @@ def wrap(quantizer_class: type, saver_of: Callable) -> None:
 
     Args:
         quantizer_class: the quantizer whose method ``with_packed_weights`` is given the tensors of a checkpoint.
-        saver_of: of a model, and whether it is saved in its original format, a context manager inside which it saves packed weights, or ``None``
-            for a model without any.
+        saver_of: of a model, and whether it is saved in its original format, a context manager inside which it saves
+            packed weights, or ``None`` for a model without any.
 
     Raises:
         ImportError: where this version of transformers lacks one of them.
     """
     try:
         modeling_utils._get_resolved_checkpoint_files = _resolving(modeling_utils._get_resolved_checkpoint_files)
-        modeling_utils.convert_and_load_state_dict_in_model = _loading(modeling_utils.convert_and_load_state_dict_in_model, quantizer_class)
+        modeling_utils.convert_and_load_state_dict_in_model = _loading(
+            modeling_utils.convert_and_load_state_dict_in_model, quantizer_class
+        )
     except AttributeError as error:
-        raise ImportError(f"transformers {transformers.__version__} does not fit this version of twofour: {error}") from None
+        raise ImportError(
+            f"transformers {transformers.__version__} does not fit this version of twofour: {error}"
+        ) from None
     modeling_utils.PreTrainedModel.save_pretrained = _saving(modeling_utils.PreTrainedModel.save_pretrained, saver_of)

@@ -10,11 +10,13 @@ Importing this module registers the method; it must be imported before a model i
     model.save_pretrained("folder-24")  # half the bytes in linear layers
     model = AutoModelForCausalLM.from_pretrained("folder-24")
 
-Each ``nn.Linear`` becomes a :class:`twofour.Linear`, weight by weight while the checkpoint is read. Folders are those of the command line tool
-(docs/format.md): what it compressed or quantized is loaded, integers as :class:`twofour.quantization.QuantizedLinear` and :class:`twofour.Int4Linear`, and it reads
-what ``save_pretrained`` writes, of models whose layers :func:`twofour.quantization.quantize_` replaced as well. What is packed the files say themselves;
-``config.json`` names the method and the layers that are dense. The files are named ``twofour-model.safetensors``, so that without this package a folder
-fails to load, instead of having layers initialized at random.
+Each ``nn.Linear`` becomes a :class:`twofour.Linear`, weight by weight while the checkpoint is read. Folders are those
+of the command line tool (docs/format.md): what it compressed or quantized is loaded, integers as
+:class:`twofour.quantization.QuantizedLinear` and :class:`twofour.Int4Linear`, and it reads what ``save_pretrained``
+writes, of models whose layers :func:`twofour.quantization.quantize_` replaced as well. What is packed the files say
+themselves; ``config.json`` names the method and the layers that are dense. The files are named
+``twofour-model.safetensors``, so that without this package a folder fails to load, instead of having layers
+initialized at random.
 """
 
 from __future__ import annotations
@@ -29,7 +31,13 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
-from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming, rename_source_key, revert_weight_conversion
+from transformers.core_model_loading import (
+    ConversionOps,
+    WeightConverter,
+    WeightRenaming,
+    rename_source_key,
+    revert_weight_conversion,
+)
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
@@ -56,11 +64,12 @@ class TwoFourConfig(QuantizationConfigMixin):
     """Which layers of a dense checkpoint become 2:4, and how. Of a packed checkpoint the files say what is packed.
 
     Args:
-        modules_to_not_convert: names, suffixes or regular expressions of modules that stay dense; each must match a module of the model. By default
-            the output layer (``lm_head``), the heads of tasks, which are what a model has beside its base model, and the routers of experts.
-            Layers that share their weight with another module, as tied embeddings do, and those whose weight the model itself changes always stay dense.
-        prune: keeps the two largest magnitudes of each group of four weights of a dense checkpoint. By default the checkpoint must be 2:4
-            already, and a weight that is not is an error.
+        modules_to_not_convert: names, suffixes or regular expressions of modules that stay dense; each must match a
+            module of the model. By default the output layer (``lm_head``), the heads of tasks, which are what a model
+            has beside its base model, and the routers of experts. Layers that share their weight with another module,
+            as tied embeddings do, and those whose weight the model itself changes always stay dense.
+        prune: keeps the two largest magnitudes of each group of four weights of a dense checkpoint. By default the
+            checkpoint must be 2:4 already, and a weight that is not is an error.
     """
 
     def __init__(self, modules_to_not_convert: list[str] | None = None, prune: bool = False, **kwargs):
@@ -77,7 +86,9 @@ class TwoFourConfig(QuantizationConfigMixin):
             ValueError: for a regular expression that is none.
         """
         names = self.modules_to_not_convert
-        if names is not None and not (isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)):
+        if names is not None and not (
+            isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
+        ):
             raise TypeError(f"modules_to_not_convert must be a list of names, not {names!r}")
         if not isinstance(self.prune, bool):
             raise TypeError(f"prune must be True or False, not {self.prune!r}")
@@ -114,16 +125,22 @@ class TwoFourQuantizer(HfQuantizer):
         if not isinstance(device_map, dict):
             return
         kinds = {name: getattr(device, "type", str(device)) for name, device in device_map.items()}
-        offloaded = [name for name, kind in kinds.items() if kind == "disk" or (kind == "cpu" and set(kinds.values()) != {"cpu"})]
+        offloaded = [
+            name for name, kind in kinds.items() if kind == "disk" or (kind == "cpu" and set(kinds.values()) != {"cpu"})
+        ]
         if offloaded:
-            named = ", ".join(f"`{name}`" if name else "the model" for name in offloaded[:4]) + (" …" if len(offloaded) > 4 else "")
+            named = ", ".join(f"`{name}`" if name else "the model" for name in offloaded[:4]) + (
+                " …" if len(offloaded) > 4 else ""
+            )
             raise ValueError(
-                f"2:4 weights cannot be offloaded to the CPU or a disk, and device_map puts {named} there: give the model more memory "
+                f"2:4 weights cannot be offloaded to the CPU or a disk, and device_map puts {named} there: give the model "
+                "more memory "
                 'of the device (max_memory), or load it on the CPU alone, with device_map="cpu"'
             )
 
     def update_attn_implementation(self, config):
-        """Called with the model's configuration before its files are searched, which may have the names of packed weights."""
+        """Called with the model's configuration before its files are searched, which may have the names of packed
+        weights."""
         _transformers.hint(config)
         return super().update_attn_implementation(config)
 
@@ -151,10 +168,13 @@ class TwoFourQuantizer(HfQuantizer):
                 left.setdefault((type(module).__name__, reason), []).append(name)
             elif _is_linear(module) and name not in left_out:
                 chosen.add(name)
-        told = "; ".join(f"{len(names)} of {kind}, such as `{names[0]}`: {reason}" for (kind, reason), names in left.items())
+        told = "; ".join(
+            f"{len(names)} of {kind}, such as `{names[0]}`: {reason}" for (kind, reason), names in left.items()
+        )
         if not chosen:
             raise ValueError(
-                f"no layer of {type(model).__name__} can become 2:4{': ' + told if told else ''}. Load it without TwoFourConfig"
+                f"no layer of {type(model).__name__} can become 2:4{': ' + told if told else ''}. Load it without "
+                "TwoFourConfig"
                 f"{', or leave out fewer modules' if listed else ''}"
             )
         if told:
@@ -172,7 +192,9 @@ class TwoFourQuantizer(HfQuantizer):
         renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
         tensors = model.state_dict()
-        layers = {name for name, module in model.named_modules(remove_duplicate=False) if _is_linear(module)} - _always_dense(model)
+        layers = {
+            name for name, module in model.named_modules(remove_duplicate=False) if _is_linear(module)
+        } - _always_dense(model)
 
         def target(name: str) -> tuple[str, str | None]:
             found = rename_source_key(name, renamings, converters, model.base_model_prefix, tensors)
@@ -194,7 +216,10 @@ class TwoFourQuantizer(HfQuantizer):
 
         result = with_weights(state, self._entries, columns, stays_packed)
         if self._convertible and getattr(load_config, "device_mesh", None) is not None:
-            raise NotImplementedError("2:4 weights cannot be split over devices while they are loaded: leave out tp_plan and distributed_config")
+            raise NotImplementedError(
+                "2:4 weights cannot be split over devices while they are loaded: leave out tp_plan and "
+                "distributed_config"
+            )
         return result
 
     def param_needs_quantization(self, model, param_name: str, **kwargs) -> bool:
@@ -212,7 +237,10 @@ class TwoFourQuantizer(HfQuantizer):
         module = model.get_submodule(module_name)
         try:
             if tuple(weight.shape) != (module.out_features, module.in_features):
-                raise ValueError(f"tensor `{name}`: its shape is {list(weight.shape)} in the file, {[module.out_features, module.in_features]} in the model")
+                raise ValueError(
+                    f"tensor `{name}`: its shape is {list(weight.shape)} in the file, "
+                    f"{[module.out_features, module.in_features]} in the model"
+                )
             if isinstance(weight, PackedWeight):
                 self._layers[module_name] = weight.layer()
                 return
@@ -229,7 +257,11 @@ class TwoFourQuantizer(HfQuantizer):
         if self._failures:
             shown = "; ".join(self._failures[:4])
             more = f"; and {len(self._failures) - 4} more" if len(self._failures) > 4 else ""
-            advice = ". Pass TwoFourConfig(prune=True) to prune them, or name them in modules_to_not_convert" if self._dense_failures else ""
+            advice = (
+                ". Pass TwoFourConfig(prune=True) to prune them, or name them in modules_to_not_convert"
+                if self._dense_failures
+                else ""
+            )
             raise ValueError(f"{shown}{more}{advice}")
         for name, layer in self._layers.items():
             old = model.get_submodule(name)
@@ -244,8 +276,9 @@ class TwoFourQuantizer(HfQuantizer):
 
         Args:
             model: the model.
-            original_format: whether transformers gives tensors the names of the checkpoint that the model is from. A weight that it stores in
-                another arrangement there, and one whose name it would not find again, is saved dense.
+            original_format: whether transformers gives tensors the names of the checkpoint that the model is from. A
+                weight that it stores in another arrangement there, and one whose name it would not find again, is
+                saved dense.
         """
         with deferred_weights():
             state = dict(model.state_dict())
@@ -268,8 +301,10 @@ class TwoFourQuantizer(HfQuantizer):
             parts = zip(_PARTS, (weight.values, weight.meta.view(torch.uint32), weight.scales), strict=True)
             state.update({f"{name}.{part}": tensor for part, tensor in parts if tensor is not None})
             weights[stored] = described(weight)
-        manifest = {"version": 1, "weights": weights}
-        return state, {"twofour": json.dumps(manifest)} if weights and not getattr(model, "_hf_peft_config_loaded", False) else {}
+        # Of a model with adapters only these are saved.
+        if not weights or getattr(model, "_hf_peft_config_loaded", False):
+            return state, {}
+        return state, {"twofour": json.dumps({"version": 1, "weights": weights})}
 
     def _dequantize(self, model, dtype=None):
         for _, module in list(model.named_modules()):
@@ -334,7 +369,11 @@ def _shared(model: nn.Module) -> set[str]:
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), set()).add(id(module))
     modules = dict(model.named_modules(remove_duplicate=False))
-    shared = {name for name, module in modules.items() if any(len(owners[id(p)]) > 1 for p in module.parameters(recurse=False))}
+    shared = {
+        name
+        for name, module in modules.items()
+        if any(len(owners[id(p)]) > 1 for p in module.parameters(recurse=False))
+    }
     for pair in getattr(model, "all_tied_weights_keys", {}).items():
         one, other = (key.rpartition(".")[0] for key in pair)
         if modules.get(one) is not modules.get(other):
@@ -343,20 +382,32 @@ def _shared(model: nn.Module) -> set[str]:
 
 
 def _always_dense(model: nn.Module) -> set[str]:
-    """The names of layers whose weight another module has, or the model changes in place: RWKV divides those that end a block."""
+    """The names of layers whose weight another module has, or the model changes in place: RWKV divides those that end
+    a block."""
     blocks = [name for name, module in model.named_modules() if type(module).__name__ == "RwkvBlock"]
-    return _shared(model) | {f"{block}.{layer}" for block in blocks for layer in ("attention.output", "feed_forward.value")}
+    return _shared(model) | {
+        f"{block}.{layer}" for block in blocks for layer in ("attention.output", "feed_forward.value")
+    }
 
 
 def _heads(model: nn.Module) -> set[str]:
     """The names of the output layer and of what a model has beside its base model."""
     output, base = model.get_output_embeddings(), model.base_model
-    outside = set() if base is model else {id(module) for module in model.modules()} - {id(module) for module in base.modules()}
-    return {name for name, module in model.named_modules(remove_duplicate=False) if module is output or id(module) in outside}
+    outside = (
+        set()
+        if base is model
+        else {id(module) for module in model.modules()} - {id(module) for module in base.modules()}
+    )
+    return {
+        name
+        for name, module in model.named_modules(remove_duplicate=False)
+        if module is output or id(module) in outside
+    }
 
 
 def _routers(model: nn.Module) -> set[str]:
-    """The names of linear layers beside experts with an output for each expert, or with one: the gate of a shared expert."""
+    """The names of linear layers beside experts with an output for each expert, or with one: the gate of a shared
+    expert."""
     config = model.config.get_text_config()
     fields = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
     counts = {1} | {count for count in (getattr(config, field, None) for field in fields) if isinstance(count, int)}
@@ -373,8 +424,14 @@ def _expect_known(model: nn.Module, pattern: str) -> None:
     names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     if all(should_convert_module(name, [pattern]) for name in names):
         last = sorted({name.rpartition(".")[2] for name in names})
-        close = dict.fromkeys(difflib.get_close_matches(pattern, last, 3) + difflib.get_close_matches(pattern, names, 3))
-        hint = f"; close are {', '.join(f'`{name}`' for name in close)}" if close else f"; there are {', '.join(f'`{name}`' for name in last[:8])} …"
+        close = dict.fromkeys(
+            difflib.get_close_matches(pattern, last, 3) + difflib.get_close_matches(pattern, names, 3)
+        )
+        hint = (
+            f"; close are {', '.join(f'`{name}`' for name in close)}"
+            if close
+            else f"; there are {', '.join(f'`{name}`' for name in last[:8])} …"
+        )
         raise ValueError(f"modules_to_not_convert: `{pattern}` matches no module of {type(model).__name__}{hint}")
 
 
@@ -390,7 +447,8 @@ def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
 
 
 def _is_packed(entry) -> bool:
-    """Whether an entry of a state dict, or a parameter, is a packed weight: a layer that stands for its weight, or a sparse tensor."""
+    """Whether an entry of a state dict, or a parameter, is a packed weight: a layer that stands for its weight, or a
+    sparse tensor."""
     return isinstance(entry, _LAYERS) or (isinstance(entry, torch.Tensor) and hasattr(entry, "packed_weight"))
 
 
@@ -410,8 +468,8 @@ def _dense_of(module: nn.Module, dtype: torch.dtype | None) -> nn.Linear:
 
 
 def _saved_names(model, weights: list[str]) -> dict[str, str | None]:
-    """The names that transformers gives to weights when it saves them; ``None`` for a weight that is not only renamed then, and for one that would not
-    be found under its new name.
+    """The names that transformers gives to weights when it saves them; ``None`` for a weight that is not only renamed
+    then, and for one that would not be found under its new name.
     """
     marks = {f"{name}.{part}": torch.empty(0) for name in weights for part in _PARTS}
     try:
@@ -421,7 +479,9 @@ def _saved_names(model, weights: list[str]) -> dict[str, str | None]:
         renamed = {}
         for name, mark in marks.items():
             with contextlib.suppress(Exception):
-                renamed.update({id(tensor): new for new, tensor in revert_weight_conversion(model, {name: mark}).items()})
+                renamed.update(
+                    {id(tensor): new for new, tensor in revert_weight_conversion(model, {name: mark}).items()}
+                )
     target = _target_of(model, weights)
     names: dict[str, str | None] = {}
     for weight in weights:
@@ -462,7 +522,10 @@ def _saver_of(model, original_format: bool) -> contextlib.AbstractContextManager
         return None
     if quantizer is not None and not isinstance(quantizer, TwoFourQuantizer):
         method = quantizer.quantization_config.quant_method
-        raise ValueError(f"the model has 2:4 layers of twofour and layers of the quantization method {getattr(method, 'value', method)}: it cannot be saved")
+        raise ValueError(
+            f"the model has 2:4 layers of twofour and layers of the quantization method {getattr(method, 'value', method)}: "
+            "it cannot be saved"
+        )
     return _packed_state(model, original_format)
 
 
