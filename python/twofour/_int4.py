@@ -127,6 +127,12 @@ class Int4Linear(FrozenBuffers, nn.Module):
         return integer_linear(x, self.packed, None, bias, (self.out_features, self.in_features), self.group_size)
 
     @property
+    def weight(self) -> torch.Tensor:
+        """The dequantized weight, a dense copy in the bias's dtype, or in float32 without a bias: for modules that multiply with it themselves, as
+        ``nn.MultiheadAttention`` with that of ``out_proj``."""
+        return self.to_dense() if self.bias is None else self.to_dense().to(self.bias.dtype)
+
+    @property
     def weight_values(self) -> torch.Tensor:
         """The kept integers in canonical form, a copy."""
         return self.canonical()[0]

@@ -162,6 +162,12 @@ class QuantizedLinear(FrozenBuffers, nn.Module):
         return "int8"
 
     @property
+    def weight(self) -> torch.Tensor:
+        """The dequantized weight, a dense copy in the bias's dtype, or in float32 without a bias: for modules that multiply with it themselves, as
+        ``nn.MultiheadAttention`` with that of ``out_proj``."""
+        return self.to_dense() if self.bias is None else self.to_dense().to(self.bias.dtype)
+
+    @property
     def weight_values(self) -> torch.Tensor:
         """The kept integers in canonical form, a copy."""
         return self.compressed().values

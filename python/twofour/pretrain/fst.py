@@ -11,6 +11,7 @@ from .. import _layouts, _ops
 from .._conversion import SparseLayer
 from .._master import cast_for_autocast, master_linear, weight_gradient_number
 from .._packed import Packed, pack_by_mask
+from .._readers import ServesReaders
 from .._tracing import traceable
 
 _RULE = _ops.rule_number("optimal")
@@ -27,7 +28,7 @@ def _count_step(*_) -> None:
 register_optimizer_step_post_hook(_count_step)
 
 
-class SparseLinearTranspose(SparseLayer, nn.Linear):
+class SparseLinearTranspose(ServesReaders, SparseLayer, nn.Linear):
     """A linear layer whose weight has a mask that is 2:4 along rows and along columns, chosen anew every ``freq`` steps of the optimizer.
 
     FST (Hu et al., "Accelerating Transformer Pre-training with 2:4 Sparsity", ICML 2024): forward pass and input gradient are sparse GEMMs
@@ -79,7 +80,7 @@ class SparseLinearTranspose(SparseLayer, nn.Linear):
 
     def _attach(self) -> nn.Parameter:
         """The weight, with the toolkit's attributes."""
-        weight = self.weight
+        weight = self.master
         if not hasattr(weight, "cnt"):
             # What takes the weight's place, as under torch.func.functional_call, is no step of an optimizer.
             weight.mode, weight.cnt, weight.mask = self._mode, int(self._steps > 0), self.mask
@@ -140,7 +141,7 @@ class SparseLinearTranspose(SparseLayer, nn.Linear):
     def dense_weight(self) -> torch.Tensor:
         """The weight that the layer multiplies with, dense, without a gradient: with zeros where the mask keeps nothing, or whole in the mode
         ``"dense"``. Before the first forward pass the mask is the one that it will choose."""
-        weight = self.weight.detach()
+        weight = self.master.detach()
         if not self.is_pruned:
             return weight.clone()
         mask = self.mask if bool(self.mask.any()) else _layouts.mask_of(_ops.select(weight, _RULE), *weight.shape)
@@ -149,8 +150,8 @@ class SparseLinearTranspose(SparseLayer, nn.Linear):
     @traceable
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._attach().mode == "dense":
-            return F.linear(x, self.weight, self.bias)
+            return F.linear(x, self.master, self.bias)
         autocast = torch.is_autocast_enabled(x.device.type)
-        dtype = torch.get_autocast_dtype(x.device.type) if autocast else self.weight.dtype
+        dtype = torch.get_autocast_dtype(x.device.type) if autocast else self.master.dtype
         x, bias = cast_for_autocast(x, self.bias)
-        return master_linear(x, self.weight, bias, _RULE, self._estimator, self._pack(dtype))
+        return master_linear(x, self.master, bias, _RULE, self._estimator, self._pack(dtype))

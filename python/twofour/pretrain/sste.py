@@ -9,12 +9,13 @@ from .. import _ops
 from .._conversion import SparseLayer
 from .._master import cast_for_autocast, master_linear, weight_gradient_number
 from .._packed import Packed
+from .._readers import ServesReaders
 from .._tracing import traceable
 
 _RULE = _ops.rule_number("soft-threshold")
 
 
-class SparseLinear(SparseLayer, nn.Linear):
+class SparseLinear(ServesReaders, SparseLayer, nn.Linear):
     """A linear layer with the weight ``scale * S(W)``: ``S`` keeps the two largest magnitudes of each group of four, each less the third
     largest.
 
@@ -63,7 +64,7 @@ class SparseLinear(SparseLayer, nn.Linear):
 
         The first forward pass does it unless it was done. The scale of every step makes masks flip without end, so it is kept.
         """
-        self.scale.copy_(_ops.soft_threshold_scale(self.weight.detach()))
+        self.scale.copy_(_ops.soft_threshold_scale(self.master.detach()))
         self._has_scale = True
 
     @torch.no_grad()
@@ -75,7 +76,7 @@ class SparseLinear(SparseLayer, nn.Linear):
 
     def dense_weight(self) -> torch.Tensor:
         """The weight that the layer multiplies with, dense with zeros, without a gradient. A scale that was not computed yet stays so."""
-        weight = self.weight.detach()
+        weight = self.master.detach()
         scale = self.scale if self._has_scale else _ops.soft_threshold_scale(weight)
         return _ops.estimate((weight * scale).to(weight.dtype), _ops.ESTIMATORS["soft-threshold"])
 
@@ -87,6 +88,6 @@ class SparseLinear(SparseLayer, nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self._has_scale:
             self.init_scale()
-        x, scaled, bias = cast_for_autocast(x, self._scaled(self.weight), self.bias)
+        x, scaled, bias = cast_for_autocast(x, self._scaled(self.master), self.bias)
         forward, _, _ = _ops.pack(scaled, _RULE, 1.0, False, False)
-        return master_linear(x, self.weight, bias, _RULE, self._estimator, Packed(*scaled.shape, forward))
+        return master_linear(x, self.master, bias, _RULE, self._estimator, Packed(*scaled.shape, forward))

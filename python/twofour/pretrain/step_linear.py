@@ -9,12 +9,13 @@ from torch import nn
 from .. import _layouts, _ops
 from .._conversion import SparseLayer
 from .._master import cast_for_autocast, master_linear
+from .._readers import ServesReaders
 from .._tracing import traceable
 
 _RULE = _ops.rule_number("magnitude")
 
 
-class STEPLinear(SparseLayer, nn.Linear):
+class STEPLinear(ServesReaders, SparseLayer, nn.Linear):
     """A linear layer that trains dense until :class:`twofour.pretrain.AdamW_STEP` freezes its variances, and then with its two largest
     magnitudes of each group of four.
 
@@ -32,12 +33,15 @@ class STEPLinear(SparseLayer, nn.Linear):
 
     def __init__(self, in_features, out_features, bias=True, device=None, dtype=None):
         super().__init__(in_features, out_features, bias, device, dtype)
-        self.weight.mask = self._phase = "dense"
+        self.master.mask = self._phase = "dense"
 
     def _current_phase(self) -> str:
         """The weight's ``mask``. A tensor in its place without one, as of ``torch.func.functional_call``, is in the phase that was last seen."""
-        self._phase = getattr(self.weight, "mask", self._phase)
+        self._phase = getattr(self.master, "mask", self._phase)
         return self._phase
+
+    def read_weight(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight if self.training and self._current_phase() == "dense" else super().read_weight(weight)
 
     # Copies of parameters lack attributes.
 
@@ -46,16 +50,16 @@ class STEPLinear(SparseLayer, nn.Linear):
 
     def __setstate__(self, state):
         super().__setstate__(state)
-        self.weight.mask = self._phase
+        self.master.mask = self._phase
 
     def dense_weight(self) -> torch.Tensor:
         """The weight that the layer multiplies with in evaluation: its two largest magnitudes of each group of four, dense with zeros."""
-        weight = self.weight.detach()
+        weight = self.master.detach()
         return weight.masked_fill(~_layouts.mask_of(_ops.select(weight, _RULE), *weight.shape), 0)
 
     @traceable
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._current_phase() == "dense" and self.training:
-            return F.linear(x, self.weight, self.bias)
-        x, weight, bias = cast_for_autocast(x, self.weight, self.bias)
+            return F.linear(x, self.master, self.bias)
+        x, weight, bias = cast_for_autocast(x, self.master, self.bias)
         return master_linear(x, weight, bias, _RULE)

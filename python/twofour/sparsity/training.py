@@ -18,6 +18,7 @@ from .._autograd import packed_linear, stand_in
 from .._conversion import SparseLayer, chosen, dense_layer, expect_convertible, expect_no_adapters, is_sparse, is_training_layer, replace, take_over
 from .._master import autocast_type, cast_activations, cast_for_autocast, master_linear, pack_master
 from .._packed import Packed
+from .._readers import ServesReaders, Unreadable
 from .._tensor import rule_of_algorithm
 from .._tracing import traceable
 from . import _pointwise
@@ -37,7 +38,7 @@ __all__ = [
 _pointwise.install()
 
 
-class _DynamicLinear(nn.Linear):
+class _DynamicLinear(ServesReaders, nn.Linear):
     """A linear layer one of whose operands is pruned in every forward pass.
 
     Args:
@@ -109,20 +110,20 @@ class SemiSparseLinear(SparseLayer, _DynamicLinear):
     @property
     def mask(self) -> torch.Tensor:
         """What the forward pass keeps of the present weight, ``[out_features, in_features]`` of bool."""
-        weight = self.weight.detach()
+        weight = self.master.detach()
         return _layouts.mask_of(_ops.select(weight, self._rule), *weight.shape)
 
     def dense_weight(self) -> torch.Tensor:
         """What the mask keeps of the present weight, dense with zeros, without a gradient."""
-        return self.weight.detach().masked_fill(~self.mask, 0)
+        return self.master.detach().masked_fill(~self.mask, 0)
 
     @traceable
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._kept is not None:
             x, bias = cast_for_autocast(x, self.bias)
-            return master_linear(x, self.weight, bias, self._rule, packed=self._kept)
-        x, bias = cast_activations(x, self.weight, self.bias)
-        return master_linear(x, self.weight, bias, self._rule)
+            return master_linear(x, self.master, bias, self._rule, packed=self._kept)
+        x, bias = cast_activations(x, self.master, self.bias)
+        return master_linear(x, self.master, bias, self._rule)
 
 
 @contextlib.contextmanager
@@ -172,6 +173,10 @@ class SemiSparseActivationLinear(_DynamicLinear):
         NotImplementedError: for other types, and where those of ``x`` and of the weight differ without autocast.
     """
 
+    def read_weight(self, weight: torch.Tensor) -> torch.Tensor:
+        """A weight that another module cannot multiply with, since that would not prune the input."""
+        return weight.detach().as_subclass(Unreadable)
+
     def to_dense(self) -> nn.Linear:
         """The linear layer with the same parameters, hooks, attributes and training flag. It prunes no input, so it computes something else, and
         a warning says so."""
@@ -179,11 +184,11 @@ class SemiSparseActivationLinear(_DynamicLinear):
             "a linear layer multiplies all activations, where SemiSparseActivationLinear prunes them: the model computes something else from here on",
             stacklevel=2,
         )
-        return dense_layer(self, self.weight)
+        return dense_layer(self, self.master)
 
     @traceable
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x, weight, bias = cast_for_autocast(x, self.weight, self.bias)
+        x, weight, bias = cast_for_autocast(x, self.master, self.bias)
         if not x.shape or x.shape[-1] != weight.shape[1]:
             raise RuntimeError(
                 f"linear(): input and weight shapes cannot be multiplied ({tuple(x.shape)} and {tuple(weight.shape)}): the last dimension of "
@@ -249,6 +254,12 @@ def swap_linear_with_semi_sparse_linear(model: nn.Module, config: dict[str, type
             raise type(error)(f"{name!r}: {error}") from None
         if type(pairs[id(module)][1]) is not cls:
             raise ValueError(f"{name!r} is also another name of config, with another class: one layer has one class")
+    for attention in model.modules():
+        if isinstance(attention, nn.MultiheadAttention) and isinstance(pairs.get(id(attention.out_proj), (0, 0))[1], SemiSparseActivationLinear):
+            raise ValueError(
+                "out_proj of a MultiheadAttention cannot be a SemiSparseActivationLinear: the module reads its weight and never calls it, so no input "
+                "would be pruned; leave its name out of config"
+            )
     replace(model, list(pairs.values()))
 
 

@@ -1,0 +1,171 @@
+"""Modules that read the weights of layers and multiply with them themselves: torch's encoder layers and attention, and others."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import twofour
+from twofour.pretrain import SparseLinear, SparseLinearTranspose, STEPLinear
+from twofour.quantization import Int4Linear, QuantizedLinear
+from twofour.sparsity import semi_sparse_weight, sparsify_
+from twofour.sparsity.training import SemiSparseActivationLinear, SemiSparseLinear, swap_linear_with_semi_sparse_linear
+
+WIDTH, HEADS = 32, 4
+
+
+def sparse_weight(linear):
+    sparsify_(nn.Sequential(linear), semi_sparse_weight(), prune=True)
+    return linear
+
+
+def of_pretraining(cls, **options):
+    def make(linear):
+        layer = cls(linear.in_features, linear.out_features, **options)
+        layer.load_state_dict(linear.state_dict(), strict=False)
+        return layer
+
+    return make
+
+
+def semi_sparse(linear):
+    return SemiSparseLinear.from_dense(linear, algo="largest_abs_values_greedy")
+
+
+TRAINING = {
+    "SemiSparseLinear": semi_sparse,
+    "SparseLinear": of_pretraining(SparseLinear, weight_gradient="dense"),
+    "SparseLinearTranspose": of_pretraining(SparseLinearTranspose, weight_gradient="dense"),
+    "STEPLinear": of_pretraining(STEPLinear),
+}
+LAYERS = {
+    **TRAINING,
+    "Linear": lambda linear: twofour.Linear.from_dense(linear, prune=True),
+    "sparsify_": sparse_weight,
+    "int4": lambda linear: Int4Linear.from_dense(linear, prune=True),
+    "int8": lambda linear: QuantizedLinear.from_dense(linear, prune=True),
+}
+
+
+def weight_of(layer):
+    if isinstance(layer, (twofour.Linear, Int4Linear, QuantizedLinear)):
+        weight = layer.to_dense()
+        return (weight.weight if isinstance(weight, nn.Linear) else weight).detach()
+    return layer.weight.to_dense() if hasattr(layer.weight, "packed_weight") else layer.dense_weight()
+
+
+def dense(layer):
+    linear = nn.Linear(layer.in_features, layer.out_features)
+    linear.weight = nn.Parameter(weight_of(layer))
+    linear.bias = nn.Parameter(layer.bias.detach().clone())
+    return linear
+
+
+def encoder_layer(**options):
+    return nn.TransformerEncoderLayer(WIDTH, HEADS, 64, dropout=0.0, batch_first=True, **options)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_attention_multiplies_with_the_sparse_weight(name, grad):
+    attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+    attention.out_proj = LAYERS[name](attention.out_proj)
+    reference = copy.deepcopy(attention)
+    attention.eval()
+    reference.out_proj = dense(attention.out_proj)
+    x = torch.randn(2, 5, WIDTH)
+    mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    for training in (False, True):
+        for arguments in ({}, {"need_weights": False}, {"key_padding_mask": mask}):
+            with torch.set_grad_enabled(grad):
+                found, expected = (m.train(training)(x, x, x, **arguments)[0] for m in (attention, reference))
+            if name == "STEPLinear" and training:
+                continue  # Dense until its optimizer switches.
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("layers", [1, 2])
+def test_encoders_compute_the_same_in_evaluation_and_in_training(name, layers):
+    encoder = nn.TransformerEncoder(encoder_layer(), layers)
+    last = encoder.layers[-1]
+    last.linear1, last.linear2 = LAYERS[name](last.linear1), LAYERS[name](last.linear2)
+    reference = copy.deepcopy(encoder)
+    reference.layers[-1].linear1, reference.layers[-1].linear2 = dense(last.linear1), dense(last.linear2)
+    x = torch.randn(2, 5, WIDTH)
+    tolerance = {"rtol": 0.05, "atol": 0.05} if name == "int8" else {"rtol": 1e-4, "atol": 1e-5}
+    with torch.no_grad():
+        expected = reference.eval()(x)
+        torch.testing.assert_close(encoder.eval()(x), expected, **tolerance)
+        if name != "STEPLinear":
+            torch.testing.assert_close(encoder.train()(x), expected, **tolerance)
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_a_padded_batch_is_that_of_the_dense_encoder(name):
+    encoder = nn.TransformerEncoder(encoder_layer(), 2)
+    for layer in encoder.layers:
+        layer.linear1, layer.self_attn.out_proj = TRAINING[name](layer.linear1), TRAINING[name](layer.self_attn.out_proj)
+    reference = copy.deepcopy(encoder)
+    for layer, other in zip(encoder.layers, reference.layers, strict=True):
+        other.linear1, other.self_attn.out_proj = dense(layer.linear1), dense(layer.self_attn.out_proj)
+    mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    with torch.no_grad():
+        x = torch.randn(2, 5, WIDTH)
+        found, expected = (m.eval()(x, src_key_padding_mask=mask) for m in (encoder, reference))
+    torch.testing.assert_close(found[~mask], expected[~mask], rtol=1e-4, atol=1e-5)
+
+
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj = nn.Linear(WIDTH, 16)
+
+    def forward(self, x):
+        return F.linear(x, self.proj.weight, self.proj.bias) + self.helper(x)
+
+    def helper(self, x):
+        return (self.proj.weight @ x.mT).mT
+
+
+@pytest.mark.parametrize("name", ["SemiSparseLinear", "SparseLinear", "SparseLinearTranspose"])
+def test_readers_of_a_weight_train_it_as_the_layer_does(name):
+    reader = Reader()
+    reader.proj = TRAINING[name](reader.proj)
+    x = torch.randn(6, WIDTH)
+    expected = 2 * F.linear(x, weight_of(reader.proj), reader.proj.bias.detach()) - reader.proj.bias.detach()
+    y = reader(x)
+    torch.testing.assert_close(y.detach(), expected, rtol=1e-4, atol=1e-5)
+    y.sum().backward()
+    torch.testing.assert_close(reader.proj.weight.grad, 2 * x.sum(0).expand(16, WIDTH))
+    # Elsewhere it is the parameter.
+    assert reader.proj.weight is reader.proj._parameters["weight"] is dict(reader.named_parameters())["proj.weight"]
+
+
+def test_what_cannot_be_served_is_refused():
+    attention = nn.MultiheadAttention(WIDTH, HEADS)
+    with pytest.raises(ValueError, match="out_proj"):
+        swap_linear_with_semi_sparse_linear(attention, {"out_proj": SemiSparseActivationLinear})
+    reader = Reader()
+    swap_linear_with_semi_sparse_linear(reader, {"proj": SemiSparseActivationLinear})
+    with pytest.raises(NotImplementedError, match="prunes its input"):
+        reader(torch.randn(4, WIDTH))
+
+
+def test_an_encoder_layer_calls_a_layer_that_prunes_its_input():
+    layer = encoder_layer()
+    swap_linear_with_semi_sparse_linear(layer, {"linear2": SemiSparseActivationLinear})
+    x = torch.randn(2, 5, WIDTH)
+    with torch.no_grad():
+        torch.testing.assert_close(layer.eval()(x), layer.train()(x))
+
+
+def test_compiled_readers_read_what_eager_ones_do():
+    reader, attention = Reader(), nn.MultiheadAttention(WIDTH, HEADS)
+    reader.proj, attention.out_proj = semi_sparse(reader.proj), semi_sparse(attention.out_proj)
+    x = torch.randn(6, WIDTH)
+    torch.testing.assert_close(torch.compile(reader, backend="aot_eager")(x), reader(x))
+    found, expected = (m(x, x, x)[0] for m in (torch.compile(attention, backend="aot_eager"), attention))
+    torch.testing.assert_close(found, expected)

@@ -1,0 +1,67 @@
+"""What other modules read as the weight of a layer that prunes it."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import nn
+
+from ._autograd import Straight
+from ._derivatives import applied
+
+
+class ServesReaders:
+    """A layer whose parameter ``weight`` is not what it multiplies with.
+
+    Some modules do not call a layer, but read its weight and multiply with it: ``nn.MultiheadAttention`` that of ``out_proj``,
+    ``nn.TransformerEncoderLayer`` those of ``linear1`` and ``linear2`` in evaluation, ``F.linear(x, self.proj.weight)`` in models. Where the ``forward``
+    of another module reads ``weight``, it is :meth:`read_weight`; elsewhere, as for an optimizer, it is the parameter.
+    """
+
+    def __getattr__(self, name):
+        value = super().__getattr__(name)
+        # What is compiled is a forward pass, and the layer itself reads `master`.
+        if name == "weight" and (torch.compiler.is_compiling() or _reads_in_forward(sys._getframe(1), self)):
+            return self.read_weight(value)
+        return value
+
+    @property
+    def master(self) -> torch.Tensor:
+        """The parameter, or what has taken its place, as under FSDP and with parametrizations."""
+        return self._parameters["weight"] if "weight" in self._parameters else self.weight
+
+    def read_weight(self, weight: torch.Tensor) -> torch.Tensor:
+        """What the layer multiplies with, dense; its gradients pass to the parameter as those of the layer do (straight-through)."""
+        return applied(Straight, weight, self.dense_weight())
+
+
+class Unreadable(torch.Tensor):
+    """The weight of a layer that computes something else than a product with it. Its attributes can be read; computing with it is an error."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") == "__get__" or func in (torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.is_floating_point):
+            return super().__torch_function__(func, types, args, kwargs or {})
+        raise NotImplementedError(
+            f"{getattr(func, '__name__', func)} reads the weight of a SemiSparseActivationLinear, which prunes its input and must be called: keep the "
+            "dense layer there"
+        )
+
+
+def _subject(frame) -> object:
+    """The first argument of a function's frame."""
+    code = frame.f_code
+    return frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+
+
+def _reads_in_forward(frame, layer: nn.Module) -> bool:
+    """Whether a frame is that of another module's ``forward``, or of a function which that calls with the module as the first argument."""
+    reader = _subject(frame)
+    if reader is layer or not isinstance(reader, nn.Module):
+        return False
+    while frame is not None:
+        if frame.f_code.co_name == "forward" and _subject(frame) is reader:
+            return True
+        frame = frame.f_back
+    return False
