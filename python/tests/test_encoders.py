@@ -169,3 +169,12 @@ def test_compiled_readers_read_what_eager_ones_do():
     torch.testing.assert_close(torch.compile(reader, backend="aot_eager")(x), reader(x))
     found, expected = (m(x, x, x)[0] for m in (torch.compile(attention, backend="aot_eager"), attention))
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("width", [None, 59, 63, 65])
+@pytest.mark.parametrize("name", LAYERS)
+def test_inputs_of_another_width_are_errors(name, width):
+    layer = LAYERS[name](nn.Linear(64, 16))
+    with pytest.raises(RuntimeError):
+        layer(torch.ones(()) if width is None else torch.ones(2, width))
+    assert layer(torch.ones(64)).shape == (16,) and layer(torch.ones(0, 64)).shape == (0, 16)
