@@ -37,13 +37,16 @@ fn limited(directory: &Path, limits: &str, environment: &[(&str, &str)], argumen
     child.wait_with_output().unwrap().into()
 }
 
-/// Writes a tensor of zeros, as a hole of the file.
+/// Writes a tensor of zeros and a small matrix of them, as a hole of the file.
 fn zeros(path: &Path, shape: &[usize]) {
     let bytes = 4 * shape.iter().product::<usize>();
-    let header = format!(r#"{{"a.weight":{{"dtype":"F32","shape":{shape:?},"data_offsets":[0,{bytes}]}}}}"#);
+    let end = bytes + 4 * 64;
+    let large = format!(r#""a.weight":{{"dtype":"F32","shape":{shape:?},"data_offsets":[0,{bytes}]}}"#);
+    let small = format!(r#""b.weight":{{"dtype":"F32","shape":[8,8],"data_offsets":[{bytes},{end}]}}"#);
+    let header = format!("{{{large},{small}}}");
     let start = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
     fs::write(path, &start).unwrap();
-    fs::OpenOptions::new().write(true).open(path).unwrap().set_len((start.len() + bytes) as u64).unwrap();
+    fs::OpenOptions::new().write(true).open(path).unwrap().set_len((start.len() + end) as u64).unwrap();
 }
 
 /// The least limit of memory in KiB under which the command does something small.
