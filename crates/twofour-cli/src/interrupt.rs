@@ -11,6 +11,8 @@ use std::{
 
 use anyhow::{Context, Result};
 
+use crate::present::progress;
+
 /// The exit code that shells report for a process ended by Ctrl-C: 128 + SIGINT.
 pub(crate) const EXIT_CODE: u8 = 130;
 
@@ -27,6 +29,8 @@ pub(crate) fn install() -> Result<()> {
     ctrlc::set_handler(|| {
         let earlier = SIGNALS.fetch_add(1, Ordering::SeqCst);
         if GUARDS.load(Ordering::SeqCst) == 0 || earlier > 0 {
+            // A bar would stay on the terminal.
+            progress::clear();
             std::process::exit(i32::from(EXIT_CODE));
         }
     })

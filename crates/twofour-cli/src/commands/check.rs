@@ -1,6 +1,6 @@
 //! `twofour check`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
@@ -12,7 +12,10 @@ use twofour::{
     verify::{self, Census, Conformance},
 };
 
-use super::tensor::{OnMatrix, on_compressed, on_plain};
+use super::{
+    next,
+    tensor::{OnMatrix, on_compressed, on_plain},
+};
 use crate::{
     exit::Verdict,
     hub,
@@ -171,6 +174,7 @@ impl Check {
     /// Runs the command.
     pub(crate) fn run(mut self, screen: &mut Screen) -> Result<Verdict> {
         let globs = self.selection.globs()?;
+        let given = self.file.clone();
         self.file = hub::locate(&self.file, screen)?;
         let reader = Reader::open(&self.file)?;
         let selection = globs.of_model(&reader)?;
@@ -221,6 +225,7 @@ impl Check {
             skipped,
         };
         self.tell(screen, &answer)?;
+        screen.next(&self.next(&given, &answer))?;
         screen.json(&answer)?;
         Ok(if answer.obeys { Verdict::Yes } else { Verdict::No })
     }
@@ -257,6 +262,9 @@ impl Check {
     }
 
     fn tell(&self, screen: &mut Screen, answer: &Answer) -> Result<()> {
+        let obeys = format!("{}?", self.pattern);
+        let columns = |t: &TensorAnswer| t.columns.obeys || self.axis.axes(t.layout).contains(&Axis::Column);
+        let has_columns = screen.is_detailed() || answer.tensors.iter().any(columns);
         let mut table = Table::new([
             (if screen.is_detailed() { "tensor" } else { "layers" }, Align::Left),
             ("dtype", Align::Left),
@@ -265,7 +273,7 @@ impl Check {
             ("rows", Align::Left),
             ("columns", Align::Left),
             ("-0.0", Align::Right),
-            ("", Align::Left),
+            (obeys.as_str(), Align::Left),
         ]);
         let found = |a: &AxisAnswer| a.found.clone().unwrap_or_else(|| "dense".to_owned());
         let common = |row: &[&TensorAnswer], axis: fn(&TensorAnswer) -> &AxisAnswer| {
@@ -273,22 +281,31 @@ impl Check {
             if row.iter().all(|t| found(axis(t)) == first) { first } else { "varies".to_owned() }
         };
         let alike = |t: &TensorAnswer| (t.dtype, t.shape, t.obeys, t.layout);
-        for (label, row) in by_layer(&answer.tensors, screen.is_detailed(), |t| (&t.name, alike(t))) {
+        let groups = by_layer(&answer.tensors, screen.is_detailed(), |t| (&t.name, alike(t)));
+        for (label, row) in &groups {
             let t = row[0];
+            let negative_zeros: usize = row.iter().map(|t| t.negative_zeros).sum();
             table.row([
-                label,
+                label.clone(),
                 t.dtype.to_owned(),
                 units::shape(&t.shape),
                 units::percent(row.iter().map(|t| t.density).sum::<f64>() / row.len() as f64),
-                common(&row, |t| &t.rows),
-                common(&row, |t| &t.columns),
-                units::count(row.iter().map(|t| t.negative_zeros).sum()),
+                common(row, |t| &t.rows),
+                if has_columns { common(row, |t| &t.columns) } else { String::new() },
+                if negative_zeros > 0 { units::count(negative_zeros) } else { String::new() },
                 self.verdict(t),
             ]);
         }
         screen.line(table)?;
+        let lines = if has_columns { "rows, columns" } else { "rows" };
+        screen.note(&format!("density: the share of nonzeros; {lines}: the tightest N:M pattern found along them"))?;
+        for (_, row) in groups.iter().filter(|(_, row)| !row[0].obeys) {
+            self.tell_violations(screen, row[0])?;
+            if row.len() > 1 {
+                screen.line(format!("  and so {} like it; -v shows each", units::plural(row.len() - 1, "tensor")))?;
+            }
+        }
         for t in &answer.tensors {
-            self.tell_violations(screen, t)?;
             if t.nans + t.infinities > 0 {
                 screen.warn(format!(
                     "{}: {} NaN, {} infinite",
@@ -300,10 +317,11 @@ impl Check {
         }
         let obeying = answer.tensors.iter().filter(|t| t.obeys).count();
         screen.line(format!(
-            "\n{obeying} of {} {} {}{}",
+            "\n{obeying} of {} {} {} along {}{}",
             units::plural(answer.tensors.len(), "tensor"),
-            if obeying == 1 { "obeys" } else { "obey" },
+            if obeying == 1 { "is" } else { "are" },
             self.pattern,
+            self.lines(),
             if answer.skipped.is_empty() {
                 String::new()
             } else {
@@ -313,10 +331,32 @@ impl Check {
     }
 
     fn verdict(&self, t: &TensorAnswer) -> String {
-        let verdict = if t.obeys { paint(style::GOOD, "obeys") } else { paint(style::BAD, "does not obey") };
+        let verdict = if t.obeys { paint(style::GOOD, "yes") } else { paint(style::BAD, "no") };
         match (self.axis, t.layout) {
-            (Wanted::Reduction, Layout::InOut) => format!("{verdict} along columns: stored [in, out]"),
+            (Wanted::Reduction, Layout::InOut) => format!("{verdict}, along columns: stored [in, out]"),
             _ => verdict,
+        }
+    }
+
+    /// The axis, in words.
+    fn lines(&self) -> &'static str {
+        match self.axis {
+            Wanted::Reduction => "the axis that kernels need",
+            Wanted::Row => "rows",
+            Wanted::Column => "columns",
+            Wanted::Both => "rows and columns",
+        }
+    }
+
+    /// What a person may do next: compress what is 2:4, run what is compressed, prune the rest.
+    fn next(&self, given: &Path, answer: &Answer) -> Vec<String> {
+        match answer.obeys {
+            true if answer.tensors.iter().all(|t| t.compressed) => next::run(&self.file, None),
+            _ if self.pattern != Pattern::TWO_FOUR || self.axis == Wanted::Column => vec![],
+            // Of weights stored as [in, out] nothing is compressed.
+            true if answer.tensors.iter().any(|t| t.layout == Layout::InOut) => next::run(&self.file, None),
+            true => vec![next::compress(given)],
+            false => vec![next::prune(given)],
         }
     }
 

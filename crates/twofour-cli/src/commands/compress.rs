@@ -12,6 +12,7 @@ use twofour::file::{
 use super::{
     effect::expect_to_compress,
     model::expect_model,
+    next,
     output::{BesideAnswer, OutputOptions, path, show},
 };
 use crate::{
@@ -19,6 +20,8 @@ use crate::{
     hub, interrupt,
     present::{
         Screen,
+        layers::by_layer,
+        shell::word,
         style::{self, paint},
         table::{Align, Table},
         units,
@@ -82,6 +85,12 @@ struct TensorAnswer<'a> {
     bytes_after: usize,
     compressed: bool,
     note: String,
+    /// What pruning on the way kept.
+    #[serde(skip)]
+    kept_l1: Option<f64>,
+    /// Groups that are not 2:4, where it stayed dense for that.
+    #[serde(skip)]
+    violations: usize,
 }
 
 impl Compress {
@@ -128,24 +137,48 @@ impl Compress {
             beside: BesideAnswer::of(&self.input, &self.output.output)?,
         };
         let mut table = Table::new([
-            ("tensor", Align::Left),
+            (if screen.is_detailed() { "tensor" } else { "layers" }, Align::Left),
             ("dtype", Align::Left),
             ("shape", Align::Right),
             ("before", Align::Right),
             ("after", Align::Right),
+            ("kept L1", Align::Right),
             ("", Align::Left),
         ]);
-        for t in &answer.tensors {
+        let is_pruned = |t: &TensorAnswer<'_>| t.kept_l1.is_some();
+        let alike = |t: &TensorAnswer<'_>| {
+            let note = match (is_pruned(t), t.violations) {
+                (true, _) => "pruned".to_owned(),
+                (_, 0) => t.note.clone(),
+                _ => String::new(),
+            };
+            (t.dtype, t.shape.to_vec(), note)
+        };
+        for (label, row) in by_layer(&answer.tensors, screen.is_detailed(), |t| (t.name, alike(t))) {
+            let (dtype, shape, note) = alike(row[0]);
+            let sum = |of: fn(&TensorAnswer<'_>) -> usize| units::bytes(row.iter().map(|t| of(t) as u64).sum());
+            let violations = row.iter().map(|t| t.violations).sum();
+            let note = if violations > 0 { kept_dense(violations) } else { note };
+            let kept: f64 = row.iter().filter_map(|t| t.kept_l1).sum();
             table.row([
-                t.name.to_owned(),
-                t.dtype.to_owned(),
-                units::shape(t.shape),
-                units::bytes(t.bytes_before as u64),
-                units::bytes(t.bytes_after as u64),
-                if t.compressed { t.note.clone() } else { paint(style::FAINT, &t.note) },
+                label,
+                dtype.to_owned(),
+                units::shape(&shape),
+                sum(|t| t.bytes_before),
+                sum(|t| t.bytes_after),
+                if is_pruned(row[0]) { units::percent(kept / row.len() as f64) } else { String::new() },
+                if row[0].compressed { note } else { paint(style::FAINT, note) },
             ]);
         }
         screen.line(table)?;
+        if answer.tensors.iter().any(|t| t.compressed) {
+            screen.note(
+                "after: kept values, and 4 bits of metadata for every four weights, which say where the kept two stand",
+            )?;
+        }
+        if answer.tensors.iter().any(is_pruned) {
+            screen.note("kept L1: the share of the sum of |w| that is kept")?;
+        }
         screen.line(format!(
             "\n{} -> {} ({} of it), written to {}",
             units::bytes(answer.bytes_before as u64),
@@ -160,22 +193,32 @@ impl Compress {
                 units::count(answer.negative_zeros)
             ));
         }
+        let mut commands = next::run(answer.output, None);
+        commands.push(format!("twofour decompress {} -o DENSE", word(answer.output)));
+        screen.next(&commands)?;
         screen.json(&answer)
     }
+}
+
+fn kept_dense(violations: usize) -> String {
+    format!("dense: {}", units::plural(violations, "violation"))
 }
 
 fn tensor_answer<'a>(t: &'a CompressedTensor, selection: &Selection) -> TensorAnswer<'a> {
     let (compressed, note) = match t.outcome {
         CompressOutcome::Compressed { .. } => (true, "compressed".to_owned()),
         CompressOutcome::Pruned { kept_l1, .. } => (true, format!("pruned, {} of L1 kept", units::percent(kept_l1))),
-        CompressOutcome::KeptDense { violations } => {
-            (false, format!("dense: {}", units::plural(violations, "violation")))
-        }
+        CompressOutcome::KeptDense { violations } => (false, kept_dense(violations)),
         CompressOutcome::AlreadyCompressed => (true, "compressed already".to_owned()),
         _ => match selection.of_compressible(&t.name, t.dtype, &t.shape) {
             Err(reason) => (false, format!("dense: {reason}")),
             Ok(()) => (false, "dense".to_owned()),
         },
+    };
+    let (kept_l1, violations) = match t.outcome {
+        CompressOutcome::Pruned { kept_l1, .. } => (Some(kept_l1), 0),
+        CompressOutcome::KeptDense { violations } => (None, violations),
+        _ => (None, 0),
     };
     TensorAnswer {
         name: &t.name,
@@ -185,5 +228,7 @@ fn tensor_answer<'a>(t: &'a CompressedTensor, selection: &Selection) -> TensorAn
         bytes_after: t.bytes_after,
         compressed,
         note,
+        kept_l1,
+        violations,
     }
 }

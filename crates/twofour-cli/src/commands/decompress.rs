@@ -9,6 +9,7 @@ use twofour::file::{self, Reader, StoredDType};
 
 use super::{
     effect::expect_to_decompress,
+    next,
     output::{BesideAnswer, OutputOptions, path, show},
 };
 use crate::{
@@ -16,6 +17,7 @@ use crate::{
     interrupt,
     present::{
         Screen,
+        layers::by_layer,
         table::{Align, Table},
         units,
     },
@@ -79,15 +81,18 @@ impl Decompress {
             })
             .collect();
         let mut table = Table::new([
-            ("tensor", Align::Left),
+            (if screen.is_detailed() { "tensor" } else { "layers" }, Align::Left),
             ("dtype", Align::Left),
             ("shape", Align::Right),
             ("before", Align::Right),
             ("after", Align::Right),
         ]);
-        for w in &weights {
-            let [before, after] = [w.bytes_before, w.bytes_after].map(|b| units::bytes(b as u64));
-            table.row([w.name.to_owned(), w.dtype.to_owned(), units::shape(&w.shape), before, after]);
+        let alike = |w: &WeightAnswer<'_>| (w.dtype, w.shape);
+        for (label, row) in by_layer(&weights, screen.is_detailed(), |w| (w.name, alike(w))) {
+            let (dtype, shape) = alike(row[0]);
+            let sum = |of: fn(&WeightAnswer<'_>) -> usize| units::bytes(row.iter().map(|w| of(w) as u64).sum());
+            let (before, after) = (sum(|w| w.bytes_before), sum(|w| w.bytes_after));
+            table.row([label, dtype.to_owned(), units::shape(&shape), before, after]);
         }
         screen.line(table)?;
         screen.line(format!(
@@ -98,6 +103,7 @@ impl Decompress {
         ))?;
         let beside = BesideAnswer::of(input, output)?;
         beside.tell(screen)?;
+        screen.next(&[next::check(output)])?;
         screen.json(&Answer { output, copied: report.copied, weights, beside })?;
         Ok(Verdict::Yes)
     }

@@ -10,11 +10,13 @@ use twofour::{
     role::{Layout, Role, Roles},
 };
 
+use super::next;
 use crate::{
     exit::Verdict,
     hub,
     present::{
         Screen, escape,
+        layers::by_layer,
         style::{self, paint},
         table::{Align, Table},
         units,
@@ -23,7 +25,8 @@ use crate::{
 
 /// Show what a model file holds
 ///
-/// Tensors with dtype, shape and size; compressed weights as the dense ones they stand for; metadata. Only headers are read.
+/// Tensors with dtype, shape and size; compressed weights as the dense ones they stand for; metadata. Only headers are read. Layers of one kind share a row, with the sum of
+/// their sizes; with -v each tensor has its own.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -67,6 +70,7 @@ struct TensorAnswer<'a> {
 impl Inspect {
     /// Runs the command.
     pub(crate) fn run(mut self, screen: &mut Screen) -> Result<Verdict> {
+        let given = self.file.clone();
         self.file = hub::locate(&self.file, screen)?;
         let reader = Reader::open(&self.file)?;
         let roles = Roles::of_model(&reader)?;
@@ -107,6 +111,11 @@ impl Inspect {
             metadata: reader.metadata().iter().map(|(k, v)| (k.as_str(), v.as_str())).collect(),
         };
         tell(screen, &answer)?;
+        if answer.tensors.iter().any(|t| t.compressed) {
+            screen.next(&next::run(&self.file, None))?;
+        } else {
+            screen.next(&[next::check(&given)])?;
+        }
         screen.json(&answer)?;
         Ok(Verdict::Yes)
     }
@@ -114,15 +123,19 @@ impl Inspect {
 
 fn tell(screen: &mut Screen, answer: &Answer<'_>) -> Result<()> {
     let mut table = Table::new([
-        ("tensor", Align::Left),
+        (if screen.is_detailed() { "tensor" } else { "layers" }, Align::Left),
         ("dtype", Align::Left),
         ("shape", Align::Right),
         ("size", Align::Right),
         ("", Align::Left),
     ]);
-    for t in &answer.tensors {
-        let note = match (&t.pattern, t.dense_bytes) {
-            (Some(pattern), Some(dense)) => {
+    let alike = |t: &TensorAnswer<'_>| (t.dtype, t.shape.clone(), t.pattern.clone(), t.group_size);
+    for (label, row) in by_layer(&answer.tensors, screen.is_detailed(), |t| (t.name, alike(t))) {
+        let t = row[0];
+        let sum = |of: fn(&TensorAnswer<'_>) -> usize| row.iter().map(|t| of(t)).sum::<usize>();
+        let note = match &t.pattern {
+            Some(pattern) => {
+                let dense = sum(|t| t.dense_bytes.unwrap_or(0));
                 let groups = t.group_size.map_or(String::new(), |columns| format!(", scales for {columns} columns"));
                 format!("{pattern} compressed{groups}, {} dense", units::bytes(dense as u64))
             }
@@ -130,14 +143,19 @@ fn tell(screen: &mut Screen, answer: &Answer<'_>) -> Result<()> {
             _ => String::new(),
         };
         table.row([
-            t.name.to_owned(),
+            label,
             t.dtype.to_owned(),
             units::shape(&t.shape),
-            units::bytes(t.bytes as u64),
+            units::bytes(sum(|t| t.bytes) as u64),
             paint(style::FAINT, note),
         ]);
     }
     screen.line(table)?;
+    if answer.tensors.iter().any(|t| t.compressed) {
+        screen.note(
+            "compressed: kept values, and 4 bits of metadata for every four weights, which say where the kept two stand",
+        )?;
+    }
     let compressed = answer.tensors.iter().filter(|t| t.compressed).count();
     screen.line(format!(
         "\n{} in {}, {}{}",

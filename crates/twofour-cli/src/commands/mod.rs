@@ -13,6 +13,7 @@ pub(crate) mod inspect;
 pub(crate) mod kernels;
 pub(crate) mod man;
 pub(crate) mod model;
+pub(crate) mod next;
 pub(crate) mod output;
 pub(crate) mod prune;
 pub(crate) mod quantize;

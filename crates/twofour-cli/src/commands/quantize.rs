@@ -14,6 +14,7 @@ use twofour::{
 use super::{
     effect::expect_to_quantize,
     model::expect_model,
+    next,
     output::{BesideAnswer, OutputOptions, path, show},
 };
 use crate::{
@@ -21,6 +22,7 @@ use crate::{
     hub, interrupt,
     present::{
         Screen,
+        layers::by_layer,
         style::{self, paint},
         table::{Align, Table},
         units,
@@ -130,6 +132,9 @@ struct TensorAnswer<'a> {
     relative_error: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
+    /// Groups that are not 2:4, where that is the reason.
+    #[serde(skip)]
+    violations: usize,
 }
 
 impl Integer {
@@ -195,30 +200,47 @@ impl Quantize {
 
 fn tell(screen: &mut Screen, answer: &Answer<'_>) -> Result<()> {
     let mut table = Table::new([
-        ("tensor", Align::Left),
+        (if screen.is_detailed() { "tensor" } else { "layers" }, Align::Left),
         ("dtype", Align::Left),
         ("shape", Align::Right),
         ("before", Align::Right),
         ("after", Align::Right),
         ("error", Align::Right),
-        ("", Align::Left),
     ]);
-    for t in &answer.tensors {
-        table.row([
-            t.name.to_owned(),
+    let alike = |t: &TensorAnswer<'_>| {
+        let reason = if t.violations > 0 { None } else { t.reason.clone() };
+        (t.dtype, t.shape.to_vec(), t.quantized, t.dense, t.violations > 0, reason)
+    };
+    for (label, row) in by_layer(&answer.tensors, screen.is_detailed(), |t| (t.name, alike(t))) {
+        let t = row[0];
+        let sum = |of: fn(&TensorAnswer<'_>) -> usize| units::bytes(row.iter().map(|t| of(t) as u64).sum());
+        let mut cells = vec![
+            label,
             match (t.quantized, t.dense) {
                 (true, true) => format!("{} -> I8, dense", t.dtype),
                 (true, false) => format!("{} -> {}", t.dtype, answer.dtype),
                 _ => t.dtype.to_owned(),
             },
             units::shape(t.shape),
-            units::bytes(t.bytes_before as u64),
-            units::bytes(t.bytes_after as u64),
-            t.relative_error.map_or(String::new(), |error| format!("{error:.2e}")),
-            t.reason.as_ref().map_or(String::new(), |reason| paint(style::FAINT, format!("kept: {reason}"))),
-        ]);
+            sum(|t| t.bytes_before),
+        ];
+        match &t.reason {
+            Some(reason) => {
+                let violations = row.iter().map(|t| t.violations).sum();
+                let reason = if violations > 0 { not_sparse(violations) } else { reason.clone() };
+                table.row_with_note(cells, &paint(style::FAINT, format!("kept: {reason}")));
+            }
+            None => {
+                let errors: f64 = row.iter().filter_map(|t| t.relative_error).sum();
+                cells.extend([sum(|t| t.bytes_after), units::percent(errors / row.len() as f64)]);
+                table.row(cells);
+            }
+        }
     }
     screen.line(table)?;
+    if answer.tensors.iter().any(|t| t.quantized) {
+        screen.note("error: the norm of what rounding changed, by the norm of the weights, ‖W - Q‖ / ‖W‖")?;
+    }
     let quantized = answer.tensors.iter().filter(|t| t.quantized).count();
     screen.line(format!(
         "\n{quantized} of {} quantized, {} -> {} ({} of it), written to {}",
@@ -228,7 +250,12 @@ fn tell(screen: &mut Screen, answer: &Answer<'_>) -> Result<()> {
         units::percent(answer.bytes_after as f64 / answer.bytes_before.max(1) as f64),
         answer.output.display()
     ))?;
-    answer.beside.tell(screen)
+    answer.beside.tell(screen)?;
+    screen.next(&next::run(answer.output, None))
+}
+
+fn not_sparse(violations: usize) -> String {
+    format!("not 2:4, {}", units::plural(violations, "violation"))
 }
 
 fn tensor_answer<'a>(t: &'a QuantizedTensor, selection: &Selection) -> TensorAnswer<'a> {
@@ -236,9 +263,7 @@ fn tensor_answer<'a>(t: &'a QuantizedTensor, selection: &Selection) -> TensorAns
         QuantizeOutcome::Quantized { relative_error } | QuantizeOutcome::QuantizedDense { relative_error } => {
             (Some(relative_error), None)
         }
-        QuantizeOutcome::NotSparse { violations } => {
-            (None, Some(format!("not 2:4, {}", units::plural(violations, "violation"))))
-        }
+        QuantizeOutcome::NotSparse { violations } => (None, Some(not_sparse(violations))),
         QuantizeOutcome::Integers => (None, Some("integers already".to_owned())),
         _ => {
             let dtype = file::StoredDType::from_name(t.dtype);
@@ -256,5 +281,9 @@ fn tensor_answer<'a>(t: &'a QuantizedTensor, selection: &Selection) -> TensorAns
         dense: !matches!(t.outcome, QuantizeOutcome::Quantized { .. }),
         relative_error,
         reason,
+        violations: match t.outcome {
+            QuantizeOutcome::NotSparse { violations } => violations,
+            _ => 0,
+        },
     }
 }

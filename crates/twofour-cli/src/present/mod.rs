@@ -5,9 +5,12 @@ pub(crate) mod layers;
 pub(crate) mod log;
 pub(crate) mod progress;
 mod screen;
+pub(crate) mod shell;
 pub(crate) mod style;
 pub(crate) mod table;
+mod terminal;
 pub(crate) mod units;
+mod wrap;
 
 pub(crate) use progress::Progress;
 pub(crate) use screen::Screen;

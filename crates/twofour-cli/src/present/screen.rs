@@ -8,8 +8,10 @@ use serde::Serialize;
 
 use super::{
     escape,
-    progress::Progress,
+    progress::{self, Progress},
     style::{self, paint},
+    terminal,
+    wrap::wrapped,
 };
 use crate::arguments::Global;
 
@@ -35,6 +37,18 @@ impl Screen {
     /// Prints text for people and a line break; nothing with `--quiet` or `--json`.
     pub(crate) fn line(&mut self, text: impl std::fmt::Display) -> Result<()> {
         if self.quiet || self.json { Ok(()) } else { self.styled(&escape::text(&format!("{text}\n"))) }
+    }
+
+    /// Prints an explanation of what stands above it, in lines that fit the terminal; nothing with `--quiet` or `--json`.
+    pub(crate) fn note(&mut self, text: &str) -> Result<()> {
+        let lines = text.lines().flat_map(|line| wrapped(line, terminal::columns()));
+        lines.map(|line| paint(style::FAINT, line)).try_for_each(|line| self.line(line))
+    }
+
+    /// Prints the commands that may follow this one; nothing with `--quiet` or `--json`.
+    pub(crate) fn next(&mut self, commands: &[String]) -> Result<()> {
+        let heading = |i: usize| if i == 0 { "\nNext: " } else { "      " };
+        commands.iter().enumerate().try_for_each(|(i, command)| self.line(format!("{}{command}", heading(i))))
     }
 
     /// Prints the JSON answer, if `--json` is given.
@@ -70,7 +84,7 @@ impl Screen {
         self.raw(text.as_bytes())
     }
 
-    /// Prints text, where stdout is no terminal without its colours.
+    /// Prints text, where stdout is no terminal without its colors.
     fn styled(&mut self, text: &str) -> Result<()> {
         if self.closed {
             return Ok(());
@@ -101,7 +115,8 @@ impl Screen {
     /// Warns on stderr; not with `--quiet`.
     pub(crate) fn warn(&self, text: impl std::fmt::Display) {
         if !self.quiet {
-            eprintln!("{}", escape::text(&format!("{} {text}", paint(style::WARNING, "warning:"))));
+            let text = escape::text(&format!("{} {text}", paint(style::WARNING, "warning:")));
+            progress::without(|| eprintln!("{text}"));
         }
     }
 

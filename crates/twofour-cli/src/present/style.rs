@@ -1,4 +1,4 @@
-//! Colours: few, with a meaning, and only where a person looks.
+//! Colors: few, with a meaning, and only where a person looks.
 
 use anstyle::{AnsiColor, Style};
 use clap::ValueEnum;
@@ -16,7 +16,7 @@ pub(crate) const FAINT: Style = Style::new().dimmed();
 /// A heading.
 pub(crate) const STRONG: Style = Style::new().bold();
 
-/// When to use colours.
+/// When to use colors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum ColorChoice {
     /// On a terminal, unless NO_COLOR is set.

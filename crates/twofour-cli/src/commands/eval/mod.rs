@@ -89,6 +89,10 @@ struct Answer {
 /// What was measured, how, in which type, and when it began.
 type Found = (Perplexity, Windows, DataType, Instant);
 
+/// What perplexity is, for people.
+pub(super) const PERPLEXITY: &str =
+    "perplexity: as unsure as a guess among so many tokens, e to the mean loss; less is better";
+
 /// The window where none is given, for models of a longer context.
 const WINDOW: usize = 2048;
 
@@ -143,6 +147,7 @@ impl Eval {
             seconds: begin.elapsed().as_secs_f64(),
         };
         screen.line(format_args!("perplexity {:.4} over {} tokens", answer.perplexity, answer.tokens))?;
+        screen.note(PERPLEXITY)?;
         screen.json(&answer)?;
         Ok(Verdict::Yes)
     }

@@ -51,6 +51,11 @@ pub(super) struct Before {
 }
 
 impl EvaluationOptions {
+    /// The text, where one is given.
+    pub(super) fn text(&self) -> Option<&Path> {
+        self.eval.as_deref()
+    }
+
     /// Measures the input, where a text is given.
     pub(super) fn before(&self, screen: &Screen, (input, output): (&Path, &Path)) -> Result<Option<Before>> {
         let Some(path) = &self.eval else { return Ok(None) };

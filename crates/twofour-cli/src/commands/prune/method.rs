@@ -70,6 +70,11 @@ pub(super) struct JointOptions {
 }
 
 impl JointOptions {
+    /// Whether weights become integers.
+    pub(super) fn quantizes(&self) -> bool {
+        self.quantize.is_some()
+    }
+
     /// Returns the integers, where there are any.
     pub(super) fn quantization(&self, method: Method, pattern: Pattern) -> Result<Option<Quantization>, Usage> {
         let Some(integer) = self.quantize else { return Ok(None) };

@@ -28,7 +28,9 @@ use self::{
 };
 use super::{
     effect::expect_to_prune,
+    eval,
     model::expect_model,
+    next,
     output::{BesideAnswer, OutputOptions, path},
 };
 use crate::{
@@ -209,6 +211,7 @@ impl Prune {
         self.tell(screen, &tensors, perplexity.as_ref())?;
         let beside = BesideAnswer::of(places.0, places.1)?;
         beside.tell(screen)?;
+        screen.next(&self.next(&tensors))?;
         let answer = Answer {
             output: &self.output.output,
             pattern: self.pattern.to_string(),
@@ -259,7 +262,19 @@ impl Prune {
         ))?;
         if let Some(PerplexityAnswer { before, after, tokens, .. }) = perplexity {
             screen.line(format!("perplexity {before:.4} before, {after:.4} after, over {tokens} tokens"))?;
+            screen.note(eval::PERPLEXITY)?;
         }
         Ok(())
+    }
+
+    /// What a person may do next: run it, and store what is 2:4 along rows compressed.
+    fn next(&self, tensors: &[TensorAnswer<'_>]) -> Vec<String> {
+        let output = &self.output.output;
+        let mut commands = next::run(output, self.evaluation.text());
+        let is_two_of_four = self.pattern == Pattern::TWO_FOUR && tensors.iter().all(|t| t.axis != Some("column"));
+        if is_two_of_four && !self.joint.quantizes() {
+            commands.push(next::compress(output));
+        }
+        commands
     }
 }

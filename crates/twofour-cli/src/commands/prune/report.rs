@@ -28,7 +28,7 @@ pub(super) struct TensorAnswer<'a> {
     shape: &'a [usize],
     pub(super) pruned: bool,
     /// The stored axis along which groups run; null where they run along both, and where nothing was pruned.
-    axis: Option<&'static str>,
+    pub(super) axis: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -55,8 +55,9 @@ pub(super) fn show(screen: &mut Screen, tensors: &[TensorAnswer<'_>]) -> Result<
         ("kept L1", Align::Right),
         ("kept L2", Align::Right),
         ("error", Align::Right),
-        ("", Align::Left),
+        ("along", Align::Left),
     ]);
+    let was_sparse = screen.is_detailed() || tensors.iter().any(|t| t.density_before.is_some_and(|d| d < 0.9995));
     // The means of one kind of layer in one row.
     let alike = |t: &TensorAnswer<'_>| (t.dtype, t.shape.to_vec(), t.pruned, t.axis, t.reason.clone());
     let rows = by_layer(tensors, screen.is_detailed(), |t| (t.name, alike(t)));
@@ -70,24 +71,36 @@ pub(super) fn show(screen: &mut Screen, tensors: &[TensorAnswer<'_>]) -> Result<
                 units::percent(values.iter().sum::<f64>() / values.len() as f64)
             }
         };
-        let note = match (&first.reason, first.axis) {
-            (Some(reason), _) => paint(style::FAINT, format!("kept: {reason}")),
-            (None, Some("column")) => paint(style::FAINT, "along columns"),
-            _ => String::new(),
-        };
-        table.row([
-            label,
-            first.dtype.to_owned(),
-            units::shape(first.shape),
-            mean(|t| t.density_before),
+        let mut cells = vec![label, first.dtype.to_owned(), units::shape(first.shape)];
+        if let Some(reason) = &first.reason {
+            table.row_with_note(cells, &paint(style::FAINT, format!("kept: {reason}")));
+            continue;
+        }
+        let detail = |of| if screen.is_detailed() { mean(of) } else { String::new() };
+        cells.extend([
+            if was_sparse { mean(|t| t.density_before) } else { String::new() },
             mean(|t| t.mask_density),
             mean(|t| t.kept_l1),
-            mean(|t| t.kept_l2),
+            detail(|t| t.kept_l2),
             mean(|t| t.relative_error),
-            note,
+            if first.axis == Some("column") { paint(style::FAINT, "columns") } else { String::new() },
         ]);
+        table.row(cells);
     }
-    screen.line(table)
+    screen.line(table)?;
+    if tensors.iter().any(|t| t.pruned) {
+        if was_sparse {
+            screen.note("density: the share of nonzeros before")?;
+        }
+        screen.note("mask: the share of weights that are kept; kept L1: their share of the sum of |w|")?;
+        if screen.is_detailed() {
+            screen.note("kept L2: their share of the sum of w²")?;
+        }
+    }
+    if tensors.iter().any(|t| t.relative_error.is_some()) {
+        screen.note("error: the squared change of the layer's outputs on the calibration text, by their square")?;
+    }
+    Ok(())
 }
 
 /// The report's tensors with reasons and errors.
