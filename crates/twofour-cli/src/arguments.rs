@@ -31,7 +31,7 @@ const AFTER_LONG_HELP: &str = "\
 Start here:
   twofour quickstart                               train a small model dense and 2:4, compare, draw
   twofour advise model.safetensors                 would 2:4 be faster here, for these shapes?
-  twofour train recipes/fst.toml -o runs/fst       sparse training from a recipe
+  twofour train recipes/ste.toml -o runs/ste       sparse training from a recipe
   twofour prune model.safetensors -o pruned.safetensors
   twofour check pruned.safetensors && twofour compress pruned.safetensors -o small.safetensors
   twofour quantize pruned/ -o int4/ --dtype int4   2:4 weights in four bits
@@ -44,12 +44,13 @@ Environment:
   TWOFOUR_NVRTC       folder of NVRTC, which compiles them
   TWOFOUR_LOG         log filter, as in `TWOFOUR_LOG=debug` or `TWOFOUR_LOG=twofour=trace`; wins over --verbose
   RAYON_NUM_THREADS   threads to compute with, at most those of the machine
-  NO_COLOR            no colours, whatever the terminal
+  NO_COLOR            no colors, whatever the terminal
 
 Exit codes: 0 done, 1 failed (or `check` found a tensor that does not obey), 2 usage error, 130 interrupted.";
 
 /// Options that every command has.
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
     /// Print nothing but errors
     #[arg(long, short, global = true, conflicts_with = "json")]
@@ -63,7 +64,7 @@ pub(crate) struct Global {
     #[arg(long, short, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 
-    /// When to use colours
+    /// When to use colors
     #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
     pub(crate) color: ColorChoice,
 }
@@ -96,5 +97,32 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         super::Arguments::command().debug_assert();
+    }
+
+    /// Calls a function with every command, those of commands included.
+    fn each(command: &mut clap::Command, look: &mut dyn FnMut(&mut clap::Command)) {
+        look(command);
+        command.get_subcommands_mut().for_each(|command| each(command, look));
+    }
+
+    #[test]
+    fn help_fits_100_columns_and_ends_with_the_options_that_all_commands_have() {
+        let mut command = super::Arguments::command();
+        command.build();
+        let (mut long, mut seen) = (Vec::new(), 0);
+        each(&mut command, &mut |command| {
+            let name = command.get_name().to_owned();
+            for help in [command.render_help(), command.render_long_help()].map(|help| help.to_string()) {
+                let lines = help.lines().filter(|line| line.chars().count() > 100);
+                long.extend(lines.map(|line| format!("{name}: {line}")));
+                if let (Some(own), Some(global)) = (help.find("\nOptions:"), help.find("\nGlobal options:")) {
+                    assert!(own < global && help[global..].contains("--quiet"), "{help}");
+                    assert!(!help[own..global].contains("--quiet"), "{help}");
+                    seen += 1;
+                }
+            }
+        });
+        assert!(long.is_empty(), "{}", long.join("\n"));
+        assert!(seen > 20, "{seen}");
     }
 }

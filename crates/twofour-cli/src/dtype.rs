@@ -34,7 +34,12 @@ pub(crate) fn description(format: WeightFormat) -> &'static str {
 
 /// The value of an option that names a format.
 pub(crate) fn possible(format: WeightFormat) -> PossibleValue {
-    PossibleValue::new(format.name()).help(description(format))
+    let value = match format {
+        // As other commands call it; results are labelled i8.
+        WeightFormat::Plain(DataType::I8) => PossibleValue::new("int8").alias(format.name()),
+        format => PossibleValue::new(format.name()),
+    };
+    value.help(description(format))
 }
 
 /// The parser of an option that takes the formats of CPU kernels.

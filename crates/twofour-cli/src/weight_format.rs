@@ -34,7 +34,11 @@ impl FromStr for WeightFormat {
     type Err = twofour::Error;
 
     fn from_str(name: &str) -> twofour::Result<Self> {
-        if name == WeightFormat::Int4.name() { Ok(WeightFormat::Int4) } else { name.parse().map(WeightFormat::Plain) }
+        match name {
+            "int4" => Ok(WeightFormat::Int4),
+            "int8" => Ok(WeightFormat::Plain(DataType::I8)),
+            name => name.parse().map(WeightFormat::Plain),
+        }
     }
 }
 

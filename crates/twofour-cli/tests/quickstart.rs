@@ -121,7 +121,7 @@ fn an_interrupted_or_killed_run_goes_on() {
         assert!(std::process::Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
         let ran = Ran::from(child.wait_with_output().unwrap());
         assert_eq!(ran.code, Some(130), "{ran:?}");
-        assert!(ran.stderr.contains("run it again with --out q"), "{ran:?}");
+        assert!(ran.stderr.contains("run it again with --output q"), "{ran:?}");
         assert_eq!(ran.stdout.contains(&format!("going on from step {steps}\n")), steps > 0, "{ran:?}");
         let done = read_json(&q.join("losses.json"))["sparse"].as_array().unwrap().len();
         assert!(done > steps, "{done} after {steps}");

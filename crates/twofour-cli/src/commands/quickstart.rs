@@ -18,6 +18,7 @@ use crate::{
     interrupt::{self, Interrupted},
     present::{
         Screen,
+        shell::word,
         style::{self, paint},
         table::{Align, Table},
         units,
@@ -38,15 +39,15 @@ use crate::{
 #[command(after_long_help = "\
 Examples:
   twofour quickstart
-  twofour quickstart --minutes 10 --out ten-minutes
+  twofour quickstart --minutes 10 -o ten-minutes
   twofour quickstart --device cuda
   twofour generate twofour-quickstart --prompt 'ROMEO:'
 
-Interrupted? Run it again with the same --out: it goes on from a checkpoint at most half a minute old, on the same text.")]
+Interrupted? Run it again with the same --output: it goes on from a checkpoint at most half a minute old, on the same text.")]
 pub(crate) struct Quickstart {
     /// Where to put everything; a run that was interrupted there goes on
-    #[arg(long, default_value = "twofour-quickstart", value_name = "DIR")]
-    out: PathBuf,
+    #[arg(long, short, alias = "out", default_value = "twofour-quickstart", value_name = "DIR")]
+    output: PathBuf,
 
     /// Begin anew in the directory, whatever it holds; files that the quickstart does not write stay
     #[arg(long)]
@@ -74,7 +75,7 @@ impl Quickstart {
         if self.device.count() > 1 {
             bail!(Usage("--device: the quickstart trains on one GPU; `twofour train` on several".to_owned()));
         }
-        let folder = if self.force { Folder::begin_anew(&self.out)? } else { Folder::open(&self.out)? };
+        let folder = if self.force { Folder::begin_anew(&self.output)? } else { Folder::open(&self.output)? };
         if let Some(report) = folder.report()? {
             if let Some(plan) = folder.plan()? {
                 self.expect_same(&plan, &folder)?;
@@ -85,7 +86,7 @@ impl Quickstart {
         let _guard = interrupt::guard();
         let report = self.work_on_device(&folder, screen).inspect_err(|error| {
             if error.is::<Interrupted>() {
-                screen.warn(format!("stopped; run it again with --out {} to go on", folder.path().display()));
+                screen.warn(format!("stopped; run it again with --output {} to go on", word(folder.path())));
             }
         })?;
         finish(screen, &folder, &report)
@@ -124,7 +125,7 @@ impl Quickstart {
         let differs = self.minutes.is_some_and(|m| m != plan.minutes) || self.seed.is_some_and(|s| s != plan.seed);
         if differs {
             bail!(Usage(format!(
-                "{} holds a run with --minutes {} --seed {}; leave these options away to go on with it, choose another --out, or begin anew with --force",
+                "{} holds a run with --minutes {} --seed {}; leave these options away to go on with it, choose another --output, or begin anew with --force",
                 folder.path().display(),
                 plan.minutes,
                 plan.seed
@@ -223,6 +224,7 @@ fn finish(screen: &mut Screen, folder: &Folder, report: &Report) -> Result<Verdi
         row(name, values.map(rate), units::factor_of(ratio, "faster", "slower"), ratio > 1.05);
     }
     screen.line(table)?;
+    screen.note("loss: nats a byte, less is better; decode: one byte after another; prefill: a whole text at once")?;
     screen.line(format!("\nThe 2:4 model goes on after {:?}:\n", report.prompt))?;
     screen.line(paint(style::FAINT, format!("{}{}", report.prompt, report.sample)))?;
     screen.line("")?;
@@ -234,7 +236,7 @@ fn finish(screen: &mut Screen, folder: &Folder, report: &Report) -> Result<Verdi
     ] {
         screen.line(format!("{}  {what}", folder.file(name).display()))?;
     }
-    screen.line(format!("\nNext: twofour generate {} --prompt 'ROMEO:'", folder.path().display()))?;
+    screen.next(&[format!("twofour generate {} --prompt 'ROMEO:'", word(folder.path()))])?;
     screen.json(report)?;
     Ok(Verdict::Yes)
 }

@@ -14,3 +14,4 @@ mod wrap;
 
 pub(crate) use progress::Progress;
 pub(crate) use screen::Screen;
+pub(crate) use wrap::shortened;

@@ -26,7 +26,7 @@ const LEAST_WORDS: usize = 16;
 
 /// Rows of cells under a heading, in columns as wide as their widest cell.
 ///
-/// Where that is wider than the terminal, words are wrapped: those of headings, then those of the columns of words. What still does not fit follows in further blocks, whose rows
+/// Where that is wider than the terminal, words are wrapped: those of headings, then those of the columns of words; a name in the first column is put on a line of its own. What still does not fit follows in further blocks, whose rows
 /// begin with the words of the first columns again. A column without any cell is left out.
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -176,7 +176,15 @@ impl Table {
             let begin = widths[..at].iter().map(|width| width + GAP).sum::<usize>();
             parts.push((limit.saturating_sub(begin).max(LEAST_WORDS), Align::Left, note));
         }
-        let wrapped: Vec<Vec<String>> = parts.iter().map(|(width, _, cell)| wrapped(&cell.text, *width)).collect();
+        let mut wrapped: Vec<Vec<String>> = parts.iter().map(|(width, _, cell)| wrapped(&cell.text, *width)).collect();
+        // A name stays whole, where a line has room for it.
+        if let (Some((_, Align::Left, name)), Some(first)) = (parts.first(), wrapped.first_mut())
+            && first.len() > 1
+            && name.width() <= limit
+        {
+            lines.push(name.painted(&name.text));
+            first.clear();
+        }
         let height = wrapped.iter().map(Vec::len).max().unwrap_or(0);
         for line in 0..height {
             let mut text = String::new();
@@ -231,9 +239,9 @@ mod tests {
         let expected = "\
 layers                 dtype   size in
                                 memory
-model.layers.*.        BF16   32.0 MiB  2:4 compressed, 56
-self_attn.q_proj.                       dense
-weight (32)";
+model.layers.*.self_attn.q_proj.weight (32)
+                       BF16   32.0 MiB  2:4 compressed, 56
+                                        dense";
         assert_eq!(plain(&table, 60), expected);
         for limit in 48..120 {
             assert!(plain(&table, limit).lines().all(|line| line.chars().count() <= limit), "{limit}");

@@ -33,7 +33,7 @@ const LOSSES: &str = "losses.json";
 const REPORT: &str = "report.json";
 
 /// What to do about a directory that cannot be used.
-pub(super) const ELSEWHERE: &str = "choose another --out, or begin anew there with --force";
+pub(super) const ELSEWHERE: &str = "choose another --output, or begin anew there with --force";
 
 impl Folder {
     /// Opens a directory that is missing, empty, or holds a run.
@@ -56,7 +56,7 @@ impl Folder {
             }
             Err(e) if e.kind() == ErrorKind::NotFound => fs::create_dir_all(path).with_context(at)?,
             Err(e) if e.kind() == ErrorKind::NotADirectory => {
-                bail!(Usage(format!("{}: is a file, not a directory; choose another --out", path.display())))
+                bail!(Usage(format!("{}: is a file, not a directory; choose another --output", path.display())))
             }
             Err(e) => return Err(e).with_context(at),
         }

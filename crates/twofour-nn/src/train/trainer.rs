@@ -217,6 +217,11 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         self.progress.step >= self.settings.steps
     }
 
+    /// The step after which the second moments had settled, so that STEP's layers became 2:4; none before, and of other methods.
+    pub fn settled_at(&self) -> Option<u64> {
+        self.progress.switch.as_ref().and_then(PhaseSwitch::switched_at)
+    }
+
     /// Whether the plan's layers are 2:4 in the next step.
     pub fn is_sparse(&self) -> bool {
         let is_sparse = |form| matches!(form, LayerForm::TwoOfFour | LayerForm::TwoOfFourInput);

@@ -29,6 +29,8 @@ pub(super) enum Machinery {
 pub(super) struct Answer {
     pub(super) machine: Machinery,
     pub(super) dtype: WeightFormat,
+    /// Why that was measured.
+    pub(super) dtype_reason: String,
     pub(super) shapes: Vec<ShapeAnswer>,
     pub(super) totals: Vec<Total>,
     pub(super) verdict: String,
@@ -88,8 +90,8 @@ pub(super) fn verdict(totals: &[Total]) -> String {
     let list = |wanted: Finding| {
         let hits = totals.iter().filter(|t| t.verdict == wanted);
         let figure = |t: &Total| match t.speed_up {
-            Some(speed_up) => units::factor(speed_up),
-            None => range(t.interval),
+            Some(speed_up) if !Finding::is_range(t.interval) => units::factor(speed_up),
+            _ => range(t.interval),
         };
         hits.map(|t| format!("{} for {}", figure(t), units::plural(t.tokens, "token"))).collect::<Vec<_>>().join(", ")
     };
@@ -114,20 +116,30 @@ impl Answer {
     pub(super) fn tell(&self, screen: &mut Screen) -> Result<()> {
         screen.line(match &self.machine {
             Machinery::Cpu(Machine { cpu, threads, engine, .. }) => {
-                format!("{cpu}, {}, engine {engine}\n", units::plural(*threads, "thread"))
+                format!("{cpu}, {}, engine {engine}", units::plural(*threads, "thread"))
             }
-            Machinery::Gpu(Gpu { gpu, architecture, .. }) => format!("{gpu}, {architecture}\n"),
+            Machinery::Gpu(Gpu { gpu, architecture, .. }) => format!("{gpu}, {architecture}"),
         })?;
+        screen.line(format!("measured in {}: {}\n", self.dtype, self.dtype_reason))?;
         screen.line(self.table())?;
-        screen.line(format!("\n{}", self.verdict))?;
+        screen.note(
+            "speedup: time of the fastest dense contender by that of 2:4; 99 %: its confidence interval. Linear layers only, random \
+             values; what pruning costs is another question (twofour quickstart, twofour prune --eval)",
+        )?;
+        if let Some(total) = self.totals.first() {
+            let [dense, sparse] = [total.dense_bytes, total.sparse_bytes].map(|bytes| units::bytes(bytes as u64));
+            screen.line(format!("\nWeights of these layers: {dense} dense, {sparse} 2:4"))?;
+        }
+        screen.line(&self.verdict)?;
         for remark in self.remarks() {
             screen.line(paint(style::WARNING, remark))?;
         }
-        screen.line(paint(
-            style::FAINT,
-            "Speedup: time of the fastest dense contender by that of 2:4; 99 %: its confidence interval.\n\
-             Linear layers only, random values; whether the model stays good is another question (`twofour quickstart`).",
-        ))
+        Ok(())
+    }
+
+    /// Whether 2:4 is faster for any number of tokens.
+    pub(super) fn is_faster(&self) -> bool {
+        self.totals.iter().any(|total| total.verdict == Finding::Faster)
     }
 
     fn table(&self) -> Table {
@@ -139,29 +151,24 @@ impl Answer {
             ("2:4", Align::Right),
             ("speedup", Align::Right),
             ("99 %", Align::Right),
-            ("dense", Align::Right),
-            ("2:4", Align::Right),
             ("", Align::Left),
         ]);
         let us = |us: f64| units::time(Duration::from_secs_f64(us * 1e-6));
-        let mut row = |names: [String; 2],
-                       tokens,
-                       times: [f64; 2],
-                       (interval, finding): (Interval, Finding),
-                       bytes: [usize; 2],
-                       remark: &str| {
-            let (style, told) = match finding {
-                Finding::Faster => (style::GOOD, None),
-                Finding::Slower => (style::BAD, None),
-                Finding::AsFast => (anstyle::Style::new(), None),
-                Finding::TooNoisy => (style::WARNING, Some("too noisy")),
+        let mut row =
+            |names: [String; 2], tokens, times: [f64; 2], (interval, finding): (Interval, Finding), remark: &str| {
+                let (style, told) = match finding {
+                    Finding::Faster => (style::GOOD, None),
+                    Finding::Slower => (style::BAD, None),
+                    Finding::AsFast => (anstyle::Style::new(), None),
+                    Finding::TooNoisy => (style::WARNING, Some("too noisy")),
+                };
+                let figure =
+                    || if Finding::is_range(interval) { range(interval) } else { units::factor(interval.median) };
+                let told = told.map_or_else(figure, str::to_owned);
+                let [shape, layers] = names;
+                let first = [shape, layers, units::count(tokens), us(times[0]), us(times[1])];
+                table.row([&first[..], &[paint(style, told), range(interval), remark.to_owned()]].concat());
             };
-            let told = told.map_or_else(|| units::factor(interval.median), str::to_owned);
-            let [dense, sparse] = bytes.map(|b| units::bytes(b as u64));
-            let [shape, layers] = names;
-            let first = [shape, layers, units::count(tokens), us(times[0]), us(times[1])];
-            table.row([&first[..], &[paint(style, told), range(interval), dense, sparse, remark.to_owned()]].concat());
-        };
         for shape in &self.shapes {
             for t in &shape.timings {
                 let name = Shape { out: shape.out, inputs: shape.inputs }.to_string();
@@ -170,15 +177,15 @@ impl Answer {
                     (_, true) => "[dense]",
                     _ => "",
                 };
-                let (times, bytes) = ([t.dense_us, t.sparse_us], [t.dense_bytes, t.sparse_bytes]);
-                row([name, shape.layers.to_string()], t.tokens, times, (t.interval, t.verdict), bytes, remark);
+                let times = [t.dense_us, t.sparse_us];
+                row([name, shape.layers.to_string()], t.tokens, times, (t.interval, t.verdict), remark);
             }
         }
         let layers: usize = self.shapes.iter().map(|s| s.layers).sum();
         if layers > 1 {
             for t in &self.totals {
-                let (times, bytes) = ([t.dense_us, t.sparse_us], [t.dense_bytes, t.sparse_bytes]);
-                row(["all".to_owned(), layers.to_string()], t.tokens, times, (t.interval, t.verdict), bytes, "");
+                let times = [t.dense_us, t.sparse_us];
+                row(["all".to_owned(), layers.to_string()], t.tokens, times, (t.interval, t.verdict), "");
             }
         }
         table

@@ -14,6 +14,7 @@ use crate::{
     exit::Usage,
     measure::{self, Arithmetic, Bandwidth, Message, Pass, Request, Row, Shape, Who, Work},
     present::{Screen, units},
+    weight_format::WeightFormat,
 };
 
 /// Rounds of a pass that are made even when its budget is used up.
@@ -49,6 +50,7 @@ impl Limits {
 /// pass to pass, and shows in the interval.
 pub(super) fn measure(
     advise: &Advise,
+    format: WeightFormat,
     screen: &Screen,
     threads: usize,
     shapes: &BTreeMap<Shape, usize>,
@@ -57,7 +59,7 @@ pub(super) fn measure(
         Ok(budget) => budget / LEAST_PASSES as u32,
         Err(e) => bail!(Usage(format!("--budget {}: {e}", advise.budget))),
     };
-    let dtype = advise.dtype.on_cpu()?;
+    let dtype = format.on_cpu()?;
     let of_shape =
         |&shape: &Shape| advise.tokens.iter().map(move |&tokens| Work { shape, dtype, tokens: tokens as usize });
     let mut all: Vec<Measured> =

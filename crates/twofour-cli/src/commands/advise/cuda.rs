@@ -44,16 +44,17 @@ struct Limits {
     operations_per_us: f64,
 }
 
-/// Measures every shape on the first GPU with the installed engines: cuBLASLt for dense weights, this project's kernels and cuSPARSELt for 2:4 ones.
+/// Measures every shape on the GPU of a number with the installed engines: cuBLASLt for dense weights, this project's kernels and cuSPARSELt for 2:4 ones.
 /// The choice of the fastest kernels is cached; times are not.
 pub(super) fn measure(
     screen: &Screen,
+    number: usize,
     format: WeightFormat,
     tokens: &[u32],
     shapes: &BTreeMap<Shape, usize>,
 ) -> Result<(Machinery, Vec<ShapeAnswer>)> {
     let weights = format.on_gpu(tokens)?;
-    let device = Device::open(0)?;
+    let device = Device::open(number)?;
     let dispatcher = Dispatcher::open(&device);
     if dispatcher.libraries().dense.is_none() {
         bail!(

@@ -14,12 +14,18 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use clap::{Args, ValueEnum};
-use twofour::{DataType, file::Reader};
+use clap::Args;
+use twofour::{
+    DataType,
+    file::{Reader, ValueFormat},
+};
+
+use super::{next, train::TrainDevice};
 
 use self::answer::{Answer, Machinery, Total, verdict};
 use crate::{
-    exit::Verdict,
+    dtype,
+    exit::{Usage, Verdict},
     hub,
     measure::{self, Machine, Shape},
     present::Screen,
@@ -35,11 +41,11 @@ use crate::{
 /// weights' values are random; no tensor's data is read.
 ///
 /// Everything is measured in at least three passes, each in a process of its own, and again (up to eight passes) until the 99 % confidence
-/// interval of the speedup is within about 5 %. Where it stays wider than 20 % from end to end, or leaves open whether 2:4 is faster or
-/// slower, the answer is "too noisy" and not a verdict (after five passes where it is hopeless). At one token no speedup above the bandwidth limit (bytes of the dense weight by those of the
+/// interval of the speedup is within about 5 %. Where it stays wider than 20 % from end to end, the interval is the answer; where it leaves open
+/// whether 2:4 is faster or slower, or one end is twice the other, the answer is "too noisy" and not a verdict. At one token no speedup above the bandwidth limit (bytes of the dense weight by those of the
 /// 2:4 one) is reported. Above one token the dense contender's share of its own limit is measured, and remarked on where it is below 70 %.
 ///
-/// With `--device cuda`, on the first GPU: the best of cuBLASLt's kernels for dense weights against the best of this project's and of cuSPARSELt's.
+/// With `--device cuda`, on a GPU: the best of cuBLASLt's kernels for dense weights against the best of this project's and of cuSPARSELt's.
 /// With `--dtype int4`, dense bf16 against the best kernel for int4 2:4 weights. The choice of the best kernels is cached; their times are measured
 /// anew.
 #[derive(Debug, Args)]
@@ -57,11 +63,12 @@ With --json, each of shapes[].timings and totals has:
   speed_up              time of dense by time of 2:4, at one token at most bandwidth_limit; null if too noisy
   interval              median, low and high: the 99 % confidence interval
   verdict               faster, as_fast, slower or too_noisy
-and each of shapes[].timings:
+each of shapes[].timings:
   measured_speed_up     the median as measured; capped tells whether it was above bandwidth_limit
   bandwidth_limit       bytes of the dense weight by those of the 2:4 one
   dense_share_of_limit  least time that read bandwidth and arithmetic allow the dense GEMM, by the time it took
-  passes, rounds        how often both were measured")]
+  passes, rounds        how often both were measured
+and dtype_reason says why dtype was measured.")]
 pub(crate) struct Advise {
     /// The model whose layer shapes to measure, or its name on the Hugging Face hub
     #[arg(required_unless_present = "shape", conflicts_with = "shape")]
@@ -78,13 +85,14 @@ pub(crate) struct Advise {
     #[arg(long, value_delimiter = ',', default_value = "1,16,512", value_name = "LIST", value_parser = clap::value_parser!(u32).range(1..=65536))]
     tokens: Vec<u32>,
 
-    /// The dtype of weights and activations (with i8, activations are f32, quantized token by token)
-    #[arg(long, value_parser = WeightFormat::parser(), default_value_t = WeightFormat::Plain(DataType::BF16))]
-    dtype: WeightFormat,
+    /// The dtype of weights and activations (with int8, activations are f32, quantized token by token)
+    /// [default: that of the model's weights, and bf16 where it is not known or the device has no 2:4 for it]
+    #[arg(long, value_parser = WeightFormat::parser())]
+    dtype: Option<WeightFormat>,
 
-    /// Where the model is to run
-    #[arg(long, value_enum, default_value_t)]
-    device: Where,
+    /// Where the model is to run: cpu, cuda, or cuda:NUMBER
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
+    device: TrainDevice,
 
     /// Threads to compute with [default: all]; on a CPU
     #[arg(long, value_name = "COUNT", value_parser = threads::option)]
@@ -95,42 +103,48 @@ pub(crate) struct Advise {
     budget: f64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-enum Where {
-    /// This machine's processor.
-    #[default]
-    Cpu,
-    /// The first NVIDIA GPU.
-    Cuda,
-}
-
 impl Advise {
     /// Runs the command.
     pub(crate) fn run(mut self, screen: &mut Screen) -> Result<Verdict> {
         let mut seen = HashSet::new();
         self.tokens.retain(|tokens| seen.insert(*tokens));
-        let shapes = self.shapes(screen)?;
+        let (shapes, stored) = self.shapes(screen)?;
+        let dtype = Chosen::of(self.dtype, stored, &self.device);
         let threads = self.threads.unwrap_or_else(threads::of_machine);
-        let (machine, shapes) = match self.device {
-            Where::Cpu => {
+        let (machine, shapes) = match &self.device {
+            TrainDevice::Cpu => {
                 let machine = Machine { threads, ..measure::machine()? };
-                (Machinery::Cpu(machine), cpu::measure(&self, screen, threads, &shapes)?)
+                (Machinery::Cpu(machine), cpu::measure(&self, dtype.format, screen, threads, &shapes)?)
             }
-            Where::Cuda => cuda::measure(screen, self.dtype, &self.tokens, &shapes)?,
+            TrainDevice::Cuda(numbers) => {
+                let &[number] = numbers.as_slice() else {
+                    bail!(Usage("speed is measured on one GPU; name one, as in --device cuda:0".to_owned()))
+                };
+                cuda::measure(screen, number, dtype.format, &self.tokens, &shapes)?
+            }
         };
         let totals: Vec<Total> = (0..self.tokens.len()).map(|i| Total::of(&shapes, i)).collect();
-        let answer = Answer { machine, dtype: self.dtype, verdict: verdict(&totals), shapes, totals };
+        let (dtype, dtype_reason) = (dtype.format, dtype.reason);
+        let answer = Answer { machine, dtype, dtype_reason, verdict: verdict(&totals), shapes, totals };
         answer.tell(screen)?;
+        if answer.is_faster() {
+            let prune = self.file.as_deref().map(next::prune);
+            screen.next(&[prune.unwrap_or_else(|| "twofour quickstart".to_owned())])?;
+        }
         screen.json(&answer)?;
         Ok(Verdict::Yes)
     }
 
-    /// Returns the distinct shapes with the number of layers that have them.
-    fn shapes(&self, screen: &Screen) -> Result<BTreeMap<Shape, usize>> {
-        let mut shapes = BTreeMap::new();
+    /// Returns the distinct shapes with the number of layers that have them, and the format that most of the model's weights have.
+    fn shapes(&self, screen: &Screen) -> Result<(BTreeMap<Shape, usize>, Option<WeightFormat>)> {
+        let (mut shapes, mut formats) = (BTreeMap::new(), Vec::new());
+        let mut add = |shape: Shape, format: Option<WeightFormat>| {
+            *shapes.entry(shape).or_default() += 1;
+            formats.push((shape.out * shape.inputs, format));
+        };
         let Some(file) = &self.file else {
-            self.shape.iter().for_each(|&shape| *shapes.entry(shape).or_default() += 1);
-            return Ok(shapes);
+            self.shape.iter().for_each(|&shape| add(shape, None));
+            return Ok((shapes, None));
         };
         let globs = self.selection.globs()?;
         let reader = Reader::open(hub::locate(file, screen)?)?;
@@ -138,17 +152,81 @@ impl Advise {
         for t in reader.plain_tensors() {
             if let (Ok(layout), &[rows, cols]) = (selection.of(&t.name, t.dtype, &t.shape), t.shape.as_slice()) {
                 let [out, inputs] = layout.features([rows, cols]);
-                *shapes.entry(Shape { out, inputs }).or_default() += 1;
+                add(Shape { out, inputs }, t.dtype.element().map(WeightFormat::Plain));
             }
         }
         for w in reader.compressed_weights() {
             if selection.of(&w.name, w.format.dense().into(), &[w.rows, w.cols]).is_ok() {
-                *shapes.entry(Shape { out: w.rows, inputs: w.cols }).or_default() += 1;
+                let format = match w.format {
+                    ValueFormat::Plain(dtype) => Some(WeightFormat::Plain(dtype)),
+                    ValueFormat::ScaledI8 | ValueFormat::GroupedI8(_) => Some(WeightFormat::Plain(DataType::I8)),
+                    ValueFormat::Int4(_) => Some(WeightFormat::Int4),
+                    _ => None,
+                };
+                add(Shape { out: w.rows, inputs: w.cols }, format);
             }
         }
         if shapes.is_empty() {
             bail!("{}: no tensor is a weight matrix; choose some with --include", file.display());
         }
-        Ok(shapes)
+        Ok((shapes, most(&formats)))
+    }
+}
+
+/// The format that most elements have.
+fn most(formats: &[(usize, Option<WeightFormat>)]) -> Option<WeightFormat> {
+    let elements = |format| formats.iter().filter(|(_, own)| *own == format).map(|(count, _)| count).sum::<usize>();
+    formats.iter().map(|(_, format)| *format).max_by_key(|format| elements(*format)).flatten()
+}
+
+/// The format that is measured, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Chosen {
+    format: WeightFormat,
+    reason: String,
+}
+
+impl Chosen {
+    /// What was asked for, or else what the model has, as far as the device has 2:4 kernels for it.
+    fn of(asked: Option<WeightFormat>, stored: Option<WeightFormat>, device: &TrainDevice) -> Self {
+        let usual = WeightFormat::Plain(DataType::BF16);
+        let is_measured = |format: &WeightFormat| match device {
+            TrainDevice::Cpu => dtype::ON_CPU.contains(format),
+            TrainDevice::Cuda(_) => {
+                !matches!(format, WeightFormat::Plain(DataType::F32 | DataType::I32) | WeightFormat::Int4)
+            }
+        };
+        let (format, reason) = match (asked, stored) {
+            (Some(format), _) => (format, "as --dtype says".to_owned()),
+            (None, None) => (usual, "the usual type of models; --dtype measures another".to_owned()),
+            (None, Some(format)) if is_measured(&format) => {
+                (format, "the type of the model's weights; --dtype measures another".to_owned())
+            }
+            (None, Some(format)) => {
+                (usual, format!("the model's weights are {format}, which is not measured on this device by default"))
+            }
+        };
+        Chosen { format, reason }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_type_of_most_weights_is_measured_unless_another_is_asked_for() {
+        let [f32, bf16, i8] = [DataType::F32, DataType::BF16, DataType::I8].map(WeightFormat::Plain);
+        assert_eq!(most(&[(10, Some(f32)), (4, Some(bf16)), (4, Some(bf16))]), Some(f32));
+        assert_eq!(most(&[(7, Some(f32)), (4, Some(bf16)), (4, Some(bf16))]), Some(bf16));
+        assert_eq!(most(&[]), None);
+        let (cpu, gpu) = (TrainDevice::Cpu, TrainDevice::Cuda(vec![0]));
+        let format = |asked, stored, device: &TrainDevice| Chosen::of(asked, stored, device).format;
+        assert_eq!(format(None, Some(f32), &cpu), f32);
+        assert_eq!(format(None, Some(f32), &gpu), bf16);
+        assert_eq!(format(Some(i8), Some(f32), &cpu), i8);
+        assert_eq!(format(None, Some(i8), &gpu), i8);
+        assert_eq!(format(None, None, &cpu), bf16);
+        assert!(Chosen::of(None, Some(f32), &gpu).reason.contains("f32"));
     }
 }

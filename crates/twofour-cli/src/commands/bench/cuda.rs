@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use twofour_cuda::{DataType, Device, cache::Cache, dispatch::Dispatcher};
 
 use super::{
+    super::train::TrainDevice,
     cuda_answer::{Answer, Rows, Versions},
     cuda_shapes::ShapeOptions,
     cuda_tables::product,
@@ -69,8 +70,8 @@ pub(super) struct Cuda {
     #[arg(long, value_enum, value_name = "SUITE", default_value_t = Suite::Prune)]
     suite: Suite,
 
-    /// Number of the device
-    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
+    /// The GPU: cuda, or cuda:NUMBER
+    #[arg(long, default_value = "cuda", value_name = "DEVICE", value_parser = gpu)]
     device: usize,
 
     /// Runs of each contender that count
@@ -117,6 +118,18 @@ pub(super) struct Cuda {
 
     #[command(flatten)]
     output: Output,
+}
+
+/// The number of a GPU, which may stand alone.
+fn gpu(text: &str) -> Result<usize, String> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    match text.parse::<TrainDevice>()? {
+        TrainDevice::Cuda(numbers) if numbers.len() == 1 => Ok(numbers[0]),
+        TrainDevice::Cuda(_) => Err("kernels are measured on one GPU, as in cuda:0".to_owned()),
+        TrainDevice::Cpu => Err("these are kernels of a GPU; `twofour bench cpu` measures the CPU".to_owned()),
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -385,5 +398,16 @@ impl Cuda {
         }
         told += &self.shape.told();
         told
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_is_named_as_elsewhere_or_by_its_number() {
+        assert_eq!(["0", "3", "cuda", "cuda:2"].map(gpu), [Ok(0), Ok(3), Ok(0), Ok(2)]);
+        assert!(["cpu", "cuda:0,1", "-1", "gpu", ""].map(gpu).iter().all(Result::is_err));
     }
 }

@@ -2,12 +2,13 @@
 
 use anyhow::Result;
 use twofour_nn::{
-    recipe::{LevelPlan, Method, RecipePlan, StagePlan},
+    recipe::{LayerPlan, LevelPlan, Method, RecipePlan, StagePlan},
     train::SparseBegin,
 };
 
 use crate::present::{
     Screen,
+    layers::by_layer,
     style::{self, paint},
     table::{Align, Table},
     units,
@@ -21,14 +22,17 @@ pub(super) fn show(screen: &mut Screen, plan: &RecipePlan) -> Result<()> {
         ("form", Align::Left),
         ("why", Align::Left),
     ]);
-    for layer in &plan.layers {
+    let alike =
+        |layer: &LayerPlan| (layer.out_features, layer.in_features, layer.sparse, layer.masked, layer.reason.clone());
+    for (label, row) in by_layer(&plan.layers, screen.is_detailed(), |layer| (&layer.name, alike(layer))) {
+        let layer = row[0];
         let form = match (layer.sparse, layer.masked) {
             (true, _) => paint(style::GOOD, "2:4"),
             (false, true) => paint(style::GOOD, "masked"),
             (false, false) => "dense".to_owned(),
         };
         let shape = units::shape(&[layer.out_features, layer.in_features]);
-        table.row([layer.name.clone(), shape, form, paint(style::FAINT, &layer.reason)]);
+        table.row([label, shape, form, paint(style::FAINT, &layer.reason)]);
     }
     screen.line(table)?;
     screen.line("")?;

@@ -45,6 +45,7 @@ use twofour_nn::{
 
 pub(crate) use self::device::TrainDevice;
 use self::{data::RunData, folder::Folder, report::Report, run::Beginning};
+use super::next;
 use crate::{
     exit::{Usage, Verdict},
     interrupt::{self, Interrupted},
@@ -69,8 +70,9 @@ use crate::{
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  twofour train recipes/fst.toml --dry-run
-  twofour train recipes/fst.toml -o runs/fst
+  twofour train recipes/ste.toml --dry-run
+  twofour train recipes/ste.toml -o runs/ste                       ends with a 2:4 model
+  twofour train recipes/fst.toml -o runs/fst                       ends with a dense one, after steps that were 2:4
   twofour train recipes/ste.toml -o runs/mine --set data.text='[\"tinyshakespeare.txt\"]' --set training.steps=2000
   twofour train recipes/ste.toml -o runs/two --device cuda:0,1
   twofour train recipes/fine-tune.toml -o runs/tuned --set model.from=pruned/ --set data.text=text.txt
@@ -112,6 +114,7 @@ impl Train {
         let plan = loaded.recipe.plan_on(self.device.kind(), self.device.count());
         let Some(output) = self.output.filter(|_| !self.dry_run) else {
             dry_run::show(screen, &plan)?;
+            screen.next(&["the same command with -o FOLDER in the place of --dry-run".to_owned()])?;
             screen.json(&plan)?;
             return Ok(Verdict::Yes);
         };
@@ -269,6 +272,19 @@ fn finish(screen: &mut Screen, folder: &Folder, plan: &RecipePlan, report: &Repo
     ] {
         screen.line(format!("{}  {what}", folder.file(name).display()))?;
     }
+    screen.next(&next_commands(folder, plan, report))?;
     screen.json(report)?;
     Ok(Verdict::Yes)
+}
+
+/// What a person may do next: run the model, and store it compressed, or prune it where it is dense.
+fn next_commands(folder: &Folder, plan: &RecipePlan, report: &Report) -> Vec<String> {
+    let model = folder.file(report.model.path);
+    let mut commands = next::run(&model, None);
+    match (report.model.two_of_four, report.model.is_checkpoint) {
+        (0, _) if plan.masked_weights == 0 => commands.push(next::prune(&model)),
+        (0, _) | (_, false) => {}
+        (_, true) => commands.push(next::compress(&model)),
+    }
+    commands
 }

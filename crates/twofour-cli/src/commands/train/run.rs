@@ -219,6 +219,9 @@ pub(super) fn train<E: Engine, D: RunData>(
         plan.steps,
         units::bytes(loaded.data.bytes() as u64)
     ))?;
+    if plan.sparse_weights + plan.masked_weights > 0 {
+        screen.note("flips: the share of the masks that a step changed; loss: nats, of which 0.69 are one bit")?;
+    }
     let is_float8 = |part: &SparsityPlan| part.precision == SparsePrecision::Fp8 && !part.layers.is_empty();
     if run.trainer.engine().name() == "cpu" && run.trainer.plan().parts().any(is_float8) {
         screen.line("8-bit floats are simulated on a CPU: operands are rounded to them, and GEMMs compute in f32")?;
@@ -435,9 +438,8 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
             Some(accuracy) => format!("{}, {:.2} % of unseen {kind}, {loss:.3} nats", plan.method, 100.0 * accuracy),
             None => format!("{}, {loss:.3} nats {target} on unseen {kind}", plan.method),
         };
-        let layers: Vec<&str> =
-            plan.layers.iter().filter(|layer| layer.sparse || layer.masked).map(|layer| layer.name.as_str()).collect();
-        self.folder.write("report.svg", picture::draw(&title, &layers, &self.steps)?.as_bytes())?;
+        let picture = picture::draw(&title, plan, self.trainer.settled_at(), &self.steps)?;
+        self.folder.write("report.svg", picture.as_bytes())?;
         self.folder.write_json(REPORT, &report)?;
         Ok(report)
     }
