@@ -14,6 +14,9 @@ use crate::present::{
     units,
 };
 
+/// So many layers have a row each.
+const FEW: usize = 20;
+
 /// Prints the plan.
 pub(super) fn show(screen: &mut Screen, plan: &RecipePlan) -> Result<()> {
     let mut table = Table::new([
@@ -22,9 +25,10 @@ pub(super) fn show(screen: &mut Screen, plan: &RecipePlan) -> Result<()> {
         ("form", Align::Left),
         ("why", Align::Left),
     ]);
+    let is_detailed = screen.is_detailed() || plan.layers.len() <= FEW;
     let alike =
         |layer: &LayerPlan| (layer.out_features, layer.in_features, layer.sparse, layer.masked, layer.reason.clone());
-    for (label, row) in by_layer(&plan.layers, screen.is_detailed(), |layer| (&layer.name, alike(layer))) {
+    for (label, row) in by_layer(&plan.layers, is_detailed, |layer| (&layer.name, alike(layer))) {
         let layer = row[0];
         let form = match (layer.sparse, layer.masked) {
             (true, _) => paint(style::GOOD, "2:4"),

@@ -314,7 +314,7 @@ mod tests {
         let expected = [(10, "3:4"), (40, "2:4"), (90, "dense")].map(|(step, what)| (step, what.to_owned()));
         assert_eq!(told(&[gradual.clone(), gradual], None), expected);
         let settled = stage(SparseBegin::Settled { earliest: 5, latest: 50 }, None, 100);
-        assert_eq!(told(&[settled.clone()], None), []);
+        assert_eq!(told(std::slice::from_ref(&settled), None), []);
         assert_eq!(told(&[settled], Some(30)), [(30, "2:4".to_owned())]);
     }
 
