@@ -280,6 +280,6 @@ model.layers.*.self_attn.q_proj.weight (32)
         let mut table = Table::new([("name", Align::Left), ("n", Align::Right)]);
         table.row(["a\nb\x1b[2J".to_owned(), "1".to_owned()]);
         let text = anstream::adapter::strip_str(&escape::text(&table.to_string())).to_string();
-        assert_eq!(text, "name            n\na\\nb\\u{1b}[2J  1");
+        assert_eq!(text, "name           n\na\\nb\\u{1b}[2J  1");
     }
 }
