@@ -115,6 +115,8 @@ fn what_pruning_costs_an_encoder_is_measured() {
     assert!(other["lowest_cosine"].as_f64().unwrap() < cosine, "{other}");
 
     // What is asked wrongly.
+    let refused = run(dir.path(), &["prune", &bert, "-o", "out", "--eval", "text.txt"]).bad(2);
+    assert!(refused.contains("--text text.txt --against"), "{refused}");
     let llama = fixture("llama");
     assert!(eval(&llama, &["--against", &bert]).bad(2).contains("of encoders"));
     assert!(eval(&bert, &["--against", &llama]).bad(1).contains("llama"));

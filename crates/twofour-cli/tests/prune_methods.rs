@@ -107,6 +107,37 @@ fn what_calibration_requires_is_said() {
     assert!(message.contains("already exists"), "{message}");
 }
 
+/// Encoded whole, it would take minutes and gigabytes.
+#[test]
+fn of_a_long_text_only_pieces_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let text = text();
+    fs::write(at.join("long.txt"), text.repeat((96 << 20) / text.len())).unwrap();
+    for family in ["llama", "bert"] {
+        let model = checkpoint(family);
+        let prune = |out: &str, seed: &str| {
+            let calibration =
+                ["--calibration", "long.txt", "--samples", "6", "--length", "24", "--seed", seed, "--json"];
+            let arguments = ["prune", &model, "-o", out, "--force", "--method", "wanda"];
+            let answer = run(at, &[&arguments[..], &calibration].concat()).good().json();
+            assert_eq!(answer["calibration_tokens"], 6 * 24);
+            answer["tensors"].clone()
+        };
+        let first = prune("out", "1");
+        assert_eq!(first, prune("out", "1"), "{family}");
+        assert_ne!(first, prune("out", "2"), "{family}");
+        fs::remove_dir_all(at.join("out")).unwrap();
+    }
+    // What is no text ends at once.
+    let model = checkpoint("llama");
+    for (calibration, word) in [("/dev/zero", "a device"), (".", "a directory")] {
+        let arguments = ["prune", &model, "-o", "out", "--method", "wanda", "--calibration", calibration];
+        assert!(run(at, &arguments).bad(1).contains(word));
+        assert!(run(at, &["eval", &model, "--text", calibration]).bad(1).contains(word));
+    }
+}
+
 /// An activation that is not finite has its cause in the weights, and these are named.
 #[test]
 fn a_weight_that_is_not_finite_is_named_by_calibrated_methods() {

@@ -41,6 +41,11 @@ impl Tokenizer {
             let reason = "is not there, only tokenizer.model of SentencePiece is; write it with transformers: AutoTokenizer.from_pretrained(directory).save_pretrained(directory)";
             return Err(fault(reason.to_owned()).into());
         }
+        // A pipe may never end, and no tokenizer comes from one.
+        let kind = std::fs::metadata(path).map_err(|error| fault(error.to_string()))?;
+        if !kind.is_file() {
+            return Err(fault("is no regular file; a tokenizer.json is required".to_owned()).into());
+        }
         let read = TextFile::open(path, &|| false).and_then(|file| file.text(MOST, &|| false));
         let text = read.map_err(|error| match error {
             Error::Text(error) => fault(error.reason()),

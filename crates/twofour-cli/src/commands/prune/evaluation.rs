@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
 use twofour::DataType;
-use twofour_nn::model::{Checkpoint, LanguageModel, SavedModel, Windows};
+use twofour_nn::model::{Checkpoint, EncoderCheckpoint, LanguageModel, SavedModel, Windows};
 
 use super::super::{eval, text};
 use crate::{exit::Usage, present::Screen};
@@ -63,6 +63,15 @@ impl EvaluationOptions {
         if is_file && Checkpoint::is_at(SavedModel::locate(input)) {
             let reason = "--eval runs the model that was written, for which its config.json and tokenizer have to be beside it; name a directory to write";
             bail!(Usage(reason.to_owned()));
+        }
+        if EncoderCheckpoint::is_at(SavedModel::locate(input)) {
+            bail!(Usage(format!(
+                "--eval measures decoders, and {} is an encoder; prune it without, and then: twofour eval {} --text {} --against {}",
+                input.display(),
+                output.display(),
+                path.display(),
+                input.display()
+            )));
         }
         let text = text::read(path)?;
         let model = LanguageModel::load(SavedModel::locate(input), None)?;
