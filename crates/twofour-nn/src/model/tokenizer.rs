@@ -2,6 +2,7 @@
 
 use std::{
     ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
 };
 
@@ -82,7 +83,7 @@ impl Tokenizer {
         match self {
             Tokenizer::Bytes => Ok(text.bytes().map(u32::from).collect()),
             Tokenizer::File(file) => {
-                let encoding = file.inner.encode_fast(text, true).map_err(|error| file.fault(error))?;
+                let encoding = guarded(&file.path, || file.inner.encode_fast(text, true))?;
                 Ok(encoding.get_ids().to_vec())
             }
         }
@@ -114,7 +115,7 @@ impl Tokenizer {
         match self {
             Tokenizer::Bytes => Ok((self.encode_whole(text)?, (0..text.len()).map(|at| at..at + 1).collect())),
             Tokenizer::File(file) => {
-                let encoding = file.inner.encode(text, false).map_err(|error| file.fault(error))?;
+                let encoding = guarded(&file.path, || file.inner.encode(text, false))?;
                 let places = encoding.get_offsets().iter().map(|&(begin, end)| begin..end).collect();
                 Ok((encoding.get_ids().to_vec(), places))
             }
@@ -127,7 +128,7 @@ impl Tokenizer {
     /// [`CheckpointError::Tokenizer`].
     pub fn framing(&self) -> Result<[Vec<u32>; 2]> {
         let Tokenizer::File(file) = self else { return Ok([vec![], vec![]]) };
-        let encoded = |frames| file.inner.encode_fast("a", frames).map_err(|error| file.fault(error));
+        let encoded = |frames| guarded(&file.path, || file.inner.encode_fast("a", frames));
         let (framed, plain) = (encoded(true)?, encoded(false)?);
         let (framed, plain) = (framed.get_ids(), plain.get_ids());
         let begin = framed.windows(plain.len().max(1)).position(|part| part == plain).unwrap_or(framed.len());
@@ -143,7 +144,9 @@ impl Tokenizer {
     fn text(&self, tokens: &[u32]) -> Vec<u8> {
         match self {
             Tokenizer::Bytes => tokens.iter().map(|token| *token as u8).collect(),
-            Tokenizer::File(file) => file.inner.decode(tokens, true).unwrap_or_default().into_bytes(),
+            Tokenizer::File(file) => {
+                guarded(&file.path, || file.inner.decode(tokens, true)).unwrap_or_default().into_bytes()
+            }
         }
     }
 }
@@ -153,9 +156,16 @@ impl FileTokenizer {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
 
-    fn fault(&self, error: tokenizers::Error) -> CheckpointError {
-        CheckpointError::Tokenizer { path: self.path.clone(), reason: error.to_string() }
+/// What the tokenizers' library returns. A file with parts that contradict each other may make it panic, which is an error here.
+fn guarded<R>(path: &Path, f: impl FnOnce() -> tokenizers::Result<R>) -> Result<R, CheckpointError> {
+    let fault = |reason: String| CheckpointError::Tokenizer { path: path.to_owned(), reason };
+    match catch_unwind(AssertUnwindSafe(f)) {
+        Ok(result) => result.map_err(|error| fault(error.to_string())),
+        Err(_) => {
+            Err(fault("its parts contradict each other; get the file anew from the model's publisher".to_owned()))
+        }
     }
 }
 
@@ -232,6 +242,24 @@ impl TextDecoder<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_makes_its_library_panic_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokenizer.json");
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoints/gpt2/tokenizer.json");
+        let good: serde_json::Value = serde_json::from_slice(&std::fs::read(fixture).unwrap()).unwrap();
+        for (part, value) in [
+            ("pre_tokenizer", serde_json::json!({"type": "FixedLength", "length": 0})),
+            ("normalizer", serde_json::json!({"type": "Replace", "pattern": {"String": ""}, "content": "x"})),
+        ] {
+            let mut bad = good.clone();
+            bad[part] = value;
+            std::fs::write(&path, bad.to_string()).unwrap();
+            let error = Tokenizer::read(&path).and_then(|tokenizer| tokenizer.encode("two of four")).unwrap_err();
+            assert!(error.to_string().contains("tokenizer.json: its parts contradict"), "{error}");
+        }
+    }
 
     /// What a decoder returns for each token, and whether it ends inside a character.
     fn decoded(tokens: &[u32]) -> (Vec<String>, bool) {
