@@ -138,7 +138,15 @@ impl Table {
         let bounds: Vec<[usize; 2]> = columns.iter().map(|column| self.bounds(*column)).collect();
         let mut widths: Vec<usize> = bounds.iter().map(|[_, most]| *most).collect();
         let gaps = GAP * columns.len().saturating_sub(1);
-        while widths.iter().sum::<usize>() + gaps > limit {
+        // Where the last note begins.
+        let noted = self.rows.iter().filter(|row| row.note.is_some());
+        let starts = noted.filter_map(|row| columns.iter().position(|column| *column >= row.cells.len()));
+        let start = starts.max().unwrap_or(0);
+        let is_too_wide = |widths: &[usize]| {
+            let before_note = widths[..start].iter().map(|width| width + GAP).sum::<usize>();
+            widths.iter().sum::<usize>() + gaps > limit || start > 0 && before_note + LEAST_WORDS > limit
+        };
+        while is_too_wide(&widths) {
             // Where a word of a heading can be wrapped no number is; of words the longest are wrapped first.
             let shrinkable = (0..widths.len()).filter(|i| widths[*i] > bounds[*i][0]);
             let heading = |i: &usize| (self.columns[columns[*i]].align == Align::Right, widths[*i]);
@@ -256,6 +264,15 @@ model.layers.*.self_attn.q_proj.weight (32)
         let expected =
             "layers  density  kept L1\nup      100.0 %   71.0 %\nembed   kept: embedding, which is not\n        pruned";
         assert_eq!(plain(&table, 40), expected);
+    }
+
+    #[test]
+    fn long_names_leave_room_for_notes() {
+        let mut table = Table::new([("layers", Align::Left), ("density", Align::Right)]);
+        table.row(["model.layers.*.self_attn.q_proj.weight".to_owned(), "1 %".to_owned()]);
+        table.row_with_note(["model.embed_tokens.weight".to_owned()], "kept: not named *.weight");
+        let text = plain(&table, 50);
+        assert!(text.lines().all(|line| line.chars().count() <= 50), "{text}");
     }
 
     #[test]
