@@ -79,8 +79,9 @@ impl Search {
         loaded.get_or_init(load).as_ref().map(|(_, found)| found)
     }
 
-    /// Loads the library from the folder that the variable names, or else by the system's loader, or else from a CUDA toolkit's or a Python
-    /// environment's folders (`CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda`, those of [`add_site_packages`], `VIRTUAL_ENV`).
+    /// Loads the library from the folder that the variable names, or else by the system's loader, or else from a CUDA toolkit's folders
+    /// (`CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda`) or those of Python packages: of [`add_site_packages`], of `VIRTUAL_ENV`, of the
+    /// interpreters on `PATH`, and beside other packages' libraries on `LD_LIBRARY_PATH`.
     fn load(&self) -> Option<Library> {
         let named = std::env::var_os(self.variable).map(PathBuf::from);
         named
@@ -135,17 +136,44 @@ fn folders(package: &str) -> Vec<PathBuf> {
     let variable = |name| std::env::var_os(name).filter(|v: &OsString| !v.is_empty()).map(PathBuf::from);
     let toolkits = [variable("CUDA_HOME"), variable("CUDA_PATH"), Some("/usr/local/cuda".into())].into_iter().flatten();
     let mut folders: Vec<PathBuf> = toolkits.map(|toolkit| toolkit.join("lib64")).collect();
-    let python_folders = site_packages().clone();
-    folders.extend(of_packages(python_folders.iter().map(|packages| packages.join("nvidia")), package));
-    let python = variable("VIRTUAL_ENV").map(|environment| environment.join("lib"));
-    let versions = python.iter().flat_map(std::fs::read_dir).flatten().flatten();
-    folders.extend(of_packages(versions.map(|version| version.path().join("site-packages/nvidia")), package));
+    let added = site_packages().iter().map(|packages| packages.join("nvidia")).collect();
+    let environment = variable("VIRTUAL_ENV").map(|environment| in_prefix(&environment)).unwrap_or_default();
+    let paths = |name| variable(name).iter().flat_map(std::env::split_paths).collect::<Vec<PathBuf>>();
+    let (interpreters, beside) = (of_interpreters(&paths("PATH")), beside_libraries(&paths("LD_LIBRARY_PATH")));
+    for nvidia in [added, environment, interpreters, beside].concat() {
+        for folder in of_packages(&nvidia, package) {
+            if !folders.contains(&folder) {
+                folders.push(folder);
+            }
+        }
+    }
     folders
 }
 
-/// Returns the folders of libraries in folders of NVIDIA's Python packages: of CUDA 13, and of an earlier CUDA.
-fn of_packages(nvidia: impl Iterator<Item = PathBuf>, package: &str) -> impl Iterator<Item = PathBuf> {
-    nvidia.flat_map(move |nvidia| ["cu13", package].map(|folder| nvidia.join(folder).join("lib")))
+/// Returns the folders of NVIDIA's packages of a Python that is installed in a folder.
+fn in_prefix(prefix: &Path) -> Vec<PathBuf> {
+    let mut versions: Vec<PathBuf> =
+        std::fs::read_dir(prefix.join("lib")).into_iter().flatten().flatten().map(|version| version.path()).collect();
+    versions.sort();
+    let nvidia = |version: &PathBuf| ["site-packages", "dist-packages"].map(|kind| version.join(kind).join("nvidia"));
+    versions.iter().flat_map(nvidia).filter(|folder| folder.is_dir()).collect()
+}
+
+/// Returns those of the Python interpreters in folders of programs.
+fn of_interpreters(programs: &[PathBuf]) -> Vec<PathBuf> {
+    let has_python = |folder: &&PathBuf| ["python3", "python"].iter().any(|name| folder.join(name).is_file());
+    programs.iter().filter(has_python).filter_map(|folder| folder.parent()).flat_map(in_prefix).collect()
+}
+
+/// Returns those that other folders of libraries are of: `…/nvidia` for `…/nvidia/cublas/lib`.
+fn beside_libraries(folders: &[PathBuf]) -> Vec<PathBuf> {
+    let nvidia = |folder: &PathBuf| folder.parent()?.parent().filter(|at| at.ends_with("nvidia")).map(Path::to_owned);
+    folders.iter().filter_map(nvidia).collect()
+}
+
+/// Returns the folders of libraries in a folder of NVIDIA's Python packages: of CUDA 13, and of an earlier CUDA or a library of its own.
+fn of_packages(nvidia: &Path, package: &str) -> [PathBuf; 2] {
+    ["cu13", package].map(|folder| nvidia.join(folder).join("lib"))
 }
 
 /// Python's folders that [`add_site_packages`] added.
@@ -181,6 +209,23 @@ mod tests {
         let Some(libc) = loaded("libc.so.6") else { return };
         std::os::unix::fs::symlink(libc, folder.path().join("libc.so.6")).unwrap();
         assert!(SEARCH.load_from(folder.path()).is_some());
+    }
+
+    #[test]
+    fn packages_are_found_of_interpreters_on_the_path_and_beside_other_libraries() {
+        let prefix = tempfile::tempdir().unwrap();
+        let nvidia = prefix.path().join("lib/python3.12/site-packages/nvidia");
+        let (bin, cublas) = (prefix.path().join("bin"), nvidia.join("cublas/lib"));
+        for folder in [&bin, &cublas, &nvidia.join("cusparselt/lib")] {
+            std::fs::create_dir_all(folder).unwrap();
+        }
+        assert!(of_interpreters(std::slice::from_ref(&bin)).is_empty());
+        std::fs::write(bin.join("python3"), b"").unwrap();
+        let found = of_interpreters(&[prefix.path().join("sbin"), bin]);
+        assert_eq!(found, [nvidia.clone()]);
+        assert_eq!(beside_libraries(&[cublas, "/usr/lib".into(), "/".into()]), found);
+        assert_eq!(in_prefix(prefix.path()), found);
+        assert!(of_packages(&nvidia, "cusparselt").contains(&nvidia.join("cusparselt/lib")));
     }
 
     /// Returns the file of a library that this process has loaded.

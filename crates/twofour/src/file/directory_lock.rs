@@ -25,7 +25,7 @@ pub struct DirectoryLock {
 }
 
 impl DirectoryLock {
-    /// Locks a directory, and removes what a process that was killed had listed with [`DirectoryLock::announce`].
+    /// Locks a directory, and removes the files that a killed process had listed as unfinished.
     ///
     /// # Errors
     /// [`Error::Busy`] where another process holds the lock; [`Error::Io`] where the system refuses.

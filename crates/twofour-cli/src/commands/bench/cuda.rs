@@ -215,7 +215,8 @@ impl Cuda {
             Suite::Generate => (Rows::Generation(self.generation(&device, &mut progress)?), None),
             Suite::Step | Suite::Block => (Rows::Step(self.step(&device, &mut progress, &models)?), None),
             _ => {
-                let libraries = Libraries::open(&device)?;
+                let libraries = Libraries::open(&device);
+                libraries.missing().into_iter().for_each(|missing| screen.warn(missing));
                 let [cublaslt, cusparselt] = libraries.versions()?;
                 let rows = self.beside(&libraries, &device, &mut progress)?;
                 (rows, Some(Versions { cublaslt, cusparselt }))

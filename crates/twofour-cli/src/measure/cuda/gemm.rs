@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use serde::Serialize;
 use twofour::int4::Granularity;
@@ -79,26 +79,47 @@ pub(crate) const DECODE_TYPES: [DataType; 3] = [DataType::BF16, DataType::E4M3, 
 /// The shape that is also measured with back-to-back launches.
 const SUSTAINED: [usize; 3] = GEMM_SHAPES[0];
 
-/// NVIDIA's libraries.
+/// NVIDIA's libraries, or why one is missing.
 #[derive(Debug)]
 pub(crate) struct Libraries {
-    pub(super) dense: CublasLt,
-    pub(super) sparse: CusparseLt,
+    dense: twofour_cuda::Result<CublasLt>,
+    pub(super) sparse: twofour_cuda::Result<CusparseLt>,
 }
 
 impl Libraries {
-    /// Opens both libraries, or returns an error that names the missing one.
-    pub(crate) fn open(device: &Device) -> Result<Self> {
-        Ok(Self { dense: CublasLt::open(device)?, sparse: CusparseLt::open(device)? })
+    /// Opens the libraries that are installed.
+    pub(crate) fn open(device: &Device) -> Self {
+        Self { dense: CublasLt::open(device), sparse: CusparseLt::open(device) }
+    }
+
+    /// Returns the library of dense GEMMs, for suites that are nothing without it.
+    pub(super) fn dense(&self) -> Result<&CublasLt> {
+        self.dense.as_ref().map_err(|error| anyhow!("{error}"))
+    }
+
+    /// Returns for each missing library that it is left out, and why.
+    pub(crate) fn missing(&self) -> Vec<String> {
+        let errors = [self.dense.as_ref().err(), self.sparse.as_ref().err()];
+        errors.into_iter().flatten().map(|error| format!("left out of the comparison: {error}")).collect()
     }
 
     /// Returns their versions.
     pub(crate) fn versions(&self) -> Result<[String; 2]> {
         let told = |(a, b, c): (usize, usize, usize)| format!("{a}.{b}.{c}");
-        let (a, b, c) = self.sparse.version()?;
-        Ok([told(self.dense.version()), format!("{a}.{b}.{c}")])
+        let dense = self.dense.as_ref().map(|library| told(library.version()));
+        let sparse = match &self.sparse {
+            Ok(library) => {
+                let (a, b, c) = library.version()?;
+                format!("{a}.{b}.{c}")
+            }
+            Err(_) => NOT_INSTALLED.to_owned(),
+        };
+        Ok([dense.unwrap_or_else(|_| NOT_INSTALLED.to_owned()), sparse])
     }
 }
+
+/// The version of a library that is missing.
+const NOT_INSTALLED: &str = "not installed";
 
 /// A random 2:4 weight on a device.
 pub(crate) struct Layer<'a> {

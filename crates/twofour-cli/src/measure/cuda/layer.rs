@@ -115,16 +115,16 @@ pub(crate) fn layer(
     let problem = dense(outputs, tokens, inputs, true, false);
     // SAFETY: the bias is as long as the result's rows, and lives until the stream has been waited for.
     let plans =
-        unsafe { libraries.dense.plans_with(problem, DenseEpilogue::Bias, bias.at, PartialSums::Any, HEURISTICS) }?;
+        unsafe { libraries.dense()?.plans_with(problem, DenseEpilogue::Bias, bias.at, PartialSums::Any, HEURISTICS) }?;
     let (forward, forward_kernel) = fastest(plans, w, x, y)?.context(missing)?;
-    let plans = libraries.dense.plans(dense(inputs, tokens, outputs, false, false), PartialSums::Any, HEURISTICS)?;
+    let plans = libraries.dense()?.plans(dense(inputs, tokens, outputs, false, false), PartialSums::Any, HEURISTICS)?;
     let (input, input_kernel) = fastest(plans, w, dy, dx)?.context(missing)?;
     let problem = dense(inputs, outputs, tokens, false, true);
-    let plans = libraries.dense.plans(problem, PartialSums::Any, HEURISTICS)?;
+    let plans = libraries.dense()?.plans(problem, PartialSums::Any, HEURISTICS)?;
     let (weight, weight_kernel) = fastest(plans, x, dy, dw)?.context(missing)?;
     // SAFETY: the bias gradient is as long as the result's columns, and lives until the stream has been waited for.
     let plans = unsafe {
-        libraries.dense.plans_with(problem, DenseEpilogue::BiasGradient, db.at, PartialSums::Any, HEURISTICS)
+        libraries.dense()?.plans_with(problem, DenseEpilogue::BiasGradient, db.at, PartialSums::Any, HEURISTICS)
     };
     // The library may lack that epilogue.
     let fused = fastest(plans.unwrap_or_default(), x, dy, dw)?;

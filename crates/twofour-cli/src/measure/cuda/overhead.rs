@@ -103,13 +103,14 @@ pub(crate) fn overhead(device: &Device, libraries: &Libraries, rounds: u32) -> R
             b_transposed: false,
             accumulate: false,
         };
-        let plans = libraries.dense.plans(dense, PartialSums::Any, 1)?;
+        let plans = libraries.dense()?.plans(dense, PartialSums::Any, 1)?;
         let plan = plans.first().context("cuBLASLt has no algorithm for a small GEMM")?;
         // SAFETY: the weight has the problem's shape, X and the result are allocated for `most` tokens, and all live until `row` has waited for the stream.
         let mut call = || Ok(unsafe { plan.run(raw, at(&weight.dense), at(&x), at(&out), at(&workspace)) }?);
         row(tokens, "cublaslt", "heuristic 0".into(), &mut call)?;
 
-        let mut plan = libraries.sparse.plan(problem, None)?;
+        let Ok(sparse) = &libraries.sparse else { continue };
+        let mut plan = sparse.plan(problem, None)?;
         let (bytes, scratch) = plan.compressed_bytes();
         let (compressed, scratch) = (memory(bytes)?, memory(scratch.max(16))?);
         // SAFETY: the weight is 2:4, both buffers have the plan's sizes, and all live until `row` has waited for the stream.

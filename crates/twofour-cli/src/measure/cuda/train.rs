@@ -87,7 +87,7 @@ pub(crate) fn train_linear(
         accumulate: false,
     };
     let mut dense_part = |dense: DenseProblem, a, b, d| -> Result<(cublaslt::CublasLtPlan, String)> {
-        let plans = libraries.dense.plans(dense, PartialSums::Any, engine::HEURISTICS)?;
+        let plans = libraries.dense()?.plans(dense, PartialSums::Any, engine::HEURISTICS)?;
         // SAFETY: `a`, `b` and `d` are tensors allocated above with the shapes that `dense` describes, and live until the stream has been waited for.
         let run = |plan: &cublaslt::CublasLtPlan| unsafe { plan.run(raw, a, b, d, workspace) };
         let all = plans.iter().map(|plan| Contender::new("cublaslt", "", move || run(plan))).collect();

@@ -71,7 +71,9 @@ impl GridOptions<'_> {
         let cells = cuda::grid_cells(&layers, self.epilogue);
         self.expect_files()?;
         let device = Device::open(self.device)?;
-        let [cublaslt, cusparselt] = cuda::Libraries::open(&device)?.versions()?;
+        let installed = cuda::Libraries::open(&device);
+        installed.missing().into_iter().for_each(|missing| screen.warn(missing));
+        let [cublaslt, cusparselt] = installed.versions()?;
         let libraries = twofour_cuda::libraries::Libraries::found(&device);
         let mut record =
             GridRecord::new(cuda::gpu(&device)?, Versions { cublaslt, cusparselt }, self.epilogue, self.told());
