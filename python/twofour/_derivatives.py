@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import torch
+from torch import is_grad_enabled
 from torch._C import _are_functorch_transforms_active as _is_transforming
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 
 def is_transformed() -> bool:
     """Whether tangents are being computed, or a transform of ``torch.func`` is at work. Neither asks whether gradients are enabled."""
-    return forward_ad._current_level >= 0 or (not torch.compiler.is_compiling() and _is_transforming())
+    return forward_ad._current_level >= 0 or (not is_compiling() and _is_transforming())
 
 
 def is_differentiated(*tensors: torch.Tensor | None) -> bool:
     """Whether a result of the tensors may have a derivative."""
     if is_transformed():
         return True
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    if is_grad_enabled():
+        # A loop, since a generator would take a tenth of a small call.
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
 
 
 def derivable(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
@@ -28,9 +35,11 @@ def derivable(function: type[torch.autograd.Function]) -> type[torch.autograd.Fu
     takes no function with one.
     """
 
+    compute, setup_context = function.forward, function.setup_context
+
     def forward(ctx, *args):
-        output = function.forward(*args)
-        function.setup_context(ctx, args, output)
+        output = compute(*args)
+        setup_context(ctx, args, output)
         return output
 
     name, plain = function.__name__, {"forward": staticmethod(forward), "backward": staticmethod(function.backward)}
@@ -44,7 +53,7 @@ def applied(function: type[torch.autograd.Function], *args) -> torch.Tensor:
     """The result of a :func:`derivable` function."""
     if is_transformed():
         return function.Transformed.apply(*args)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return function.apply(*args)
     return function.Plain.apply(*args)
 

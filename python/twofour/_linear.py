@@ -18,6 +18,8 @@ from ._packed import Packed, metadata_of_zeros, pack_by_rule, pack_sparse
 from ._parallel import FrozenBuffers
 from ._tracing import traceable
 
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+
 #: The dtypes that kernels multiply.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -244,7 +246,8 @@ class Linear(FrozenBuffers, SparseLayer, nn.Linear):
         bias = parameters["bias"] if "bias" in parameters else self.bias
         if packed is None:
             packed = self.pack()
-        if torch.is_autocast_enabled(x.device.type):
+        # The first question takes least, and is of all devices.
+        if _is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):
                 return self.forward(x.to(packed.dtype)).to(torch.get_autocast_dtype(x.device.type))
         if not x.shape or x.shape[-1] != self.in_features:

@@ -441,6 +441,8 @@ def _checked_linear(input, weight, bias):
 
 def _autocast_dtype(dense: torch.Tensor, dtype: torch.dtype) -> torch.dtype | None:
     """The type of a GEMM's result under autocast; ``None`` where autocast is off, or leaves the types of the operands alone, as in torch."""
+    if not is_any_autocast_enabled():
+        return None
     device = dense.device.type
     if not torch.is_autocast_enabled(device) or not {dense.dtype, dtype} <= _AUTOCAST:
         return None

@@ -222,7 +222,7 @@ mod tests {
         assert!(of_interpreters(std::slice::from_ref(&bin)).is_empty());
         std::fs::write(bin.join("python3"), b"").unwrap();
         let found = of_interpreters(&[prefix.path().join("sbin"), bin]);
-        assert_eq!(found, [nvidia.clone()]);
+        assert_eq!(found, std::slice::from_ref(&nvidia));
         assert_eq!(beside_libraries(&[cublas, "/usr/lib".into(), "/".into()]), found);
         assert_eq!(in_prefix(prefix.path()), found);
         assert!(of_packages(&nvidia, "cusparselt").contains(&nvidia.join("cusparselt/lib")));
