@@ -56,4 +56,4 @@ pub(crate) use share::{LEAST_PART, share_elements};
 pub use sparse_weight::SparseWeight;
 pub(crate) use transposed_product::transposed_product;
 pub use w4a8::SparseWeightInt4;
-pub(crate) use widest::widest;
+pub(crate) use widest::{Inlined, widest, widest_inlined};

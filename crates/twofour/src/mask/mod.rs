@@ -4,7 +4,11 @@ mod retained;
 
 use rayon::prelude::*;
 
-use crate::{Axis, Element, Error, MatrixRef, Pattern, Result, kernel::widest, memory};
+use crate::{
+    Axis, Element, Error, MatrixRef, Pattern, Result,
+    kernel::{Inlined, widest_inlined},
+    memory,
+};
 
 pub(crate) use retained::Retained;
 
@@ -298,17 +302,38 @@ pub struct Violation {
 
 /// Copies the kept elements of a row to `out`, and +0.0 in the place of the others.
 pub(crate) fn apply_row<T: Element>(values: &[T], words: &[u64], out: &mut [T]) {
-    widest(|| {
-        for ((word, values), out) in words.iter().zip(values.chunks(64)).zip(out.chunks_mut(64)) {
+    widest_inlined(Apply { values, words, out });
+}
+
+struct Apply<'a, T> {
+    values: &'a [T],
+    words: &'a [u64],
+    out: &'a mut [T],
+}
+
+impl<T: Element> Inlined for Apply<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let (whole, rest) = self.values.as_chunks::<64>();
+        let (out, out_rest) = self.out.as_chunks_mut::<64>();
+        for ((word, values), out) in self.words.iter().zip(whole).zip(out) {
             // In halves: 32-bit lanes take shifts of their own.
-            let halves = [*word as u32, (word >> 32) as u32];
-            for ((half, values), out) in halves.iter().zip(values.chunks(32)).zip(out.chunks_mut(32)) {
-                for (bit, (value, out)) in values.iter().zip(out).enumerate() {
-                    *out = if half >> bit & 1 == 1 { *value } else { T::ZERO };
+            for half in 0..2 {
+                let bits = (word >> (32 * half)) as u32;
+                for bit in 0..32 {
+                    let at = 32 * half + bit;
+                    out[at] = if bits >> bit & 1 == 1 { values[at] } else { T::ZERO };
                 }
             }
         }
-    });
+        if let Some(word) = self.words.get(whole.len()) {
+            for (bit, (value, out)) in rest.iter().zip(out_rest).enumerate() {
+                *out = if word >> bit & 1 == 1 { *value } else { T::ZERO };
+            }
+        }
+    }
 }
 
 /// Sets up to 64 bits of a mask's row from column `col` on, the first from bit 0.

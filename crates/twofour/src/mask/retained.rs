@@ -1,6 +1,9 @@
 //! What a mask keeps of a matrix: counts and sums.
 
-use crate::{Element, kernel::widest};
+use crate::{
+    Element,
+    kernel::{Inlined, widest_inlined},
+};
 
 /// What a mask keeps of a matrix, counted and summed in one pass.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -22,34 +25,12 @@ pub(crate) struct Retained {
 impl Retained {
     /// Of one row and the words of its mask.
     pub(crate) fn of_row<T: Element>(values: &[T], words: &[u64]) -> Self {
-        widest(|| {
-            let mut sums = Sums::default();
-            for (&word, values) in words.iter().zip(values.chunks(64)) {
-                for (part, values) in values.chunks(LANES).enumerate() {
-                    let bits = word >> (LANES * part);
-                    sums.add(|lane| match values.get(lane) {
-                        Some(value) if bits >> lane & 1 == 1 => [value.to_f32(); 2],
-                        Some(value) => [value.to_f32(), 0.0],
-                        None => [0.0; 2],
-                    });
-                }
-            }
-            sums.of(values.len(), words)
-        })
+        widest_inlined(OfRow { values, words })
     }
 
     /// [`Retained::of_row`] where the row is at hand as it is pruned, too: with +0.0 in the place of what the mask does not keep.
     pub(crate) fn of_pruned<T: Element>(values: &[T], pruned: &[T], words: &[u64]) -> Self {
-        widest(|| {
-            let mut sums = Sums::default();
-            let ((whole, rest), (pruned, pruned_rest)) = (values.as_chunks::<LANES>(), pruned.as_chunks::<LANES>());
-            for (values, pruned) in whole.iter().zip(pruned) {
-                sums.add(|lane| [values[lane].to_f32(), pruned[lane].to_f32()]);
-            }
-            let of = |values: &[T], lane: usize| values.get(lane).map_or(0.0, |value| value.to_f32());
-            sums.add(|lane| [of(rest, lane), of(pruned_rest, lane)]);
-            sums.of(values.len(), words)
-        })
+        widest_inlined(OfPruned { values, pruned, words })
     }
 
     /// Of all rows together, added up in their order: the sums do not depend on the number of threads.
@@ -115,9 +96,9 @@ struct Sums {
 impl Sums {
     /// Adds an element and what the mask leaves of it in each lane; zeros past the row's end.
     #[inline(always)]
-    fn add(&mut self, elements: impl Fn(usize) -> [f32; 2]) {
+    fn add<T: Element>(&mut self, values: &[T; LANES], kept: &[T; LANES]) {
         for lane in 0..LANES {
-            let [value, kept] = elements(lane);
+            let (value, kept) = (values[lane].to_f32(), kept[lane].to_f32());
             self.nonzeros[lane] += u32::from(value != 0.0);
             self.kept_negative_zeros[lane] += u32::from(kept.to_bits() == (-0.0f32).to_bits());
             let (magnitude, kept) = (f64::from(value.abs()), f64::from(kept.abs()));
@@ -142,6 +123,57 @@ impl Sums {
             kept_l2: self.kept_l2.iter().sum(),
             all_l2: self.all_l2.iter().sum(),
         }
+    }
+}
+
+struct OfPruned<'a, T> {
+    values: &'a [T],
+    pruned: &'a [T],
+    words: &'a [u64],
+}
+
+impl<T: Element> Inlined for OfPruned<'_, T> {
+    type Output = Retained;
+
+    #[inline(always)]
+    fn run(self) -> Retained {
+        let mut sums = Sums::default();
+        let (whole, rest) = self.values.as_chunks::<LANES>();
+        let (pruned, pruned_rest) = self.pruned.as_chunks::<LANES>();
+        for (values, pruned) in whole.iter().zip(pruned) {
+            sums.add(values, pruned);
+        }
+        let (mut values, mut pruned) = ([T::ZERO; LANES], [T::ZERO; LANES]);
+        values[..rest.len()].copy_from_slice(rest);
+        pruned[..rest.len()].copy_from_slice(pruned_rest);
+        sums.add(&values, &pruned);
+        sums.of(self.values.len(), self.words)
+    }
+}
+
+struct OfRow<'a, T> {
+    values: &'a [T],
+    words: &'a [u64],
+}
+
+impl<T: Element> Inlined for OfRow<'_, T> {
+    type Output = Retained;
+
+    #[inline(always)]
+    fn run(self) -> Retained {
+        let mut sums = Sums::default();
+        for (&word, values) in self.words.iter().zip(self.values.chunks(64)) {
+            for (part, values) in values.chunks(LANES).enumerate() {
+                let bits = (word >> (LANES * part)) as u32;
+                let (mut all, mut kept) = ([T::ZERO; LANES], [T::ZERO; LANES]);
+                all[..values.len()].copy_from_slice(values);
+                for lane in 0..LANES {
+                    kept[lane] = if bits >> lane & 1 == 1 { all[lane] } else { T::ZERO };
+                }
+                sums.add(&all, &kept);
+            }
+        }
+        sums.of(self.values.len(), self.words)
     }
 }
 

@@ -3,7 +3,10 @@
 use rayon::prelude::*;
 
 use super::band::{self, BandRule};
-use crate::{Axis, Element, Error, Mask, MatrixRef, Pattern, Result, kernel::widest};
+use crate::{
+    Axis, Element, Error, Mask, MatrixRef, Pattern, Result,
+    kernel::{Inlined, widest_inlined},
+};
 
 /// Keeps the `n` elements of largest magnitude in each group of `m`.
 ///
@@ -77,61 +80,27 @@ impl<F> GroupRule<F> {
     where
         F: Fn(T) -> f32,
     {
-        widest(|| {
-            let mut nan = false;
-            let (whole, rest) = row.as_chunks::<64>();
-            for (word, values) in words.iter_mut().zip(whole) {
-                nan |= self.sixteen_groups(values, word);
-            }
-            let (groups, last) = rest.as_chunks::<4>();
-            let mut tail = 0;
-            for (group, values) in groups.iter().enumerate() {
-                let scores = values.map(&self.score);
-                nan |= scores.iter().any(|s| s.is_nan());
-                tail |= u64::from(best_two_of_four(scores)) << (4 * group);
-            }
-            let mut scores = [0f32; 3];
-            for (s, v) in scores.iter_mut().zip(last) {
-                *s = (self.score)(*v);
-                nan |= s.is_nan();
-            }
-            if !last.is_empty() {
-                tail |= best(&scores[..last.len()], 2) << (4 * groups.len());
-            }
-            if let Some(word) = words.get_mut(whole.len()) {
-                *word |= tail;
-            }
-            nan
-        })
-    }
-
-    /// [`best_two_of_four`] of sixteen groups, whose comparisons are the same operations on every lane.
-    #[inline(always)]
-    fn sixteen_groups<T: Element>(&self, values: &[T; 64], word: &mut u64) -> bool
-    where
-        F: Fn(T) -> f32,
-    {
-        let mut scores = [[0f32; 16]; 4];
-        for group in 0..16 {
-            for (element, scores) in scores.iter_mut().enumerate() {
-                scores[group] = (self.score)(values[4 * group + element]);
-            }
+        let (whole, rest) = row.as_chunks::<64>();
+        let mut nan = widest_inlined(Sixteens { score: &self.score, whole, words: &mut *words });
+        let (groups, last) = rest.as_chunks::<4>();
+        let mut tail = 0;
+        for (group, values) in groups.iter().enumerate() {
+            let scores = values.map(&self.score);
+            nan |= scores.iter().any(|s| s.is_nan());
+            tail |= u64::from(best_two_of_four(scores)) << (4 * group);
         }
-        let (mut nan, mut bits) = (0u32, [0u32; 16]);
-        for group in 0..16 {
-            let s = scores.map(|of_element| of_element[group]);
-            let won = |earlier: usize, later: usize| u32::from(s[earlier] >= s[later]);
-            let (won01, won02, won03) = (won(0, 1), won(0, 2), won(0, 3));
-            let (won12, won13, won23) = (won(1, 2), won(1, 3), won(2, 3));
-            // Of its three comparisons an element that is kept wins two.
-            let kept = |wins: u32| wins >> 1;
-            let (first, second) = (kept(won01 + won02 + won03), kept(1 - won01 + won12 + won13));
-            let (third, fourth) = (kept(2 - won02 - won12 + won23), kept(3 - won03 - won13 - won23));
-            bits[group] = first | second << 1 | third << 2 | fourth << 3;
-            nan |= u32::from(s.iter().any(|score| score.is_nan()));
+        let mut scores = [0f32; 3];
+        for (s, v) in scores.iter_mut().zip(last) {
+            *s = (self.score)(*v);
+            nan |= s.is_nan();
         }
-        *word |= bits.iter().rev().fold(0, |word, bits| word << 4 | u64::from(*bits));
-        nan != 0
+        if !last.is_empty() {
+            tail |= best(&scores[..last.len()], 2) << (4 * groups.len());
+        }
+        if let Some(word) = words.get_mut(whole.len()) {
+            *word |= tail;
+        }
+        nan
     }
 
     fn along_a_row<T: Element>(&self, row: &[T], words: &mut [u64]) -> bool
@@ -176,6 +145,48 @@ impl<F> GroupRule<F> {
             }
         }
         nan
+    }
+}
+
+/// [`best_two_of_four`] of sixteen groups at a time, whose comparisons are the same operations on every lane.
+struct Sixteens<'a, T, F> {
+    score: &'a F,
+    whole: &'a [[T; 64]],
+    words: &'a mut [u64],
+}
+
+impl<T: Element, F: Fn(T) -> f32> Inlined for Sixteens<'_, T, F> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run(self) -> bool {
+        let mut nan = 0u32;
+        for (word, values) in self.words.iter_mut().zip(self.whole) {
+            let mut scores = [[0f32; 16]; 4];
+            for group in 0..16 {
+                for element in 0..4 {
+                    scores[element][group] = (self.score)(values[4 * group + element]);
+                }
+            }
+            let [a, b, c, d] = scores;
+            let mut kept = [0u32; 16];
+            for i in 0..16 {
+                let (a, b, c, d) = (a[i], b[i], c[i], d[i]);
+                let (ab, ac, ad) = (u32::from(a >= b), u32::from(a >= c), u32::from(a >= d));
+                let (bc, bd, cd) = (u32::from(b >= c), u32::from(b >= d), u32::from(c >= d));
+                // Of its three comparisons an element that is kept wins two.
+                let first = (ab + ac + ad) >> 1;
+                let second = (1 + bc + bd - ab) >> 1;
+                let third = (2 + cd - ac - bc) >> 1;
+                let fourth = (3 - ad - bd - cd) >> 1;
+                kept[i] = first | second << 1 | third << 2 | fourth << 3;
+                nan |= u32::from(a.is_nan()) | u32::from(b.is_nan()) | u32::from(c.is_nan()) | u32::from(d.is_nan());
+            }
+            for (group, kept) in kept.iter().enumerate() {
+                *word |= u64::from(*kept) << (4 * group);
+            }
+        }
+        nan != 0
     }
 }
 
