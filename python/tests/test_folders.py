@@ -207,12 +207,15 @@ def test_python_and_the_command_read_it(folders, tmp_path, name):
     command("inspect", folder)
     # An ordinary checkpoint of floats again, that transformers reads, and what Python writes of this model the command
     # reads.
-    command("decompress", folder, "-o", tmp_path / "plain")
-    tensors = safetensors.torch.load_file(tmp_path / "plain" / "model.safetensors") if "sharded" not in name else None
+    plain = folder
+    if not name.startswith(("dense", "pruned")):
+        plain = tmp_path / "plain"
+        command("decompress", folder, "-o", plain)
+    tensors = safetensors.torch.load_file(plain / "model.safetensors") if "sharded" not in name else None
     assert tensors is None or {tensor.dtype for tensor in tensors.values()} == {torch.float32}
-    assert "quantization_config" not in json.loads((tmp_path / "plain" / "config.json").read_text())
-    assert not list((tmp_path / "plain").glob("*twofour*"))
-    assert difference(logits(load(tmp_path / "plain")), expected) <= 1e-4
+    assert "quantization_config" not in json.loads((plain / "config.json").read_text())
+    assert not list(plain.glob("*twofour*"))
+    assert difference(logits(load(plain)), expected) <= 1e-4
     model.save_pretrained(tmp_path / "again")
     shutil.copy(folder / "tokenizer.json", tmp_path / "again")
     again = json.loads(
