@@ -114,7 +114,7 @@ fn what_pruning_costs_an_encoder_is_measured() {
     assert!((0.0..0.9999).contains(&cosine) && other["sentences"] == 4, "{other}");
     assert!(other["lowest_cosine"].as_f64().unwrap() < cosine, "{other}");
 
-    // What is asked wrongly.
+    // Invalid arguments.
     let refused = run(dir.path(), &["prune", &bert, "-o", "out", "--eval", "text.txt"]).bad(2);
     assert!(refused.contains("--text text.txt --against"), "{refused}");
     let llama = fixture("llama");

@@ -150,7 +150,7 @@ fn folders(package: &str) -> Vec<PathBuf> {
     folders
 }
 
-/// Returns the folders of NVIDIA's packages of a Python that is installed in a folder.
+/// Returns the `nvidia` folders of the Python versions that are installed under a prefix.
 fn in_prefix(prefix: &Path) -> Vec<PathBuf> {
     let mut versions: Vec<PathBuf> =
         std::fs::read_dir(prefix.join("lib")).into_iter().flatten().flatten().map(|version| version.path()).collect();
@@ -159,19 +159,19 @@ fn in_prefix(prefix: &Path) -> Vec<PathBuf> {
     versions.iter().flat_map(nvidia).filter(|folder| folder.is_dir()).collect()
 }
 
-/// Returns those of the Python interpreters in folders of programs.
+/// Returns the `nvidia` folders of the Python interpreters in these folders of programs.
 fn of_interpreters(programs: &[PathBuf]) -> Vec<PathBuf> {
     let has_python = |folder: &&PathBuf| ["python3", "python"].iter().any(|name| folder.join(name).is_file());
     programs.iter().filter(has_python).filter_map(|folder| folder.parent()).flat_map(in_prefix).collect()
 }
 
-/// Returns those that other folders of libraries are of: `…/nvidia` for `…/nvidia/cublas/lib`.
+/// Returns the `nvidia` folders around these folders of libraries: `…/nvidia` for `…/nvidia/cublas/lib`.
 fn beside_libraries(folders: &[PathBuf]) -> Vec<PathBuf> {
     let nvidia = |folder: &PathBuf| folder.parent()?.parent().filter(|at| at.ends_with("nvidia")).map(Path::to_owned);
     folders.iter().filter_map(nvidia).collect()
 }
 
-/// Returns the folders of libraries in a folder of NVIDIA's Python packages: of CUDA 13, and of an earlier CUDA or a library of its own.
+/// Returns the library folders of a package in an `nvidia` folder: CUDA 13 has one for all packages, earlier versions one for each.
 fn of_packages(nvidia: &Path, package: &str) -> [PathBuf; 2] {
     ["cu13", package].map(|folder| nvidia.join(folder).join("lib"))
 }
