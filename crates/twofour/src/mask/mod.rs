@@ -264,12 +264,8 @@ impl Mask {
         if values.len() != expected {
             return Err(Error::Length { what: "elements to mask", expected, found: values.len() });
         }
-        values.par_chunks_mut(self.cols.max(1)).enumerate().for_each(|(row, values)| {
-            for (word, values) in self.row_words(row).iter().zip(values.chunks_mut(64)) {
-                let pruned = values.iter_mut().enumerate().filter(|(bit, _)| word >> bit & 1 == 0);
-                pruned.for_each(|(_, value)| *value = T::ZERO);
-            }
-        });
+        let rows = values.par_chunks_mut(self.cols.max(1)).enumerate();
+        rows.for_each(|(row, values)| zero_pruned(values, self.row_words(row)));
         Ok(())
     }
 
@@ -302,35 +298,77 @@ pub struct Violation {
 
 /// Copies the kept elements of a row to `out`, and +0.0 in the place of the others.
 pub(crate) fn apply_row<T: Element>(values: &[T], words: &[u64], out: &mut [T]) {
-    widest_inlined(Apply { values, words, out });
+    out.copy_from_slice(values);
+    zero_pruned(out, words);
 }
 
-struct Apply<'a, T> {
-    values: &'a [T],
+/// Writes +0.0 in the place of the elements of a row that are not kept.
+fn zero_pruned<T: Element>(row: &mut [T], words: &[u64]) {
+    widest_inlined(ZeroPruned { row, words });
+}
+
+struct ZeroPruned<'a, T> {
+    row: &'a mut [T],
     words: &'a [u64],
-    out: &'a mut [T],
 }
 
-impl<T: Element> Inlined for Apply<'_, T> {
+impl<T: Element> Inlined for ZeroPruned<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let (whole, rest) = self.values.as_chunks::<64>();
-        let (out, out_rest) = self.out.as_chunks_mut::<64>();
-        for ((word, values), out) in self.words.iter().zip(whole).zip(out) {
-            // In halves: 32-bit lanes take shifts of their own.
-            for half in 0..2 {
-                let bits = (word >> (32 * half)) as u32;
-                for bit in 0..32 {
-                    let at = 32 * half + bit;
-                    out[at] = if bits >> bit & 1 == 1 { values[at] } else { T::ZERO };
-                }
-            }
+        let (whole, rest) = self.row.as_chunks_mut::<64>();
+        for (values, word) in whole.iter_mut().zip(self.words) {
+            kept_or_zero(values, *word);
         }
         if let Some(word) = self.words.get(whole.len()) {
-            for (bit, (value, out)) in rest.iter().zip(out_rest).enumerate() {
-                *out = if word >> bit & 1 == 1 { *value } else { T::ZERO };
+            let mut values = [T::ZERO; 64];
+            values[..rest.len()].copy_from_slice(rest);
+            kept_or_zero(&mut values, *word);
+            rest.copy_from_slice(&values[..rest.len()]);
+        }
+    }
+}
+
+/// The bit of each of 16 lanes: comparisons with it become vector instructions, which a shift by the lane's number does not.
+const BITS: [u16; 16] = {
+    let mut bits = [0; 16];
+    let mut lane = 0;
+    while lane < 16 {
+        bits[lane] = 1 << lane;
+        lane += 1;
+    }
+    bits
+};
+
+/// Writes +0.0 in the place of the elements whose bits are not set.
+#[inline(always)]
+fn kept_or_zero<T: Element>(values: &mut [T; 64], word: u64) {
+    for (part, values) in values.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        let bits = (word >> (16 * part)) as u16;
+        // In two loops: one loop of both has a branch for each element.
+        let mut masks = [0; 16];
+        for lane in 0..16 {
+            masks[lane] = if bits & BITS[lane] == BITS[lane] { u16::MAX } else { 0 };
+        }
+        for lane in 0..16 {
+            values[lane] = masked(values[lane], masks[lane]);
+        }
+    }
+}
+
+/// The element where the mask is all ones, +0.0 where it is all zeros.
+#[inline(always)]
+fn masked<T: Element>(value: T, mask: u16) -> T {
+    match size_of::<T>() {
+        1 => bytemuck::cast(bytemuck::cast::<T, u8>(value) & mask as u8),
+        2 => bytemuck::cast(bytemuck::cast::<T, u16>(value) & mask),
+        4 => bytemuck::cast(bytemuck::cast::<T, u32>(value) & mask.cast_signed() as u32),
+        _ => {
+            if mask == 0 {
+                T::ZERO
+            } else {
+                value
             }
         }
     }
@@ -396,6 +434,35 @@ mod tests {
             let n = ones.len().max(1) as f64;
             prop_assert_eq!(mask.density(), mask.count() as f64 / n);
             prop_assert_eq!(mask.flip_rate(&Mask::empty(mask.rows(), mask.cols())).unwrap(), mask.density());
+        }
+    }
+
+    /// Of every type and around the ends of words: NaN, infinities, -0.0 and all other bits stay or become +0.0.
+    #[test]
+    fn an_applied_mask_keeps_the_bits_of_elements() {
+        fn check<T: Element>() -> Result<()> {
+            let bytes = size_of::<T>();
+            for cols in [1, 15, 16, 17, 63, 64, 65, 130] {
+                let mask = Mask::from_fn(3, cols, |row, col| (row * 5 + col * 7) % 3 == 0);
+                let bits: Vec<u8> =
+                    (0..3 * cols * bytes).map(|i| (i * 89 % 257) as u8 | (i % 5 / 4 * 0xFF) as u8).collect();
+                let elements: Vec<T> = bytemuck::pod_collect_to_vec(&bits);
+                let applied = mask.apply(MatrixRef::new(3, cols, &elements)?)?;
+                let mut in_place = elements;
+                mask.apply_in_place(&mut in_place)?;
+                let mut expected = bits;
+                for (at, element) in expected.chunks_mut(bytes).enumerate() {
+                    if !mask.is_kept(at / cols, at % cols) {
+                        element.fill(0);
+                    }
+                }
+                assert_eq!(bytemuck::cast_slice::<T, u8>(&applied), expected, "{} of {cols} columns", T::DTYPE);
+                assert_eq!(bytemuck::cast_slice::<T, u8>(&in_place), expected, "{} of {cols} columns", T::DTYPE);
+            }
+            Ok(())
+        }
+        for data_type in crate::DataType::ALL.into_iter().filter(|data_type| data_type.is_of_weights()) {
+            crate::match_element!(data_type, |T| check::<T>()).unwrap();
         }
     }
 

@@ -1,5 +1,6 @@
 //! What a mask keeps of a matrix: counts and sums.
 
+use super::kept_or_zero;
 use crate::{
     Element,
     kernel::{Inlined, widest_inlined},
@@ -163,14 +164,12 @@ impl<T: Element> Inlined for OfRow<'_, T> {
     fn run(self) -> Retained {
         let mut sums = Sums::default();
         for (&word, values) in self.words.iter().zip(self.values.chunks(64)) {
-            for (part, values) in values.chunks(LANES).enumerate() {
-                let bits = (word >> (LANES * part)) as u32;
-                let (mut all, mut kept) = ([T::ZERO; LANES], [T::ZERO; LANES]);
-                all[..values.len()].copy_from_slice(values);
-                for lane in 0..LANES {
-                    kept[lane] = if bits >> lane & 1 == 1 { all[lane] } else { T::ZERO };
-                }
-                sums.add(&all, &kept);
+            let mut all = [T::ZERO; 64];
+            all[..values.len()].copy_from_slice(values);
+            let mut kept = all;
+            kept_or_zero(&mut kept, word);
+            for (all, kept) in all.as_chunks::<LANES>().0.iter().zip(kept.as_chunks::<LANES>().0) {
+                sums.add(all, kept);
             }
         }
         sums.of(self.values.len(), self.words)
