@@ -6,7 +6,7 @@
 //! | function | from | to |
 //! |---|---|---|
 //! | [`sparsify`], [`swap_linear_with_semi_sparse_linear`] | dense | [`SparseLinear`], sharing the parameters |
-//! | [`swap_semi_sparse_linear_with_linear`] | sparse | dense, sharing the parameters |
+//! | [`swap_semi_sparse_linear_with_linear`] | sparse | dense, sharing the parameters, which are pruned |
 //! | [`compress_linears`] | sparse, or dense and 2:4 already | [`CompressedLinear`], a copy of half the size |
 //!
 //! | product | dense | sparse | compressed |
@@ -200,14 +200,15 @@ impl AnyLinear {
         }
     }
 
-    /// A dense layer over the same parameters: of a sparse layer, over the master, with its pruned elements as they are.
+    /// A dense layer that computes what this one does: of a sparse layer with [`AnyLinear::effective_weight`], a copy that no optimizer
+    /// knows; the master stays as it is. The bias is shared.
     ///
     /// # Errors
     /// A compressed layer, which has no master.
     pub fn dense(&self) -> Result<AnyLinear> {
-        match self.weight() {
-            Some(weight) => Ok(AnyLinear::Dense(Linear::new(weight.clone(), self.bias().cloned()))),
-            None => Err(compressed_is_final()),
+        match self {
+            AnyLinear::Dense(_) => Ok(self.clone()),
+            _ => Ok(AnyLinear::Dense(Linear::new(self.effective_weight()?, self.bias().cloned()))),
         }
     }
 

@@ -3,8 +3,10 @@
 //! Every change is made in two passes: first all names are matched and all new layers are built, then they are put in
 //! place. Where anything goes wrong the model is as it was.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet, hash_map::Entry};
 
+use candle_core::{DType, Tensor, TensorId, Var};
+use candle_nn::Linear;
 use twofour::DataType;
 
 use super::{
@@ -159,15 +161,65 @@ pub fn swap_linear_with_semi_sparse_linear(
     replace(model, |name, linear| config.get(name).map(|settings| linear.sparse(*settings)).transpose())
 }
 
-/// Makes every sparse layer dense again, over the same parameters: the master, with all its elements. Returns the names.
+/// Makes every sparse layer dense again: a layer that computes what the sparse one did, so that the mask that was trained stays. Where the weight
+/// is a variable, its pruned elements become zero in it, and whoever holds it (an optimizer, a `VarMap`) holds the new layer's weight. To go on
+/// with the dense masters, copy them before. Returns the names.
 ///
 /// # Errors
-/// None but the model's own.
+/// [`Error::InLayer`] where the weight is also that of another layer, which pruning would change. The model is then as it was.
 pub fn swap_semi_sparse_linear_with_linear(model: &mut dyn HasLinears) -> Result<Vec<String>> {
-    replace(model, |_, linear| match linear {
+    let masters = untied_masters(model)?;
+    let mut pruned = Vec::new();
+    let names = replace(model, |_, linear| match linear {
+        AnyLinear::Sparse(sparse) if sparse.weight().is_variable() => {
+            pruned.push(masters[&sparse.weight().id()].clone());
+            Ok(Some(Linear::new(sparse.weight().clone(), sparse.bias().cloned()).into()))
+        }
         AnyLinear::Sparse(_) => linear.dense().map(Some),
         _ => Ok(None),
-    })
+    })?;
+    for (master, kept) in pruned {
+        Var::from_tensor(&master)?.set(&kept)?;
+    }
+    Ok(names)
+}
+
+/// The masters of sparse layers, each with what is kept of it.
+///
+/// # Errors
+/// A weight that another layer multiplies with otherwise.
+fn untied_masters(model: &mut dyn HasLinears) -> Result<HashMap<TensorId, (Tensor, Tensor)>> {
+    let (mut masters, mut dense) = (HashMap::new(), HashSet::new());
+    model.visit_linears(&mut |name, linear| {
+        let Some(weight) = linear.weight() else { return Ok(()) };
+        if !matches!(linear, AnyLinear::Sparse(_)) {
+            dense.insert(weight.id());
+            return Ok(());
+        }
+        let kept = linear.effective_weight().map_err(|e| e.in_layer(name))?;
+        match masters.entry(weight.id()) {
+            Entry::Vacant(entry) => {
+                entry.insert((name.to_owned(), weight.clone(), kept));
+                Ok(())
+            }
+            Entry::Occupied(entry) if is_equal(&entry.get().2, &kept)? => Ok(()),
+            Entry::Occupied(_) => Err(is_tied(name)),
+        }
+    })?;
+    match masters.iter().find(|(id, _)| dense.contains(id)) {
+        Some((_, (name, ..))) => Err(is_tied(name)),
+        None => Ok(masters.into_iter().map(|(id, (_, master, kept))| (id, (master, kept))).collect()),
+    }
+}
+
+fn is_equal(a: &Tensor, b: &Tensor) -> Result<bool> {
+    Ok(a.ne(b)?.to_dtype(DType::U32)?.sum_all()?.to_scalar::<u32>()? == 0)
+}
+
+fn is_tied(name: &str) -> Error {
+    let (found, remedy) =
+        ("sparse, and its weight is also another layer's", "give it a copy, since pruning would change the other");
+    Error::WrongForm { found, remedy }.in_layer(name)
 }
 
 /// Replaces every sparse layer, and every dense layer whose weight is 2:4 along rows already, by a compressed copy for

@@ -411,14 +411,47 @@ fn a_train_step_through_swapped_layers_is_the_dense_one_with_pruned_weights() ->
         assert!(distance(grads.get(var).unwrap(), expected.get(reference).unwrap()) < 1e-5);
     }
 
-    // The optimizer made from the variables steps the swapped model; unswapped, it is the dense model after that step.
-    let (first, untouched) = (vars[0].copy()?, model.forward(&x)?);
+    // The optimizer made from the variables steps the swapped model; unswapped, it computes what the swapped one does.
+    let untouched = model.forward(&x)?;
     candle_nn::SGD::new(vars.clone(), 0.1)?.step(&grads)?;
     assert!(distance(&model.forward(&x)?, &untouched) > 1e-3);
+    set_mode(&mut model, Mode::Evaluate)?;
+    let (y, kept) = (model.forward(&x)?, model.fc1.effective_weight()?);
     assert_eq!(swap_semi_sparse_linear_with_linear(&mut model)?, ["fc1", "fc2"]);
     assert_eq!((ids(&model), model.fc1.form()), (before, "dense"));
-    let stepped = (first - (grads.get(&vars[0]).unwrap() * 0.1)?)?;
-    assert!(distance(model.fc1.weight().unwrap(), &stepped) < 1e-6);
+    assert_eq!((distance(&vars[0], &kept), distance(model.fc1.weight().unwrap(), &kept)), (0.0, 0.0));
+    assert!(distance(&model.forward(&x)?, &y) < 1e-5);
+    Ok(())
+}
+
+#[test]
+fn swapping_back_keeps_masks_of_every_rule_and_refuses_weights_that_are_also_others() -> Result<()> {
+    let x = tensor(&[3, 128], 4);
+    for rule in MaskRule::CHOOSING {
+        let (mut model, vars) = Mlp::new();
+        sparsify(
+            &mut model,
+            &SparsifyConfig { settings: SparseSettings { rule, ..Default::default() }, ..Default::default() },
+        )?;
+        let single = model.fc1.clone();
+        let (y, master) = (single.forward(&x)?, vars[0].copy()?);
+        // A layer alone leaves its master as it is.
+        assert!(distance(&single.dense()?.forward(&x)?, &y) < 1e-5, "{rule:?}");
+        assert_eq!(distance(&vars[0], &master), 0.0);
+        model.deep[1] = Some(single.clone());
+        swap_semi_sparse_linear_with_linear(&mut model)?;
+        assert!(distance(&model.fc1.forward(&x)?, &y) < 1e-5, "{rule:?}");
+        // What was trained is 2:4, so that it can be compressed as it is.
+        assert_eq!(compress_linears(&mut model, DataType::F32)?, ["fc1", "fc2", "deep.1"], "{rule:?}");
+        assert!(distance(&model.fc1.forward(&x)?, &y) < 1e-5, "{rule:?}");
+    }
+    let (mut model, vars) = Mlp::new();
+    model.deep[1] = Some(model.fc1.clone());
+    swap_linear_with_semi_sparse_linear(&mut model, &[("fc1".to_owned(), SparseSettings::default())].into())?;
+    let master = vars[0].copy()?;
+    let error = swap_semi_sparse_linear_with_linear(&mut model).unwrap_err().to_string();
+    assert!(error.contains("layer `fc1`: the layer is sparse, and its weight is also another layer's"), "{error}");
+    assert_eq!((model.fc1.form(), distance(&vars[0], &master)), ("sparse", 0.0));
     Ok(())
 }
 
@@ -451,8 +484,8 @@ fn names_are_checked_before_anything_changes() -> Result<()> {
     assert!(error.starts_with("layer `fc1`") || error.starts_with("layer `deep.1`"), "{error}");
     assert_eq!(model.fc2.form(), "sparse");
     model.deep.clear();
-    assert_eq!(compress_linears(&mut model, DataType::BF16)?, ["fc2"]);
-    assert_eq!(model.fc1.form(), "dense");
+    // Swapped back, `fc1` is 2:4 still.
+    assert_eq!(compress_linears(&mut model, DataType::BF16)?, ["fc1", "fc2"]);
     Ok(())
 }
 
