@@ -6,6 +6,7 @@
 //! | [`numpy`] | files, masks and compression over arrays of bytes, without torch |
 //! | [`names`] | the names of data types, mask rules, estimators and activations |
 //! | [`phase_switch`] | when STEP switches from dense to sparse training |
+//! | [`roles`] | which weights of a model are worth pruning |
 //! | [`pool`] | the threads that they compute on |
 //!
 //! Everything with a name for users is in the package's Python files; this crate binds.
@@ -14,6 +15,7 @@ mod names;
 mod numpy;
 mod phase_switch;
 mod pool;
+mod roles;
 mod torch;
 
 use std::{ffi::OsString, path::PathBuf};
@@ -69,6 +71,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(set_tile_scheduler, module)?)?;
     module.add_function(wrap_pyfunction!(engine, module)?)?;
     names::add_to(module)?;
+    roles::add_to(module)?;
     module.add_class::<phase_switch::StepSwitch>()?;
     numpy::add_to(module)
 }

@@ -153,7 +153,7 @@ def test_bad_input_is_an_exception(device):
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         _ops.linear_int4(torch.randn(2, 264, device=device, dtype=dtype), layer.packed, 100, 128)
     with pytest.raises(NotImplementedError, match="int8 is required"):
-        _ops.linear_int4(torch.randn(2, 264, device=device, dtype=dtype), layer.packed.int(), 36, 128)
+        _ops.linear_int4(torch.randn(2, 264, device=device, dtype=dtype), layer.packed.plain.int(), 36, 128)
     with pytest.raises(RuntimeError, match="group_size is 64"):
         _ops.linear_int4(torch.randn(2, 264, device=device, dtype=dtype), layer.packed, 36, 64)
     values, meta, scales = layer.canonical()

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from conftest import close
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
 from torch.utils.flop_counter import FlopCounterMode
 
 import twofour
@@ -237,6 +238,72 @@ def test_writing_to_data_in_place_reaches_the_layer():
     layer, other = (make("Linear")[0] for _ in range(2))
     layer.weight.data.copy_(other.weight.data)
     assert torch.equal(layer.to_dense().weight, other.to_dense().weight)
+
+
+@pytest.mark.parametrize("kind", ["Linear", "int8", "int4"])
+def test_averages_copy_packed_weights_and_refuse_to_compute_with_them(kind):
+    model, x = nn.Sequential(make(kind), nn.Linear(16, 8)).eval(), torch.randn(3, 32)
+    for options in ({}, {"multi_avg_fn": get_ema_multi_avg_fn(0.9)}, {"avg_fn": get_ema_avg_fn(0.9)}):
+        averaged = AveragedModel(model, **options)
+        for _ in range(3):
+            averaged.update_parameters(model)
+        torch.testing.assert_close(averaged.eval()(x), model(x))
+        averaged = AveragedModel(model, use_buffers=True, **options)
+        averaged.update_parameters(model)
+        with pytest.raises(NotImplementedError, match=r"a buffer of a twofour.Linear.*AveragedModel\(use_buffers=False\)"):
+            averaged.update_parameters(model)
+        torch.testing.assert_close(averaged.eval()(x), model(x))
+    # Weights that were loaded between two updates are followed.
+    model[0].load_state_dict(make(kind).state_dict())
+    averaged = AveragedModel(nn.Sequential(make(kind), nn.Linear(16, 8)))
+    averaged.update_parameters(model)
+    torch.testing.assert_close(averaged.eval()(x), model(x))
+
+
+@pytest.mark.parametrize("kind", ["Linear", "int8", "int4"])
+def test_the_buffer_of_a_packed_weight_is_copied_and_never_taken_for_numbers(kind):
+    model, x = make(kind).eval(), torch.randn(3, 32)
+    expected = model(x)
+    (name, buffer), *_ = ((name, buffer) for name, buffer in model.named_buffers() if name.endswith("packed"))
+    ask = [lambda b: b * 0.5, lambda b: 1 - b, lambda b: b.mean(), lambda b: b.lerp_(b, 0.5), lambda b: b.data.mul_(2), lambda b: b.zero_()]
+    ask += [lambda b: torch.lerp(b, b, 0.5), lambda b: b.view(-1).add(1), lambda b: b.double(), lambda b: b.to(torch.int32), lambda b: b.to("meta")]
+    ask += [lambda b: torch._foreach_mul_([b], [2.0]), lambda b: torch.cat([b, b]).sum(), lambda b: nn.utils.parameters_to_vector([b]) * 2]
+    ask += [lambda b: b.copy_(torch.zeros(b.shape, dtype=torch.float64)), lambda b: setattr(b, "data", b.plain.double()), lambda b: b.fill_(1)]
+    for compute in ask:
+        with pytest.raises(NotImplementedError, match=r"twofour.Linear, QuantizedLinear or Int4Linear.*layer.to\(...\)"):
+            compute(buffer)
+    assert torch.equal(model(x), expected)
+    for copy_of in (buffer.clone(), buffer.detach(), copy.deepcopy(buffer), buffer.to("cpu", copy=True), pickle.loads(pickle.dumps(buffer))):
+        assert type(copy_of) is type(buffer) and torch.equal(copy_of.plain.view(torch.uint8), buffer.plain.view(torch.uint8))
+    # Other weights, as broadcasts and functional calls have them.
+    other = make(kind).eval()
+    other.load_state_dict({key: value for key, value in model.state_dict().items() if "bias" in key}, strict=False)
+    buffers = dict(other.named_buffers())
+    found = torch.func.functional_call(model, (dict(other.named_parameters()), buffers), (x,))
+    assert torch.equal(found, other(x)) and not torch.equal(found, expected)
+    buffer.data = buffers[name].data
+    assert torch.equal(model[0](x), other[0](x)) or kind == "int8"
+    buffers[name].copy_(buffer)
+
+
+@pytest.mark.parametrize("kind", ["Linear", "int8", "int4"])
+@pytest.mark.parametrize("convert", [nn.Module.half, nn.Module.bfloat16, lambda m: m.to(torch.float16), lambda m: m.type(torch.bfloat16)])
+def test_models_are_cast_or_say_that_they_cannot_be(kind, convert):
+    model, x = make(kind).eval(), torch.randn(3, 32)
+    expected, model = model(x), convert(model)
+    dtype = model[0].weight.dtype
+    assert dtype in (torch.float16, torch.bfloat16)
+    torch.testing.assert_close(model(x.to(dtype)).float(), expected, rtol=0.05, atol=0.05)
+    with pytest.raises(NotImplementedError, match="float64"):
+        model.double()(x.double())
+
+
+@pytest.mark.parametrize("kind", ["Linear", "int8", "int4"])
+def test_soups_of_state_dicts_are_errors_unless_masks_are_the_same(kind):
+    one, other = make(kind), make(kind)
+    mean = {name: ((value.float() + other.state_dict()[name].float()) / 2) for name, value in one.state_dict().items()}
+    with pytest.raises(RuntimeError, match=r"meta|int8|uint8|integer"):
+        one.load_state_dict(mean)
 
 
 # Other processes, other files.

@@ -66,7 +66,7 @@ def test_the_weight_is_held_once(device):
     assert [name for name, _ in sparse.named_buffers()] == ["weight_packed"]
     assert sum(buffer.nbytes for buffer in sparse.buffers()) < 0.6 * 256 * 256 * 2
     assert isinstance(sparse.weight, SparseSemiStructuredTensor)
-    assert sparse.weight.packed_weight.forward is sparse.weight_packed
+    assert sparse.weight.packed_weight.forward is sparse.weight_packed.plain
 
 
 def test_a_new_layer_is_zero(device):

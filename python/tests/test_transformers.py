@@ -296,6 +296,61 @@ def test_names_of_files_and_what_was_there_before(tmp_path):
     assert [path for path in folder.iterdir() if path.name.startswith(".")] == []
 
 
+class Killed(BaseException):
+    """What ends a process between two steps."""
+
+
+@pytest.mark.parametrize(("before", "after"), [("20KB", "20KB"), ("20KB", "5GB"), ("5GB", "20KB"), ("5GB", "5GB")])
+def test_a_save_over_another_model_that_is_killed_leaves_one_model_or_none(tmp_path, monkeypatch, before, after):
+    old, new = (twofour.sparsity.sparsify_(prune_(llama()), twofour.sparsity.semi_sparse_weight()) for _ in range(2))
+    torch.nn.init.normal_(new.lm_head.weight)
+    replace, was_killed = os.replace, True
+    step = 0
+    while was_killed:
+        folder, left = tmp_path / str(step), step
+        old.save_pretrained(folder, max_shard_size=before)
+
+        def interrupted(*paths):
+            nonlocal left
+            if left == 0:
+                raise Killed
+            left -= 1
+            return replace(*paths)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "replace", interrupted)
+            try:
+                new.save_pretrained(folder, max_shard_size=after)
+                was_killed = False
+            except Killed:
+                pass
+        if was_killed:
+            with pytest.raises((OSError, ValueError)):
+                load(folder)
+            new.save_pretrained(folder, max_shard_size=after)
+        assert torch.equal(logits(load(folder)), logits(new)) and not torch.equal(logits(new), logits(old))
+        step += 1
+    assert step >= 3
+
+
+def test_saving_layers_that_prune_in_training_warns_that_their_masters_are_saved(tmp_path):
+    from twofour.sparsity.training import SemiSparseLinear, swap_linear_with_semi_sparse_linear
+
+    model = llama().eval()
+    swap_linear_with_semi_sparse_linear(model, dict.fromkeys(twofour.linear_layers(model), SemiSparseLinear))
+    expected = logits(model)
+    with pytest.warns(UserWarning, match=r"14 layers, such as the SemiSparseLinear `model.layers.0.self_attn.q_proj`.*dense master weights"):
+        model.save_pretrained(tmp_path / "masters")
+    # Training goes on from them.
+    again = load(tmp_path / "masters")
+    swap_linear_with_semi_sparse_linear(again, dict.fromkeys(twofour.linear_layers(again), SemiSparseLinear))
+    assert torch.equal(logits(again), expected)
+    # What was trained, packed.
+    twofour.sparsity.sparsify_(model, twofour.sparsity.semi_sparse_weight())
+    model.save_pretrained(tmp_path / "trained")
+    torch.testing.assert_close(logits(load(tmp_path / "trained")), expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("size", ["1GB", "20KB"])
 def test_subfolders_variants_and_snapshots_of_the_hub(tmp_path, size):
     model = load_pruned(tmp_path)
@@ -356,7 +411,7 @@ def test_a_packed_base_model_takes_a_new_head_and_joins_another(tmp_path):
     )
     assert (
         info["missing_keys"] == {"classifier.weight", "classifier.bias"}
-        and len(converted(model)) == len(converted(base)) == 7
+        and len(converted(model)) == len(converted(base)) == 6
     )
     assert 0 < model.classifier.weight.std() < 0.1
     joined = transformers.EncoderDecoderModel.from_encoder_decoder_pretrained(tmp_path / "base", tmp_path / "base")

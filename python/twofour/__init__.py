@@ -8,6 +8,7 @@
 :class:`Linear`              a linear layer with a 2:4 weight
 :func:`warm`                 plans the GEMMs of a model before its first call
 :func:`set_tile_scheduler`   for GPUs on which other kernels, such as NCCL's, run beside ours
+:func:`linear_layers`        the layers of a model that are worth pruning
 :func:`advise`               measured speed of 2:4 against dense for a model's layers
 :func:`quantize_`            integers of 8 or 4 bits beside 2:4 (``twofour.quantization``), under the names of ``torchao.quantization``
 :func:`block_sparse_weight`  for ``twofour.sparsity.sparsify_``: weights of which whole blocks are zero
@@ -43,6 +44,7 @@ _LAZY = {
     "decompress": "_compression",
     "device_info": "_device",
     "install": "_install",
+    "linear_layers": "_roles",
     "load_file": "_files",
     "load_model": "_files",
     "prune": "_pruning",

@@ -16,6 +16,7 @@ from torch import nn
 from ._device import device_info
 from ._linear import DTYPES, Linear
 from ._packed import pack_by_rule
+from ._roles import linear_layers
 
 #: A sample takes at least this long, so that the clock's resolution and a call's overhead do not count.
 _SAMPLE_S = 2e-3
@@ -130,14 +131,14 @@ def advise(
     order. Weights take turns until they exceed the caches. Other work on the machine makes the result noisier, and the table says so.
 
     Args:
-        model: a module whose ``nn.Linear`` and :class:`twofour.Linear` layers count, or shapes ``(out_features, in_features)``.
+        model: a module, of which the layers count that :func:`twofour.linear_layers` names, or shapes ``(out_features, in_features)``.
         tokens: numbers of input rows: 1 to 16 is decoding, hundreds are prefill.
         dtype: float32, bfloat16 or float16; that of the model's first linear layer by default.
         device: where to measure; where the model is by default, or the CPU.
         rounds: how often each comparison is repeated, at least 3.
 
     Raises:
-        ValueError: where the model has no linear layers; for no tokens, or fewer than 1; for fewer than 3 rounds.
+        ValueError: where the model has no such layers; for no tokens, or fewer than 1; for fewer than 3 rounds.
         NotImplementedError: for another dtype.
     """
     tokens = [int(count) for count in tokens]
@@ -164,9 +165,9 @@ def _shapes(model):
         if not shapes or min(map(min, shapes)) < 1:
             raise ValueError("shapes (out_features, in_features) of positive numbers are required")
         return shapes, None, None
-    layers = [module for module in model.modules() if isinstance(module, (nn.Linear, Linear))]
+    layers = list({id(layer): layer for layer in map(model.get_submodule, linear_layers(model))}.values())
     if not layers:
-        raise ValueError(f"{type(model).__name__} has no linear layers: there is nothing to make 2:4")
+        raise ValueError(f"{type(model).__name__} has no linear layers that are worth pruning (twofour.linear_layers): pass shapes to measure others")
     weight = layers[0].weight_values if isinstance(layers[0], Linear) else layers[0].weight
     device = None if weight.device.type == "meta" else weight.device
     return collections.Counter((layer.out_features, layer.in_features) for layer in layers), weight.dtype, device

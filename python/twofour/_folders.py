@@ -6,12 +6,14 @@ So in a folder these files have names that it does not look for.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 
 #: What stands before the ordinary name of a file of weights, or of an index, in a folder that holds packed weights.
 PREFIX = "twofour-"
+_CONFIG = "config.json"
 #: The file that says what such a folder is, and its text.
 README = "README-twofour.md"
 README_TEXT = """\
@@ -68,25 +70,29 @@ def publish(staged: str, folder: str, variant: str | None) -> None:
     """Moves what ``save_pretrained`` wrote to a folder, under the names of packed weights, and removes weights that
     were there.
 
-    ``config.json`` and the rest follow the weights, so that a folder which is left in the middle is refused rather
-    than read wrongly.
+    What makes a folder readable, an index and ``config.json``, goes first and comes last, so that a folder which is
+    left in the middle is refused rather than read as a mixture of two models.
     """
-    written = set()
-    (_, index), (_, packed_index) = names_of("model.safetensors", variant)
-    for name in filter(lambda name: is_of_weights(name, variant), os.listdir(staged)):
-        target = PREFIX + name
-        if name == index:
-            target = packed_index
-            _rename_shards(os.path.join(staged, name))
-        written.add(target)
-        os.replace(os.path.join(staged, name), os.path.join(folder, target))
-    for name in os.listdir(folder):
-        if is_of_weights(name, variant) and name not in written:
-            os.remove(os.path.join(folder, name))
+    ordinary, packed = names_of("model.safetensors", variant)
+    indexes = {ordinary[1], packed[1]}
+    targets = {}
+    for name in os.listdir(staged):
+        targets[name] = name
+        if is_of_weights(name, variant):
+            targets[name] = packed[1] if name == ordinary[1] else PREFIX + name
+    if ordinary[1] in targets:
+        _rename_shards(os.path.join(staged, ordinary[1]))
     with open(os.path.join(staged, README), "w", encoding="utf-8") as file:
         file.write(README_TEXT)
-    for name in os.listdir(staged):
-        os.replace(os.path.join(staged, name), os.path.join(folder, name))
+    targets[README] = README
+    for name in indexes | ({_CONFIG} & targets.keys()):
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(os.path.join(folder, name))
+    for name in os.listdir(folder):
+        if is_of_weights(name, variant) and name not in targets.values():
+            os.remove(os.path.join(folder, name))
+    for name in sorted(targets, key=lambda name: (name == _CONFIG, name in indexes)):
+        os.replace(os.path.join(staged, name), os.path.join(folder, targets[name]))
 
 
 def _rename_shards(index: str) -> None:

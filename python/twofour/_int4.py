@@ -11,6 +11,7 @@ from ._conversion import take_over, weight_of
 from ._linear import DTYPES, weights_are_deferred
 from ._memory import share_between_processes
 from ._packed import metadata_of_zeros, pack_by_rule
+from ._packed_buffer import PackedBuffer, plain
 from ._parallel import FrozenBuffers
 from ._quantized import dequantized, integer_linear
 from ._tracing import traceable
@@ -57,7 +58,7 @@ class Int4Linear(FrozenBuffers, nn.Module):
         expect_group_size(group_size)
         self.out_features, self.in_features = shape
         self.group_size = group_size
-        self.register_buffer("packed", packed, persistent=False)
+        self.register_buffer("packed", PackedBuffer.of(packed), persistent=False)
         self.register_buffer("bias", bias)
 
     @classmethod
@@ -124,7 +125,7 @@ class Int4Linear(FrozenBuffers, nn.Module):
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
             bias = None if bias is None else bias.to(x.dtype)
-        return integer_linear(x, self.packed, None, bias, (self.out_features, self.in_features), self.group_size)
+        return integer_linear(x, plain(self.packed), None, bias, (self.out_features, self.in_features), self.group_size)
 
     @property
     def weight(self) -> torch.Tensor:
@@ -149,7 +150,7 @@ class Int4Linear(FrozenBuffers, nn.Module):
 
     def canonical(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Values, metadata and scales in canonical form."""
-        return _ops.canonical_int4(self.packed, self.out_features, self.in_features, self.group_size)
+        return _ops.canonical_int4(plain(self.packed), self.out_features, self.in_features, self.group_size)
 
     @property
     def stored_dtype(self) -> str:
@@ -163,7 +164,7 @@ class Int4Linear(FrozenBuffers, nn.Module):
 
     def to_dense(self) -> torch.Tensor:
         """The weight that the layer multiplies with, ``[out_features, in_features]`` in float32."""
-        return dequantized(self.packed, None, self.out_features, self.in_features, self.group_size)
+        return dequantized(plain(self.packed), None, self.out_features, self.in_features, self.group_size)
 
     def extra_repr(self) -> str:
         sizes = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
@@ -173,21 +174,22 @@ class Int4Linear(FrozenBuffers, nn.Module):
 
     def _apply(self, fn, recurse=True):
         # The packed layout depends on the device.
-        packed = self._buffers["packed"]
-        probe = fn(packed.new_empty(1))
-        if probe.device == packed.device:
-            return super()._apply(fn, recurse)
-        if packed.device.type == "meta":
-            parts = self._zeros(probe.device)
+        packed = plain(self._buffers["packed"])
+        device = fn(packed.new_empty(1)).device
+        if device == packed.device:
+            moved = fn(packed)
+            packed = moved if moved.dtype == packed.dtype else packed
         else:
-            parts = [part.to(probe.device) for part in self.canonical()]
-        self._buffers["packed"] = None
+            parts = self._zeros(device) if packed.device.type == "meta" else [part.to(device) for part in self.canonical()]
+            packed = _ops.pack_int4(*parts, self.in_features, self.group_size)
+        # The base class leaves it alone.
+        before, self._buffers["packed"] = self._buffers["packed"], None
         try:
             super()._apply(fn, recurse)
         except BaseException:
-            self._buffers["packed"] = packed
+            self._buffers["packed"] = before
             raise
-        self._buffers["packed"] = _ops.pack_int4(*parts, self.in_features, self.group_size)
+        self._buffers["packed"] = PackedBuffer.of(packed)
         return self
 
     def _zeros(self, device) -> list[torch.Tensor]:
@@ -212,7 +214,7 @@ class Int4Linear(FrozenBuffers, nn.Module):
         if missing:
             return
         try:
-            self._buffers["packed"] = self._packed_of(*given.values())
+            self._buffers["packed"] = PackedBuffer.of(self._packed_of(*given.values()))
         except (RuntimeError, ValueError, NotImplementedError) as error:
             error_msgs.append(f"{prefix}weight: {error}")
 
@@ -233,7 +235,7 @@ class Int4Linear(FrozenBuffers, nn.Module):
     def __setstate__(self, state):
         parts = state.pop("_canonical")
         super().__setstate__(state)
-        self._buffers["packed"] = _ops.pack_int4(*parts, self.in_features, self.group_size)
+        self._buffers["packed"] = PackedBuffer.of(_ops.pack_int4(*parts, self.in_features, self.group_size))
 
 
 _PARTS = ("weight_values", "weight_meta", "weight_scales")

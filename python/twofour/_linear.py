@@ -15,6 +15,7 @@ from ._compression import Compressed, parts_shapes
 from ._conversion import SparseLayer, dense_layer, expect_convertible, take_over, weight_of
 from ._memory import share_between_processes
 from ._packed import Packed, metadata_of_zeros, pack_by_rule, pack_sparse
+from ._packed_buffer import PackedBuffer, plain
 from ._parallel import FrozenBuffers
 from ._tracing import traceable
 
@@ -158,7 +159,7 @@ class Linear(FrozenBuffers, SparseLayer, nn.Linear):
 
     def canonical(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Values and metadata in canonical form."""
-        packed = self._buffers["weight_packed"]
+        packed = plain(self._buffers["weight_packed"])
         if packed is None:
             return self._buffers["weight_values"], self._buffers["weight_meta"]
         return _ops.canonical(packed, self.out_features, self.in_features)
@@ -180,13 +181,13 @@ class Linear(FrozenBuffers, SparseLayer, nn.Linear):
         Raises:
             RuntimeError: where the parts are not those of a 2:4 weight of this shape, or lie on the device ``meta``.
         """
-        packed = self._buffers["weight_packed"]
+        packed = plain(self._buffers["weight_packed"])
         if packed is None:
             values, meta = self._buffers["weight_values"], self._buffers["weight_meta"]
             if values.device.type == "meta":
                 raise RuntimeError("the weight is on the device meta: load it first")
-            self._set_packed(self._packed_of(values, meta))
-            packed = self._buffers["weight_packed"]
+            packed = self._packed_of(values, meta)
+            self._set_packed(packed)
         return packed
 
     def _packed_of(self, values: torch.Tensor, meta: torch.Tensor) -> torch.Tensor:
@@ -221,7 +222,7 @@ class Linear(FrozenBuffers, SparseLayer, nn.Linear):
         self._set_packed(weight.forward)
 
     def _set_packed(self, packed: torch.Tensor) -> None:
-        self._buffers["weight_packed"] = packed
+        self._buffers["weight_packed"] = PackedBuffer.of(packed)
         self._buffers["weight_values"] = self._buffers["weight_meta"] = None
 
     # Computing.
@@ -244,8 +245,7 @@ class Linear(FrozenBuffers, SparseLayer, nn.Linear):
         packed, parameters = self._buffers["weight_packed"], self._parameters
         # FSDP puts a view where the parameter was.
         bias = parameters["bias"] if "bias" in parameters else self.bias
-        if packed is None:
-            packed = self.pack()
+        packed = self.pack() if packed is None else plain(packed)
         # The first question takes least, and is of all devices.
         if _is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):
@@ -260,19 +260,22 @@ class Linear(FrozenBuffers, SparseLayer, nn.Linear):
     # Moving, saving, loading.
 
     def _apply(self, fn, recurse=True):
-        packed = self._buffers["weight_packed"]
+        packed = plain(self._buffers["weight_packed"])
         if packed is not None:
             # What fn does to a tensor of the weight's dtype and device.
             probe = fn(packed.new_zeros(1))
             _require_supported(probe.dtype)
             if (probe.dtype, probe.device) == (packed.dtype, packed.device):
-                self._buffers["weight_packed"] = fn(packed)
+                moved = fn(packed)
+                if moved is not packed:
+                    self._set_packed(moved)
             else:
-                values, meta = (fn(part) for part in self.canonical())
+                values, meta = self.canonical()
+                values, meta = fn(values), meta.to(probe.device)
                 if probe.device.type == "meta":
                     self._buffers.update(weight_packed=None, weight_values=values, weight_meta=meta)
                 else:
-                    self._buffers["weight_packed"] = self._packed_of(values, meta)
+                    self._set_packed(self._packed_of(values, meta))
             # The base class leaves it alone.
             packed, self._buffers["weight_packed"] = self._buffers["weight_packed"], None
             try:

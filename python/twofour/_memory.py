@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from multiprocessing.reduction import ForkingPickler
 
 import torch
@@ -45,10 +46,17 @@ def functions(cls: type, set_data) -> dict:
             part.share_memory_()
         return tensor
 
+    def is_floating_point(tensor):
+        # FullyShardedDataParallel asks this first of what it is about to flatten.
+        if not torch.compiler.is_compiling() and sys._getframe(2).f_code.co_name == "_validate_tensors_to_flatten":
+            raise NotImplementedError(f"FullyShardedDataParallel cannot flatten a {type(tensor).__name__}, a weight that is sparse; {_ADVICE}")
+        return tensor.dtype.is_floating_point
+
     # Not untyped_storage: torch.compile compares storages, and reading one is an error of torch's.
     names = ("data_ptr", "numpy", "storage", "__dlpack__")
     return {getattr(torch.Tensor, name): _refusal(name) for name in names} | {
         torch.Tensor.data.__set__: set_data,
+        torch.Tensor.is_floating_point: is_floating_point,
         torch.Tensor.share_memory_: share_memory_,
         torch.Tensor.is_shared: lambda tensor: all(part.is_shared() for part in parts_of(tensor)),
     }

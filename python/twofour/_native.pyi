@@ -78,6 +78,12 @@ def prune(
 ) -> None:
     """Writes the pruned matrix to `out`."""
 
+def reasons_to_stay_dense(tensors: list[tuple[str, list[int]]], has_conv1d: bool) -> list[str | None]:
+    """Why each tensor of a model is not to be pruned; `None` for the weights of linear layers that are.
+
+    `tensors` are the names and shapes of all of them; `has_conv1d` says that some layers are transformers' `Conv1D`.
+    """
+
 def register_torch(libtorch_cpu: str, libtorch_cuda: str | None = None) -> list[str]:
     """Registers the kernels of `torch.ops.twofour` with the torch whose libraries are at these paths.
 

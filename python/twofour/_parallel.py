@@ -13,6 +13,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from . import _memory
+from ._packed_buffer import plain
 
 
 class FrozenBuffers:
@@ -35,7 +36,7 @@ def _frozen(model: nn.Module) -> dict[str, list[torch.Tensor]]:
     for module_name, module in model.named_modules(remove_duplicate=False):
         prefix = f"{module_name}." if module_name else ""
         if isinstance(module, FrozenBuffers):
-            found |= {prefix + name: [module._buffers[name]] for name in module.FROZEN_BUFFERS if module._buffers.get(name) is not None}
+            found |= {prefix + name: [plain(module._buffers[name])] for name in module.FROZEN_BUFFERS if module._buffers.get(name) is not None}
         for name, parameter in module._parameters.items():
             parts = None if parameter is None else _memory.parts_of(parameter)
             if parts is None:

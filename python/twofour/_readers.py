@@ -7,6 +7,7 @@ import sys
 import torch
 from torch import nn
 
+from . import _registration
 from ._autograd import Straight
 from ._derivatives import applied
 
@@ -18,6 +19,10 @@ class ServesReaders:
     ``nn.TransformerEncoderLayer`` those of ``linear1`` and ``linear2`` in evaluation, ``F.linear(x, self.proj.weight)`` in models. Where the ``forward``
     of another module reads ``weight``, it is :meth:`read_weight`; elsewhere, as for an optimizer, it is the parameter.
     """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        _registration.with_transformers()
 
     def __getattr__(self, name):
         value = super().__getattr__(name)

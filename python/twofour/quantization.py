@@ -24,8 +24,10 @@ from ._linear import weights_are_deferred
 from ._master import cast_for_autocast
 from ._memory import share_between_processes
 from ._packed import Packed, pack_by_rule, pack_quantized, packed_zeros
+from ._packed_buffer import PackedBuffer, plain
 from ._parallel import FrozenBuffers
 from ._quantized import dequantized, integer_linear
+from ._roles import by_default
 from ._tracing import traceable
 
 __all__ = [
@@ -120,7 +122,7 @@ class QuantizedLinear(FrozenBuffers, nn.Module):
         super().__init__()
         _registration.with_transformers()
         self.out_features, self.in_features = weight.rows, weight.cols
-        self.register_buffer("packed", weight.forward, persistent=False)
+        self.register_buffer("packed", PackedBuffer.of(weight.forward), persistent=False)
         self.register_buffer("weight_scales", scales)
         self.register_buffer("bias", bias)
 
@@ -180,7 +182,7 @@ class QuantizedLinear(FrozenBuffers, nn.Module):
     def compressed(self) -> Compressed:
         """The weight as files hold it."""
         shape = self.out_features, self.in_features
-        return Compressed(*_ops.canonical(self.packed, *shape), shape, "int8", self.weight_scales)
+        return Compressed(*_ops.canonical(plain(self.packed), *shape), shape, "int8", self.weight_scales)
 
     @traceable
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -199,18 +201,19 @@ class QuantizedLinear(FrozenBuffers, nn.Module):
             NotImplementedError: for another dtype.
         """
         x, bias = cast_for_autocast(x, self.bias)
-        return integer_linear(x, self.packed, self.weight_scales, bias, (self.out_features, self.in_features), -1)
+        return integer_linear(x, plain(self.packed), self.weight_scales, bias, (self.out_features, self.in_features), -1)
 
     def to_dense(self) -> torch.Tensor:
         """The weight that the layer multiplies with, in float32."""
-        return dequantized(self.packed, self.weight_scales, self.out_features, self.in_features, -1)
+        return dequantized(plain(self.packed), self.weight_scales, self.out_features, self.in_features, -1)
 
     def _apply(self, fn, recurse=True):
         # The packed layout depends on the device; scales stay in float32.
-        packed, scales = self.packed, self.weight_scales
+        packed, scales = plain(self.packed), self.weight_scales
         device = fn(packed.new_empty(1)).device
         if device == packed.device:
-            packed = fn(packed)
+            moved = fn(packed)
+            packed = moved if moved.dtype == packed.dtype else packed
         elif packed.device.type == "meta":
             packed = packed_zeros(self.out_features, self.in_features, torch.int8, device)
         else:
@@ -218,7 +221,7 @@ class QuantizedLinear(FrozenBuffers, nn.Module):
         self.packed = self.weight_scales = None
         super()._apply(fn, recurse)
         moved = fn(scales)
-        self.packed, self.weight_scales = packed, moved if moved.dtype == scales.dtype else scales.to(device)
+        self.packed, self.weight_scales = PackedBuffer.of(packed), moved if moved.dtype == scales.dtype else scales.to(device)
         return self
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
@@ -239,7 +242,7 @@ class QuantizedLinear(FrozenBuffers, nn.Module):
         if len(given) < 2:
             return
         try:
-            self.packed = self._packed_of(*given.values())
+            self.packed = PackedBuffer.of(self._packed_of(*given.values()))
         except (RuntimeError, ValueError, NotImplementedError) as error:
             error_msgs.append(f"{prefix}weight: {error}")
 
@@ -259,7 +262,7 @@ class QuantizedLinear(FrozenBuffers, nn.Module):
     def __setstate__(self, state):
         parts = state.pop("_canonical")
         super().__setstate__(state)
-        self.packed = _ops.from_canonical(*parts, self.in_features)
+        self.packed = PackedBuffer.of(_ops.from_canonical(*parts, self.in_features))
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
@@ -275,8 +278,9 @@ def quantize_(
     Args:
         model: the model, with at least one linear layer below its root.
         config: what to quantize to: a configuration, or a layout for the configuration that has it by default.
-        filter_fn: of a module and its name, whether it is replaced; all ``nn.Linear`` by default. A layer that has several names is replaced under
-            all of them where the filter takes one.
+        filter_fn: of a module and its name, whether it is replaced, where it is an ``nn.Linear``. By default those are that
+            :func:`twofour.linear_layers` names, and layers that prune in training. A layer that has several names is replaced under all of them
+            where the filter takes one.
 
     A layer that prunes its weight itself, such as :class:`twofour.sparsity.training.SemiSparseLinear`, and one with a sparse weight keep their masks;
     ``prune`` is for the others. Hooks, attributes and the training flag are those of the layers before.
@@ -292,7 +296,8 @@ def quantize_(
             layer's name.
     """
     quantized = _quantizer_of(config)
-    layers = chosen(model, lambda module, name: isinstance(module, nn.Linear) and (filter_fn is None or filter_fn(module, name)))
+    takes = filter_fn or by_default(model)
+    layers = chosen(model, lambda module, name: isinstance(module, nn.Linear) and takes(module, name))
     if not layers or layers[0][1] is model:
         raise ValueError("no linear layer below the model's root matches: check filter_fn, or wrap the layer in nn.Sequential")
     expect_no_adapters(model, layers)

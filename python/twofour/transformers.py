@@ -44,10 +44,11 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import _transformers
-from ._conversion import refusal_of, replace
+from ._conversion import is_training_layer, refusal_of, replace
 from ._files import compressed_entry
 from ._int4 import Int4Linear
 from ._linear import Linear, deferred_weights
+from ._roles import reasons_to_stay_dense
 from ._stored import Entry, PackedWeight, described, manifest_of, with_weights
 from .quantization import QuantizedLinear
 
@@ -65,9 +66,10 @@ class TwoFourConfig(QuantizationConfigMixin):
 
     Args:
         modules_to_not_convert: names, suffixes or regular expressions of modules that stay dense; each must match a
-            module of the model. By default the output layer (``lm_head``), the heads of tasks, which are what a model
-            has beside its base model, and the routers of experts. Layers that share their weight with another module,
-            as tied embeddings do, and those whose weight the model itself changes always stay dense.
+            module of the model. By default all but the layers that :func:`twofour.linear_layers` names, which are those
+            that the command prunes: heads, what lies outside the repeated layers, and routers of experts stay dense.
+            Layers that share their weight with another module, as tied embeddings do, and those whose weight the model
+            itself changes always stay dense.
         prune: keeps the two largest magnitudes of each group of four weights of a dense checkpoint. By default the
             checkpoint must be 2:4 already, and a weight that is not is an error.
     """
@@ -158,7 +160,9 @@ class TwoFourQuantizer(HfQuantizer):
         listed = self.quantization_config.modules_to_not_convert
         for pattern in listed or []:
             _expect_known(model, pattern)
-        left_out = _always_dense(model) | (_heads(model) | _routers(model) if listed is None else set())
+        left_out = _always_dense(model)
+        if listed is None:
+            left_out |= {name for name, reason in reasons_to_stay_dense(model).items() if reason is not None}
         chosen, left = set(), {}
         for name, module in model.named_modules():
             if not should_convert_module(name, listed):
@@ -390,36 +394,6 @@ def _always_dense(model: nn.Module) -> set[str]:
     }
 
 
-def _heads(model: nn.Module) -> set[str]:
-    """The names of the output layer and of what a model has beside its base model."""
-    output, base = model.get_output_embeddings(), model.base_model
-    outside = (
-        set()
-        if base is model
-        else {id(module) for module in model.modules()} - {id(module) for module in base.modules()}
-    )
-    return {
-        name
-        for name, module in model.named_modules(remove_duplicate=False)
-        if module is output or id(module) in outside
-    }
-
-
-def _routers(model: nn.Module) -> set[str]:
-    """The names of linear layers beside experts with an output for each expert, or with one: the gate of a shared
-    expert."""
-    config = model.config.get_text_config()
-    fields = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
-    counts = {1} | {count for count in (getattr(config, field, None) for field in fields) if isinstance(count, int)}
-    return {
-        f"{parent}.{name}" if parent else name
-        for parent, module in model.named_modules(remove_duplicate=False)
-        if any("experts" in name for name, _ in module.named_children())
-        for name, child in module.named_children()
-        if isinstance(child, nn.Linear) and child.out_features in counts
-    }
-
-
 def _expect_known(model: nn.Module, pattern: str) -> None:
     names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     if all(should_convert_module(name, [pattern]) for name in names):
@@ -515,6 +489,7 @@ def _saver_of(model, original_format: bool) -> contextlib.AbstractContextManager
     Raises:
         ValueError: for a model that another method has quantized besides.
     """
+    _warn_of_masters(model)
     quantizer = getattr(model, "hf_quantizer", None)
     if not any(_is_packed(entry) for entry in (*model.modules(), *model.parameters())):
         if isinstance(quantizer, TwoFourQuantizer):
@@ -527,6 +502,20 @@ def _saver_of(model, original_format: bool) -> contextlib.AbstractContextManager
             "it cannot be saved"
         )
     return _packed_state(model, original_format)
+
+
+def _warn_of_masters(model) -> None:
+    """Says that what is saved of layers which prune in training is their dense weights, from which training goes on."""
+    layers = [name for name, module in model.named_modules() if is_training_layer(module)]
+    if layers:
+        kind = type(model.get_submodule(layers[0])).__name__
+        warnings.warn(
+            f"{len(layers)} layers, such as the {kind} `{layers[0]}`, prune in training, and what is saved are their "
+            "dense master weights: to go on with training, load them and swap the layers again. To save the network "
+            "that was trained, convert the layers before, by twofour.sparsity.sparsify_(model, semi_sparse_weight()) "
+            "or swap_semi_sparse_linear_with_linear(model)",
+            stacklevel=4,
+        )
 
 
 class _Saver(TwoFourQuantizer):

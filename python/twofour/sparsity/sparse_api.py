@@ -11,6 +11,7 @@ from torch import nn
 from .. import _registration
 from .._conversion import SHARDED, chosen, dense_layer, expect_no_adapters, is_sharded, is_sparse, is_training_layer, replace, weight_of
 from .._linear import Linear
+from .._roles import by_default
 from ..sparse import to_sparse_semi_structured
 from ._masks import two_largest
 from .blocksparse import BlockSparseTensor
@@ -55,17 +56,13 @@ block_sparse_weight = BlockSparseWeightConfig
 Filter = Callable[[nn.Module, str], bool]
 
 
-def _is_linear(module: nn.Module, name: str) -> bool:
-    return isinstance(module, nn.Linear)
-
-
 def _chosen(model: nn.Module, filter_fn: Filter | None) -> list[tuple[str, nn.Module]]:
     """The modules that the filter takes, with their names.
 
     Raises:
         ValueError: for one without a weight that is a matrix.
     """
-    layers = chosen(model, filter_fn or _is_linear)
+    layers = chosen(model, filter_fn or by_default(model))
     expect_no_adapters(model, layers)
     for name, module in layers:
         weight = getattr(module, "weight", None)
@@ -101,7 +98,8 @@ def sparsify_(
     Args:
         model: the model; its weights are float32, bfloat16 or float16.
         config: a :class:`SemiSparseWeightConfig` or a :class:`BlockSparseWeightConfig`.
-        filter_fn: ``filter_fn(module, name)`` says whether a module's weight is replaced; all linear layers' by default.
+        filter_fn: ``filter_fn(module, name)`` says whether a module's weight is replaced. By default those are that :func:`twofour.linear_layers` names,
+            and layers that prune in training: heads and routers, for instance, stay dense.
         prune: ``True`` keeps the two largest magnitudes of each group of four; or the name of a mask rule, as in
             :func:`twofour.sparse.to_sparse_semi_structured`. By default the weights must be 2:4 already. Block-sparse weights are not pruned
             here.
@@ -110,8 +108,8 @@ def sparsify_(
         the model. The new weights need no gradient.
 
     Raises:
-        ValueError: where a weight is not 2:4: the message names the module, the row and the group. The model is then as it was. Also for a
-            module without a matrix for a weight, for a weight that a parametrization or a hook computes, for a part of an adapter, such as peft's
+        ValueError: where a weight is not 2:4: the message names the module, the row and the group. The model is then as it was. Also where no
+            linear layer is chosen by default; for a module without a matrix for a weight, for a weight that a parametrization or a hook computes, for a part of an adapter, such as peft's
             LoRA, and for ``prune`` with block-sparse weights.
         RuntimeError: for a weight of another type; the message names the module.
         TypeError: for another config; for a layer that prunes its input, and for a subclass of a training layer whose own methods would be lost.
@@ -178,7 +176,7 @@ def apply_fake_sparsity(model: nn.Module, filter_fn: Filter | None = None) -> nn
 
     Args:
         model: the model.
-        filter_fn: ``filter_fn(module, name)`` says whether a module's weight is pruned; all linear layers' by default.
+        filter_fn: ``filter_fn(module, name)`` says whether a module's weight is pruned; by default as for :func:`sparsify_`.
 
     Returns:
         the model.

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.ao.pruning import BaseSparsifier
 
+from .._roles import linear_layers
 from ._masks import keep_largest, two_largest
 
 __all__ = ["PerChannelNormObserver", "WandaSparsifier"]
@@ -92,8 +93,10 @@ class WandaSparsifier(BaseSparsifier):
         Args:
             model: the model.
             config: one ``{"tensor_fqn": "name.weight"}`` a tensor, with ``sparsity_level`` and ``semi_structured_block_size`` where they
-                differ; all linear layers by default.
+                differ; those that :func:`twofour.linear_layers` names by default.
         """
+        if config is None:
+            config = [{"tensor_fqn": f"{name}.weight"} for name in linear_layers(model)]
         super().prepare(model, config)
         for group in self.groups:
             module = group["module"]
