@@ -1,5 +1,6 @@
 """Models of many types of transformers are loaded pruned, saved packed, and loaded again."""
 
+import copy
 import json
 import warnings
 
@@ -9,6 +10,7 @@ import torch
 from model_types import TYPES, build, expect_equal, outputs
 
 import twofour
+from twofour.quantization import Int4Linear, QuantizedLinear, int4_weight_only, int8_dynamic_activation_int8_weight
 from twofour.transformers import TwoFourConfig
 
 
@@ -95,3 +97,29 @@ def test_every_matrix_is_packed_in_the_file(tmp_path, name):
     expect_equal(outputs(model, inputs), expected, 1e-4)
     model.save_pretrained(tmp_path / "again")
     expect_equal(outputs(loaded(kind, tmp_path / "again"), inputs), outputs(model, inputs))
+
+
+#: Models that read the weights of layers, or their types: T5 that of `wo`, Mamba those of its projections, others those of heads that are tied.
+READERS = ["t5", "t5, untied", "wav2vec2", "gemma2", "gemma3", "llama, tied", "mamba", "bart"]
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("quantize", "tolerance"), [(int8_dynamic_activation_int8_weight(prune=True), 0.15), (int4_weight_only(-1, prune=True), 1e-3)]
+)
+def test_every_layer_is_quantized(name, dtype, quantize, tolerance):
+    model, inputs = build(name)
+    inputs = {key: value.to(dtype) if value.is_floating_point() else value for key, value in inputs.items()}
+    model = model.to(dtype)
+    reference = copy.deepcopy(model)
+    twofour.quantize_(model, quantize, lambda module, name: type(module) is torch.nn.Linear)
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, (QuantizedLinear, Int4Linear))}
+    assert layers and all(layer.weight.dtype is dtype for layer in layers.values())
+    for layer_name, layer in layers.items():
+        reference.get_submodule(layer_name).weight = torch.nn.Parameter(layer.to_dense().to(dtype))
+    found, expected = outputs(model, inputs), outputs(reference, inputs)
+    rounding = 0.0 if dtype is torch.float32 else 0.15
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype is other.dtype
+        assert (one.float() - other.float()).norm() <= (tolerance + rounding) * other.float().norm()

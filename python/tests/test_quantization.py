@@ -8,7 +8,7 @@ from conftest import close
 
 import twofour
 from twofour import _ops
-from twofour.quantization import QuantizedLinear, SemiSparseLayout, int8_dynamic_activation_int8_weight
+from twofour.quantization import MarlinSparseLayout, QuantizedLinear, SemiSparseLayout, int8_dynamic_activation_int8_weight
 
 
 def integers(rows, cols, device):
@@ -82,3 +82,28 @@ def test_bad_input_is_an_exception():
     layer = QuantizedLinear.from_dense(torch.nn.Linear(8, 8), prune=True)
     with pytest.raises(RuntimeError, match="must be in_features = 8"):
         layer(torch.randn(2, 9))
+
+
+@pytest.mark.parametrize("quantize", [SemiSparseLayout(), MarlinSparseLayout()])
+def test_a_weight_that_is_read_is_the_dense_one_in_the_type_of_the_layer(quantize, monkeypatch):
+    model = torch.nn.Sequential(torch.nn.Linear(128, 16, bias=False)).to(torch.float16)
+    twofour.sparsity.apply_fake_sparsity(model)
+    layer = twofour.quantize_(model, quantize)[0]
+    dense = layer.to_dense()
+    with monkeypatch.context() as patched:
+        # Its properties are known without it.
+        patched.setattr(type(layer), "to_dense", None)
+        weight = layer.weight
+        assert (weight.dtype, weight.shape, weight.device.type, weight.dim()) == (torch.float16, (16, 128), "cpu", 2)
+        assert not weight.requires_grad and weight.is_floating_point() and weight.size(1) == 128
+    x = torch.randn(3, 128, dtype=torch.float16)
+    for read in (lambda w: w, lambda w: w.data, lambda w: w.detach().clone(), lambda w: w.to(torch.float16), lambda w: w.T.T, copy.deepcopy):
+        assert torch.equal(torch.as_tensor(read(layer.weight)) + 0, dense.half())
+    assert torch.equal(torch.nn.functional.linear(x, layer.weight), x @ dense.half().T)
+    assert layer.weight.tolist() == dense.half().tolist() and (layer.weight.numpy() == dense.half().numpy()).all()
+    with pytest.raises(NotImplementedError, match=r"mul_: the weight of a \w+Linear is a dense copy"):
+        layer.weight.mul_(2)
+    with pytest.raises(NotImplementedError, match="is a dense copy"):
+        layer.weight.data = x
+    # It follows the model.
+    assert model.to(torch.bfloat16)[0].weight.dtype is copy.deepcopy(model)[0].weight.dtype is torch.bfloat16

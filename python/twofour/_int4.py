@@ -13,7 +13,7 @@ from ._memory import share_between_processes
 from ._packed import metadata_of_zeros, pack_by_rule
 from ._packed_buffer import PackedBuffer, plain
 from ._parallel import FrozenBuffers
-from ._quantized import dequantized, integer_linear
+from ._quantized import DequantizedWeight, dequantized, integer_linear
 from ._tracing import traceable
 
 #: Columns that share a scale, and the number that stands for a whole row.
@@ -47,6 +47,7 @@ class Int4Linear(FrozenBuffers, nn.Module):
         in_features: columns of the weight.
         out_features: its rows.
         group_size: 128, or -1 for a scale for each row.
+        weight_dtype: the dtype that :attr:`weight` has.
         bias: ``[out_features]`` or ``None``; a buffer.
     """
 
@@ -58,6 +59,7 @@ class Int4Linear(FrozenBuffers, nn.Module):
         expect_group_size(group_size)
         self.out_features, self.in_features = shape
         self.group_size = group_size
+        self.weight_dtype = torch.float32 if bias is None else bias.dtype
         self.register_buffer("packed", PackedBuffer.of(packed), persistent=False)
         self.register_buffer("bias", bias)
 
@@ -88,7 +90,9 @@ class Int4Linear(FrozenBuffers, nn.Module):
         parts = (part.to(weight.device) for part in _ops.quantize_int4(dense, group_size))
         packed = _ops.pack_int4(*parts, weight.shape[1], group_size)
         bias = None if linear.bias is None else linear.bias.detach().clone()
-        return take_over(cls(tuple(weight.shape), group_size, packed, bias), linear)
+        layer = cls(tuple(weight.shape), group_size, packed, bias)
+        layer.weight_dtype = weight.dtype
+        return take_over(layer, linear)
 
     @classmethod
     def from_compressed(cls, weight: Compressed, bias: torch.Tensor | None = None) -> Int4Linear:
@@ -129,9 +133,9 @@ class Int4Linear(FrozenBuffers, nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The dequantized weight, a dense copy in the bias's dtype, or in float32 without a bias: for modules that multiply with it themselves, as
-        ``nn.MultiheadAttention`` with that of ``out_proj``."""
-        return self.to_dense() if self.bias is None else self.to_dense().to(self.bias.dtype)
+        """The dequantized weight, in the dtype of the layer that was quantized: for modules that read its dtype, as T5's, or multiply with it themselves,
+        as ``nn.MultiheadAttention`` with that of ``out_proj``."""
+        return DequantizedWeight.of(self)
 
     @property
     def weight_values(self) -> torch.Tensor:
@@ -176,6 +180,7 @@ class Int4Linear(FrozenBuffers, nn.Module):
         # The packed layout depends on the device.
         packed = plain(self._buffers["packed"])
         device = fn(packed.new_empty(1)).device
+        self.weight_dtype = fn(packed.new_empty(0, dtype=self.weight_dtype)).dtype
         if device == packed.device:
             moved = fn(packed)
             packed = moved if moved.dtype == packed.dtype else packed

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.utils._pytree import tree_map
 
 from . import _ops
 from ._derivatives import applied, derivable, is_differentiated, save
@@ -81,3 +83,46 @@ class IntegerLinear(torch.autograd.Function):
     def tangent(ctx, x_tangent, *_):
         weight = dequantized(*ctx.saved_tensors, *ctx.shape)
         return F.linear(x_tangent, weight.to(x_tangent.dtype))
+
+
+#: What is asked of a weight without reading it.
+_OF_SHAPE = {"size", "stride", "dim", "numel", "nelement", "element_size", "is_floating_point", "is_complex", "__len__"}
+
+
+class DequantizedWeight(torch.Tensor):
+    """The weight of a layer of integers, as modules see it that read it: ``[rows, cols]`` of floats. Shape, dtype and device cost nothing; what computes
+    with it gets the dense weight, made anew each time. What is written to it is lost, so that is an error."""
+
+    layer: nn.Module
+
+    @staticmethod
+    def of(layer: nn.Module) -> torch.Tensor:
+        """The weight of a layer, which has ``to_dense``, ``packed`` and ``weight_dtype``."""
+        if torch.compiler.is_compiling():
+            return layer.to_dense().to(layer.weight_dtype)
+        shape, device = (layer.out_features, layer.in_features), layer.packed.device
+        weight = torch.Tensor._make_wrapper_subclass(DequantizedWeight, shape, dtype=layer.weight_dtype, device=device)
+        weight.layer = layer
+        return weight
+
+    def dense(self) -> torch.Tensor:
+        """The weight, dense."""
+        return self.layer.to_dense().to(self.layer.weight_dtype)
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        if name in _OF_SHAPE or (name == "__get__" and getattr(func.__self__, "__name__", "") not in ("data", "T", "mT", "H", "mH", "real")):
+            return super().__torch_function__(func, types, args, kwargs or {})
+        writes = name == "__set__" or (name.endswith("_") and not name.startswith("__"))
+        if writes and isinstance(args[0], cls):
+            raise NotImplementedError(
+                f"{name}: the weight of a {type(args[0].layer).__name__} is a dense copy of its integers, which writing would not change: quantize a dense "
+                "layer anew, or load a state dict"
+            )
+        return cls.__torch_dispatch__(func, types, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        inner, options = tree_map(lambda value: value.dense() if isinstance(value, cls) else value, (args, kwargs or {}))
+        return func(*inner, **options)

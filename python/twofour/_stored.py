@@ -244,9 +244,9 @@ class PackedWeight:
         rows, cols = weight.shape
         try:
             if weight.dtype == "int4" and weight.group_size in (GROUP, PER_CHANNEL):
-                return Int4Linear.from_compressed(weight)
+                return self._of_dtype(Int4Linear.from_compressed(weight))
             if weight.dtype == "int8" and weight.scales is not None and weight.group_size is None:
-                return QuantizedLinear.from_compressed(weight)
+                return self._of_dtype(QuantizedLinear.from_compressed(weight))
             if weight.values.dtype in DTYPES:
                 layer = Linear(cols, rows, False, device="meta", dtype=weight.values.dtype)
                 layer._set_packed(layer._packed_of(weight.values, weight.meta))
@@ -258,3 +258,7 @@ class PackedWeight:
         linear = nn.Linear(cols, rows, False, device="meta")
         linear.weight = nn.Parameter(dense, requires_grad=False)
         return Linear.from_dense(linear, name=self.name)
+
+    def _of_dtype(self, layer: nn.Module) -> nn.Module:
+        layer.weight_dtype = self.dtype or torch.get_default_dtype()
+        return layer

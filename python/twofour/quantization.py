@@ -26,7 +26,7 @@ from ._memory import share_between_processes
 from ._packed import Packed, pack_by_rule, pack_quantized, packed_zeros
 from ._packed_buffer import PackedBuffer, plain
 from ._parallel import FrozenBuffers
-from ._quantized import dequantized, integer_linear
+from ._quantized import DequantizedWeight, dequantized, integer_linear
 from ._roles import by_default
 from ._tracing import traceable
 
@@ -114,6 +114,9 @@ class QuantizedLinear(FrozenBuffers, nn.Module):
 
     ``y = x_scale[token] * scale[row] * (x_int8 @ W_int8.T) + bias``: the sums of integers are exact. The state dict holds the canonical form
     (``weight_values``, ``weight_meta``, ``weight_scales``), which every device reads.
+
+    Attributes:
+        weight_dtype: the dtype that :attr:`weight` has.
     """
 
     FROZEN_BUFFERS = ("packed", "weight_scales", "bias")
@@ -122,6 +125,7 @@ class QuantizedLinear(FrozenBuffers, nn.Module):
         super().__init__()
         _registration.with_transformers()
         self.out_features, self.in_features = weight.rows, weight.cols
+        self.weight_dtype = torch.float32 if bias is None else bias.dtype
         self.register_buffer("packed", PackedBuffer.of(weight.forward), persistent=False)
         self.register_buffer("weight_scales", scales)
         self.register_buffer("bias", bias)
@@ -136,10 +140,13 @@ class QuantizedLinear(FrozenBuffers, nn.Module):
             TypeError: for a subclass whose own methods, such as ``forward``, would be lost.
         """
         dense, is_pruned = weight_of(linear)
+        dtype = dense.dtype
         if prune and not is_pruned:
             dense = pack_by_rule(dense.float().cpu(), "magnitude", transpose=False)[0].to_dense().to(dense.device)
         weight, scales = pack_quantized(dense)
-        return take_over(cls(weight, scales, None if linear.bias is None else linear.bias.detach().clone()), linear)
+        layer = cls(weight, scales, None if linear.bias is None else linear.bias.detach().clone())
+        layer.weight_dtype = dtype
+        return take_over(layer, linear)
 
     @classmethod
     def from_compressed(cls, weight: Compressed, bias: torch.Tensor | None = None) -> QuantizedLinear:
@@ -165,9 +172,9 @@ class QuantizedLinear(FrozenBuffers, nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The dequantized weight, a dense copy in the bias's dtype, or in float32 without a bias: for modules that multiply with it themselves, as
-        ``nn.MultiheadAttention`` with that of ``out_proj``."""
-        return self.to_dense() if self.bias is None else self.to_dense().to(self.bias.dtype)
+        """The dequantized weight, in the dtype of the layer that was quantized: for modules that read its dtype, as T5's, or multiply with it themselves,
+        as ``nn.MultiheadAttention`` with that of ``out_proj``."""
+        return DequantizedWeight.of(self)
 
     @property
     def weight_values(self) -> torch.Tensor:
@@ -211,6 +218,7 @@ class QuantizedLinear(FrozenBuffers, nn.Module):
         # The packed layout depends on the device; scales stay in float32.
         packed, scales = plain(self.packed), self.weight_scales
         device = fn(packed.new_empty(1)).device
+        self.weight_dtype = fn(packed.new_empty(0, dtype=self.weight_dtype)).dtype
         if device == packed.device:
             moved = fn(packed)
             packed = moved if moved.dtype == packed.dtype else packed
