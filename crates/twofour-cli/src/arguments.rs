@@ -11,6 +11,7 @@ use crate::{commands, present::style::ColorChoice};
 #[derive(Debug, Parser)]
 #[command(
     name = "twofour",
+    bin_name = "twofour",
     version,
     propagate_version = true,
     infer_subcommands = false,
@@ -29,24 +30,29 @@ pub(crate) struct Arguments {
 
 const AFTER_LONG_HELP: &str = "\
 Start here:
-  twofour quickstart                               train a small model dense and 2:4, compare, draw
-  twofour advise model.safetensors                 would 2:4 be faster here, for these shapes?
-  twofour train recipes/ste.toml -o runs/ste       sparse training from a recipe
+  twofour quickstart                           train small models, dense and 2:4
+  twofour advise model.safetensors             is 2:4 faster here, for it?
+  twofour train recipes/ste.toml -o runs/ste   sparse training from a recipe
   twofour prune model.safetensors -o pruned.safetensors
-  twofour check pruned.safetensors && twofour compress pruned.safetensors -o small.safetensors
+  twofour check pruned.safetensors
+  twofour compress pruned.safetensors -o small.safetensors
   twofour quantize pruned/ -o int4/ --dtype int4   2:4 weights in four bits
 
 A model is a .safetensors file, a *.safetensors.index.json of a sharded one, or a directory that holds either.
 
 Environment:
-  TWOFOUR_ENGINE      force a kernel engine: scalar, avx2, avx512 or amx
+  TWOFOUR_ENGINE      kernel engine: scalar, avx2, avx512 or amx
   TWOFOUR_CACHE       folder for compiled GPU kernels
   TWOFOUR_NVRTC       folder of NVRTC, which compiles them
-  TWOFOUR_LOG         log filter, as in `TWOFOUR_LOG=debug` or `TWOFOUR_LOG=twofour=trace`; wins over --verbose
+  TWOFOUR_LOG         log filter, such as twofour=trace; wins over --verbose
   RAYON_NUM_THREADS   threads to compute with, at most those of the machine
   NO_COLOR            no colors, whatever the terminal
 
-Exit codes: 0 done, 1 failed (or `check` found a tensor that does not obey), 2 usage error, 130 interrupted.";
+Exit codes:
+  0    done
+  1    failed, or `check` found a tensor that does not obey
+  2    usage error
+  130  interrupted";
 
 /// Options that every command has.
 #[derive(Debug, Clone, Args)]
@@ -103,6 +109,48 @@ mod tests {
     fn each(command: &mut clap::Command, look: &mut dyn FnMut(&mut clap::Command)) {
         look(command);
         command.get_subcommands_mut().for_each(|command| each(command, look));
+    }
+
+    /// Columns of a usual terminal. Help is wrapped to the terminal's, and an example that was broken there would be no command.
+    const COLUMNS: usize = 80;
+
+    /// Whether a line of help's end is text that may be wrapped, or a heading; others are examples and tables, which are indented.
+    fn is_text(line: &str) -> bool {
+        !line.starts_with(' ')
+    }
+
+    #[test]
+    fn examples_and_tables_of_help_are_never_wrapped_and_commands_are_whole() {
+        let mut command = super::Arguments::command();
+        command.build();
+        let (mut faults, mut examples) = (Vec::new(), 0);
+        // Those of measurements are read beside wide tables.
+        let commands = std::iter::once(&command).chain(command.get_subcommands().filter(|c| c.get_name() != "bench"));
+        for command in commands {
+            let name = command.get_name().to_owned();
+            let help = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
+            let lines: Vec<&str> = help.lines().collect();
+            for (i, line) in lines.iter().enumerate() {
+                let next = lines.get(i + 1).copied().unwrap_or_default();
+                let previous = i.checked_sub(1).map_or("", |i| lines[i]);
+                let is_wrapped = line.chars().count() > COLUMNS;
+                let is_continued = previous.ends_with('\\');
+                examples += usize::from(line.starts_with("  twofour "));
+                let fault = match is_text(line) {
+                    true if is_wrapped && !next.is_empty() => "text that is wrapped goes on in a line of its own",
+                    false if is_wrapped => "an example or a row of a table is wrapped",
+                    false if line.ends_with('\\') && !next.starts_with("      ") => {
+                        "a command goes on without indentation"
+                    }
+                    false if is_continued && !line.starts_with("      ") => "a command goes on without indentation",
+                    false if line.starts_with("      --") && !is_continued => "a command goes on without a backslash",
+                    _ => continue,
+                };
+                faults.push(format!("{name}: {fault}: {line}"));
+            }
+        }
+        assert!(faults.is_empty(), "{}", faults.join("\n"));
+        assert!(examples > 40, "{examples}");
     }
 
     #[test]

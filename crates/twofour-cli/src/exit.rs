@@ -1,15 +1,17 @@
 //! Exit codes and error messages.
 
-use std::{error::Error, process::ExitCode};
+use std::{error::Error, fmt, process::ExitCode};
 
 use anstream::eprintln;
 use anyhow::Result;
+use twofour_nn::recipe::Mistakes;
 
 use crate::{
     interrupt,
     present::{
         escape,
         style::{ERROR, paint},
+        units,
     },
 };
 
@@ -27,6 +29,24 @@ pub(crate) enum Verdict {
 #[error("{0}")]
 pub(crate) struct Usage(pub(crate) String);
 
+/// A usage error with a line for each of its reasons.
+#[derive(Debug, thiserror::Error)]
+#[error("{heading}")]
+pub(crate) struct UsageList {
+    pub(crate) heading: String,
+    pub(crate) items: Vec<String>,
+}
+
+impl UsageList {
+    /// The mistakes of a recipe; `what` says whose they are.
+    pub(crate) fn of_mistakes(what: impl fmt::Display, mistakes: &Mistakes) -> Self {
+        UsageList {
+            heading: format!("{what}: {}", units::plural(mistakes.len(), "mistake")),
+            items: mistakes.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
 /// Runs the command, prints an error to stderr and returns the exit code.
 pub(crate) fn code(command: impl FnOnce() -> Result<Verdict>) -> ExitCode {
     match command() {
@@ -38,20 +58,22 @@ pub(crate) fn code(command: impl FnOnce() -> Result<Verdict>) -> ExitCode {
             if let Some(hint) = error.chain().find_map(hint) {
                 eprintln!("  {hint}");
             }
-            ExitCode::from(if error.is::<Usage>() { 2 } else { 1 })
+            ExitCode::from(if error.is::<Usage>() || error.is::<UsageList>() { 2 } else { 1 })
         }
     }
 }
 
-/// Returns the error's message and, line by line, those of its causes that it does not already contain.
-fn message(error: &dyn Error) -> String {
-    let mut text = error.to_string();
+/// Returns the error's message, the items of a list, and the messages of causes that it does not already contain: a line for each, whatever names and paths are in them.
+fn message(error: &(dyn Error + 'static)) -> String {
+    let mut text = escape::line(&error.to_string());
+    for item in error.downcast_ref::<UsageList>().map_or(&[][..], |list| &list.items) {
+        text += &format!("\n  {}", escape::line(item));
+    }
     let mut source = error.source();
     while let Some(cause) = source {
-        let words = cause.to_string();
+        let words = escape::line(&cause.to_string());
         if !text.contains(&words) {
-            text.push_str("\n  because: ");
-            text.push_str(&words);
+            text += &format!("\n  because: {words}");
         }
         source = cause.source();
     }
@@ -92,6 +114,14 @@ mod tests {
         let hint = error.chain().find_map(hint);
         assert!(hint.is_some_and(|hint| hint.contains("--exact")), "{hint:?}");
         assert!(!message(error.as_ref()).contains("--"));
+    }
+
+    #[test]
+    fn a_message_is_one_line_whatever_names_are_in_it() {
+        let error = anyhow!("c\n  because: d").context("a\nb\x1b[2J");
+        assert_eq!(message(error.as_ref()), "a\\nb\\u{1b}[2J\n  because: c\\n  because: d");
+        let list = UsageList { heading: "a\nb: 2 mistakes".to_owned(), items: vec!["c\td".to_owned(), "e".to_owned()] };
+        assert_eq!(message(&list), "a\\nb: 2 mistakes\n  c\\td\n  e");
     }
 
     #[test]

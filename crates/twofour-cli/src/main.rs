@@ -2,7 +2,7 @@
 //!
 //! | folder or file | holds |
 //! |---|---|
-//! | `arguments` | the command line |
+//! | `arguments`, `parse` | the command line |
 //! | `commands/` | one file for each command |
 //! | `measure/` | timing dense against 2:4 |
 //! | `quickstart/` | training and comparing a small model |
@@ -24,6 +24,7 @@ mod exit;
 mod hub;
 mod interrupt;
 mod measure;
+mod parse;
 mod present;
 mod quickstart;
 mod selection;
@@ -34,7 +35,6 @@ mod weight_format;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::Parser;
 
 use exit::Verdict;
 
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
 }
 
 fn command() -> Result<Verdict> {
-    let arguments = arguments::Arguments::parse();
+    let arguments = parse::arguments();
     arguments.global.color.apply();
     present::log::start(arguments.global.verbose);
     interrupt::install()?;

@@ -244,6 +244,21 @@ mod tests {
     }
 
     #[test]
+    fn heads_and_tables_are_known_by_their_shape_where_no_name_tells() {
+        let tensors: [(&str, &[usize]); 4] = [
+            ("transformer.embedding.word_embeddings.weight", &[96, 16]),
+            ("transformer.layers.0.mlp.up.weight", &[96, 16]),
+            ("transformer.output_layer.weight", &[96, 16]),
+            ("projector.weight", &[16, 16]),
+        ];
+        let s = selection(&[], &[], &tensors);
+        let found = tensors.map(|(name, shape)| s.is_head_or_embedding(name, StoredDType::F32, shape));
+        assert_eq!(found, [true, false, true, false]);
+        let excluded = selection(&[], &["*output*"], &tensors);
+        assert!(!excluded.is_head_or_embedding(tensors[2].0, StoredDType::F32, tensors[2].1));
+    }
+
+    #[test]
     fn a_bad_glob_is_named() {
         let bad = SelectionOptions { include: vec!["[a".to_owned()], exclude: vec![] };
         let message = bad.globs().unwrap_err().to_string();

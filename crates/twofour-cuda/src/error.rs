@@ -196,7 +196,7 @@ pub enum Error {
     },
 
     /// NVRTC rejected a source: NVRTC is too old for the architecture, or the source has a defect.
-    #[error("NVRTC {}.{} cannot compile `{kernel}` for {architecture}: {log}", version.0, version.1)]
+    #[error("NVRTC {}.{} cannot compile `{kernel}` for {architecture}: {}", version.0, version.1, log.trim().replace('\n', "; "))]
     Compile {
         /// The source's name.
         kernel: String,

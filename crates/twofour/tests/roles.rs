@@ -200,3 +200,18 @@ fn weights_of_conv1d_are_stored_in_out_and_those_of_linear_layers_out_in() {
     });
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
+
+#[test]
+fn what_has_the_shape_of_the_table_of_tokens_is_a_head_whatever_its_name() {
+    let tensors: [(&str, &[usize]); 6] = [
+        ("model.embed_positions.weight", &[32, 16]),
+        ("model.embed_tokens.weight", &[96, 16]),
+        ("model.layers.0.mlp.up.weight", &[96, 16]),
+        ("model.vocabulary_out.weight", &[96, 16]),
+        ("codes.0.weight", &[96, 16]),
+        ("model.projector.weight", &[32, 16]),
+    ];
+    let roles = Roles::new(tensors, false);
+    let found = tensors.map(|(name, shape)| roles.of(name, shape));
+    assert_eq!(found, [Role::Embedding, Role::Embedding, Role::Linear, Role::Head, Role::Head, Role::Outside]);
+}

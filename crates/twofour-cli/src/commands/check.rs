@@ -40,8 +40,9 @@ use crate::{
 #[command(after_long_help = "\
 Examples:
   twofour check pruned.safetensors && echo fine
-  twofour check pruned.safetensors --axis both                     transposable: along rows and along columns
-  twofour check --json pruned.safetensors | jq '.tensors[] | select(.obeys | not)'
+  twofour check pruned.safetensors --axis both     along rows and along columns
+  twofour check --json pruned.safetensors | \\
+      jq '.tensors[] | select(.obeys | not)'
 
 Without --include the selected tensors are those that `prune` would prune. Found patterns have groups of 2, 4, 8, 16 or 32.")]
 pub(crate) struct Check {

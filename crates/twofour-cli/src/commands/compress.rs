@@ -10,6 +10,7 @@ use twofour::file::{
 };
 
 use super::{
+    converted::{self, Converted, Row, shrunk},
     effect::expect_to_compress,
     model::expect_model,
     next,
@@ -19,11 +20,10 @@ use crate::{
     exit::Verdict,
     hub, interrupt,
     present::{
-        Screen,
-        layers::by_layer,
+        Screen, escape,
         shell::word,
         style::{self, paint},
-        table::{Align, Table},
+        table::Align,
         units,
     },
     selection::{Selection, SelectionOptions},
@@ -37,11 +37,10 @@ use crate::{
 #[command(after_long_help = "\
 Examples:
   twofour compress pruned.safetensors -o small.safetensors
-  twofour compress mixed.safetensors -o small.safetensors --keep-dense    leave what is not 2:4 as it is
-  twofour compress dense.safetensors -o small.safetensors --prune         prune by magnitude on the way
+  twofour compress mixed.safetensors -o small.safetensors --keep-dense
+  twofour compress dense.safetensors -o small.safetensors --prune
 
-A chosen weight that is not 2:4 along its rows is an error that names tensor, row and group, unless --prune or --keep-dense
-is given. The format is specified in docs/format.md.")]
+A chosen weight that is not 2:4 along its rows is an error that names tensor, row and group, unless --prune or --keep-dense is given. The format is specified in docs/format.md.")]
 pub(crate) struct Compress {
     /// The model: a .safetensors file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face hub
     input: PathBuf,
@@ -78,11 +77,8 @@ struct Answer<'a> {
 
 #[derive(Debug, Serialize)]
 struct TensorAnswer<'a> {
-    name: &'a str,
-    dtype: &'static str,
-    shape: &'a [usize],
-    bytes_before: usize,
-    bytes_after: usize,
+    #[serde(flatten)]
+    tensor: Converted<'a>,
     compressed: bool,
     note: String,
     /// What pruning on the way kept.
@@ -91,6 +87,12 @@ struct TensorAnswer<'a> {
     /// Groups that are not 2:4, where it stayed dense for that.
     #[serde(skip)]
     violations: usize,
+}
+
+impl<'a> AsRef<Converted<'a>> for TensorAnswer<'a> {
+    fn as_ref(&self) -> &Converted<'a> {
+        &self.tensor
+    }
 }
 
 impl Compress {
@@ -128,47 +130,33 @@ impl Compress {
     }
 
     fn tell(&self, screen: &mut Screen, report: &CompressReport, selection: &Selection) -> Result<()> {
+        let tensors: Vec<TensorAnswer<'_>> = report.tensors.iter().map(|t| tensor_answer(t, selection)).collect();
+        let [bytes_before, bytes_after] = converted::bytes(tensors.iter().map(AsRef::as_ref));
         let answer = Answer {
             output: &self.output.output,
-            bytes_before: report.tensors.iter().map(|t| t.bytes_before).sum(),
-            bytes_after: report.tensors.iter().map(|t| t.bytes_after).sum(),
+            bytes_before,
+            bytes_after,
             negative_zeros: report.negative_zeros(),
-            tensors: report.tensors.iter().map(|t| tensor_answer(t, selection)).collect(),
+            tensors,
             beside: BesideAnswer::of(&self.input, &self.output.output)?,
         };
-        let mut table = Table::new([
-            (if screen.is_detailed() { "tensor" } else { "layers" }, Align::Left),
-            ("dtype", Align::Left),
-            ("shape", Align::Right),
-            ("before", Align::Right),
-            ("after", Align::Right),
-            ("kept L1", Align::Right),
-            ("", Align::Left),
-        ]);
+        let mut table = converted::table(screen, &[("kept L1", Align::Right), ("", Align::Left)]);
         let is_pruned = |t: &TensorAnswer<'_>| t.kept_l1.is_some();
-        let alike = |t: &TensorAnswer<'_>| {
-            let note = match (is_pruned(t), t.violations) {
-                (true, _) => "pruned".to_owned(),
-                (_, 0) => t.note.clone(),
-                _ => String::new(),
-            };
-            (t.dtype, t.shape.to_vec(), note)
+        let note = |t: &TensorAnswer<'_>| match (is_pruned(t), t.violations) {
+            (true, _) => "pruned".to_owned(),
+            (_, 0) => t.note.clone(),
+            _ => String::new(),
         };
-        for (label, row) in by_layer(&answer.tensors, screen.is_detailed(), |t| (t.name, alike(t))) {
-            let (dtype, shape, note) = alike(row[0]);
-            let sum = |of: fn(&TensorAnswer<'_>) -> usize| units::bytes(row.iter().map(|t| of(t) as u64).sum());
-            let violations = row.iter().map(|t| t.violations).sum();
-            let note = if violations > 0 { kept_dense(violations) } else { note };
-            let kept: f64 = row.iter().filter_map(|t| t.kept_l1).sum();
-            table.row([
-                label,
-                dtype.to_owned(),
-                units::shape(&shape),
-                sum(|t| t.bytes_before),
-                sum(|t| t.bytes_after),
-                if is_pruned(row[0]) { units::percent(kept / row.len() as f64) } else { String::new() },
-                if row[0].compressed { note } else { paint(style::FAINT, note) },
+        for Row { mut cells, tensors } in converted::rows(screen, &answer.tensors, note) {
+            let first = tensors[0];
+            let violations = tensors.iter().map(|t| t.violations).sum();
+            let note = if violations > 0 { kept_dense(violations) } else { note(first) };
+            let kept: f64 = tensors.iter().filter_map(|t| t.kept_l1).sum();
+            cells.extend([
+                if is_pruned(first) { units::percent(kept / tensors.len() as f64) } else { String::new() },
+                if first.compressed { note } else { paint(style::FAINT, note) },
             ]);
+            table.row(cells);
         }
         screen.line(table)?;
         if answer.tensors.iter().any(|t| t.compressed) {
@@ -180,11 +168,9 @@ impl Compress {
             screen.note("kept L1: the share of the sum of |w| that is kept")?;
         }
         screen.line(format!(
-            "\n{} -> {} ({} of it), written to {}",
-            units::bytes(answer.bytes_before as u64),
-            units::bytes(answer.bytes_after as u64),
-            units::percent(answer.bytes_after as f64 / answer.bytes_before.max(1) as f64),
-            self.output.output.display()
+            "\n{}, written to {}",
+            shrunk(bytes_before, bytes_after),
+            escape::path(&self.output.output)
         ))?;
         answer.beside.tell(screen)?;
         if answer.negative_zeros > 0 {
@@ -221,11 +207,13 @@ fn tensor_answer<'a>(t: &'a CompressedTensor, selection: &Selection) -> TensorAn
         _ => (None, 0),
     };
     TensorAnswer {
-        name: &t.name,
-        dtype: t.dtype.name(),
-        shape: &t.shape,
-        bytes_before: t.bytes_before,
-        bytes_after: t.bytes_after,
+        tensor: Converted {
+            name: &t.name,
+            dtype: t.dtype.name(),
+            shape: &t.shape,
+            bytes_before: t.bytes_before,
+            bytes_after: t.bytes_after,
+        },
         compressed,
         note,
         kept_l1,

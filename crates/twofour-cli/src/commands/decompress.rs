@@ -8,6 +8,7 @@ use serde::Serialize;
 use twofour::file::{self, Reader, StoredDType};
 
 use super::{
+    converted::{self, Converted},
     effect::expect_to_decompress,
     next,
     output::{BesideAnswer, OutputOptions, path, show},
@@ -15,12 +16,7 @@ use super::{
 use crate::{
     exit::Verdict,
     interrupt,
-    present::{
-        Screen,
-        layers::by_layer,
-        table::{Align, Table},
-        units,
-    },
+    present::{Screen, escape, units},
 };
 
 /// Write a compressed model's weights dense again
@@ -44,17 +40,8 @@ struct Answer<'a> {
     #[serde(serialize_with = "path")]
     output: &'a PathBuf,
     copied: usize,
-    weights: Vec<WeightAnswer<'a>>,
+    weights: Vec<Converted<'a>>,
     beside: BesideAnswer,
-}
-
-#[derive(Debug, Serialize)]
-struct WeightAnswer<'a> {
-    name: &'a str,
-    dtype: &'static str,
-    shape: [usize; 2],
-    bytes_before: usize,
-    bytes_after: usize,
 }
 
 impl Decompress {
@@ -69,37 +56,27 @@ impl Decompress {
         let mut progress = screen.progress();
         let report = file::decompress(input, output, overwrite, &mut |p| show(&mut progress, p))?;
         drop(progress);
-        let weights: Vec<WeightAnswer<'_>> = report
+        let weights: Vec<Converted<'_>> = report
             .weights
             .iter()
-            .map(|w| WeightAnswer {
+            .map(|w| Converted {
                 name: &w.name,
                 dtype: StoredDType::from(w.dtype).name(),
-                shape: w.shape,
+                shape: &w.shape,
                 bytes_before: w.bytes_before,
                 bytes_after: w.bytes_after,
             })
             .collect();
-        let mut table = Table::new([
-            (if screen.is_detailed() { "tensor" } else { "layers" }, Align::Left),
-            ("dtype", Align::Left),
-            ("shape", Align::Right),
-            ("before", Align::Right),
-            ("after", Align::Right),
-        ]);
-        let alike = |w: &WeightAnswer<'_>| (w.dtype, w.shape);
-        for (label, row) in by_layer(&weights, screen.is_detailed(), |w| (w.name, alike(w))) {
-            let (dtype, shape) = alike(row[0]);
-            let sum = |of: fn(&WeightAnswer<'_>) -> usize| units::bytes(row.iter().map(|w| of(w) as u64).sum());
-            let (before, after) = (sum(|w| w.bytes_before), sum(|w| w.bytes_after));
-            table.row([label, dtype.to_owned(), units::shape(&shape), before, after]);
+        let mut table = converted::table(screen, &[]);
+        for row in converted::rows(screen, &weights, |_| ()) {
+            table.row(row.cells);
         }
         screen.line(table)?;
         screen.line(format!(
             "\n{} decompressed, {} copied, written to {}",
             units::plural(weights.len(), "weight"),
             units::plural(report.copied, "tensor"),
-            output.display()
+            escape::path(output)
         ))?;
         let beside = BesideAnswer::of(input, output)?;
         beside.tell(screen)?;

@@ -1,13 +1,17 @@
 //! `twofour generate`.
 
-use std::{ops::ControlFlow, time::Instant};
+use std::{
+    io::{self, IsTerminal},
+    ops::ControlFlow,
+    time::Instant,
+};
 
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 use twofour_nn::model::Sampling;
 
-use super::model::ModelArguments;
+use super::{model::ModelArguments, next};
 use crate::{
     exit::{Usage, Verdict},
     present::Screen,
@@ -21,9 +25,10 @@ use crate::{
 #[command(after_long_help = "\
 Examples:
   twofour generate twofour-quickstart
-  twofour generate model/ --prompt 'The capital of France' --length 40 --temperature 0
-  twofour generate twofour-quickstart/dense.safetensors --prompt 'ROMEO:' --length 1000 --temperature 0.5
-  twofour generate model/ --prompt 'The capital of France' --device cuda --dtype bf16
+  twofour generate model/ --prompt 'The capital of France' --temperature 0
+  twofour generate twofour-quickstart/dense.safetensors --prompt 'ROMEO:' \\
+      --length 1000 --temperature 0.5
+  twofour generate model/ --prompt 'The capital of France' --device cuda
 
 The same seed gives the same text.")]
 pub(crate) struct Generate {
@@ -68,6 +73,7 @@ impl Generate {
     pub(crate) fn run(mut self, screen: &mut Screen) -> Result<Verdict> {
         let sampling = Sampling { temperature: self.temperature, seed: self.seed };
         sampling.validate().map_err(|error| Usage(error.to_string()))?;
+        let given = self.model.directory().to_owned();
         self.model = self.model.located(screen)?;
         let model = self.model.load()?;
         let prompt = model.prompt(&self.prompt)?;
@@ -116,6 +122,10 @@ impl Generate {
             prompt_seconds: first,
             dtype: model.dtype.to_string(),
         };
+        // A file or another program gets the text alone.
+        if io::stdout().is_terminal() {
+            screen.next(&next::after_generating(&given, self.model.directory()))?;
+        }
         screen.json(&answer)?;
         Ok(Verdict::Yes)
     }

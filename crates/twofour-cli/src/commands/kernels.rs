@@ -13,7 +13,7 @@ use twofour_cuda::{Architecture, cache::Cache, kernels, source::Source};
 use crate::{
     exit::{Usage, Verdict},
     present::{
-        Screen,
+        Screen, escape,
         table::{Align, Table},
         units,
     },
@@ -95,7 +95,8 @@ impl Kernels {
         }
         let compiled = answer.kernels.iter().filter(|row| row.compiled).count();
         let held = answer.kernels.len() - compiled;
-        screen.line(format!("\n{compiled} compiled, {held} were there; kept in {}", answer.cache))?;
+        screen.line(format!("\n{compiled} compiled, {held} were there; kept in {}", escape::line(&answer.cache)))?;
+        screen.next(&["twofour advise MODEL --device cuda".to_owned()])?;
         screen.json(&answer)?;
         Ok(Verdict::Yes)
     }

@@ -5,7 +5,11 @@ use std::{fs, path::PathBuf};
 use anyhow::{Context, Result};
 use clap::{Args, CommandFactory};
 
-use crate::{arguments::Arguments, exit::Verdict, present::Screen};
+use crate::{
+    arguments::Arguments,
+    exit::Verdict,
+    present::{Screen, escape, shell::word},
+};
 
 /// Write the man pages, one for each command, into a directory
 #[derive(Debug, Args)]
@@ -21,7 +25,8 @@ impl Man {
         let at = || self.directory.display().to_string();
         fs::create_dir_all(&self.directory).with_context(at)?;
         clap_mangen::generate_to(Arguments::command(), &self.directory).with_context(at)?;
-        screen.line(format!("man pages written to {}", self.directory.display()))?;
+        screen.line(format!("man pages written to {}", escape::path(&self.directory)))?;
+        screen.next(&[format!("man -l {}", word(&self.directory.join("twofour.1")))])?;
         Ok(Verdict::Yes)
     }
 }

@@ -5,6 +5,7 @@ pub(crate) mod bench;
 pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod compress;
+mod converted;
 pub(crate) mod decompress;
 mod effect;
 pub(crate) mod eval;

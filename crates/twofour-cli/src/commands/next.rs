@@ -2,7 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use twofour_nn::model::{EncoderCheckpoint, SavedModel};
+use twofour::file::Reader;
+use twofour_nn::{
+    model::{EncoderCheckpoint, SavedModel},
+    train::is_checkpoint,
+};
 
 use crate::present::shell::word;
 
@@ -38,6 +42,28 @@ pub(crate) fn run(model: &Path, text: Option<&Path>) -> Vec<String> {
         Kind::Encoder => vec![format!("twofour bench encoder {path}")],
         Kind::Weights => vec![],
     }
+}
+
+/// Commands after text was generated with a model, `given` as a person named it and `located` where it is.
+pub(crate) fn after_generating(given: &Path, located: &Path) -> Vec<String> {
+    let measure = format!("twofour eval {} --text TEXT", word(given));
+    [measure].into_iter().chain(check_if_dense(given, located)).collect()
+}
+
+/// Commands after a model was measured.
+pub(crate) fn after_measuring(given: &Path, located: &Path) -> Vec<String> {
+    let run = match kind(located) {
+        Kind::Decoder => Some(format!("twofour generate {}", word(given))),
+        Kind::Encoder => Some(format!("twofour bench encoder {}", word(given))),
+        Kind::Weights => None,
+    };
+    run.into_iter().chain(check_if_dense(given, located)).collect()
+}
+
+/// The command that tells whether a model is 2:4, and what to do with it then; none where it is compressed, or where there are no files of one model.
+fn check_if_dense(given: &Path, located: &Path) -> Option<String> {
+    let reader = Reader::open(located).ok().filter(|reader| !is_checkpoint(reader))?;
+    reader.compressed_weights().next().is_none().then(|| check(given))
 }
 
 /// The command that checks a model.

@@ -13,7 +13,7 @@ use twofour::file::{Beside, Overwrite, Phase, Progress, Reader};
 
 use crate::{
     interrupt,
-    present::{self, Screen},
+    present::{self, Screen, escape},
 };
 
 /// Where to write.
@@ -104,7 +104,7 @@ impl BesideAnswer {
 fn listed<'a>(paths: impl ExactSizeIterator<Item = &'a String>) -> String {
     const SHOWN: usize = 4;
     let more = paths.len().saturating_sub(SHOWN);
-    let shown: Vec<&str> = paths.take(SHOWN).map(String::as_str).collect();
+    let shown: Vec<String> = paths.take(SHOWN).map(|path| escape::line(path)).collect();
     let shown = shown.join(", ");
     if more > 0 { format!("{shown} and {more} more") } else { shown }
 }

@@ -12,6 +12,7 @@ use twofour::{
 };
 
 use super::{
+    converted::{self, Converted, Row, shrunk},
     effect::expect_to_quantize,
     model::expect_model,
     next,
@@ -21,10 +22,9 @@ use crate::{
     exit::Verdict,
     hub, interrupt,
     present::{
-        Screen,
-        layers::by_layer,
+        Screen, escape,
         style::{self, paint},
-        table::{Align, Table},
+        table::Align,
         units,
     },
     selection::{Selection, SelectionOptions},
@@ -37,11 +37,14 @@ use crate::{
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  twofour quantize pruned/ -o int8/ --dtype int8                   a scale for each row
-  twofour quantize pruned/ -o int4/ --dtype int4 --group 128       a scale for 128 columns of a row
-  twofour quantize small.safetensors -o int4.safetensors --dtype int4 --scale least-squares
-  twofour quantize pruned/ -o int8/ --dtype int8 --head int8       embeddings and head in 8 bits, too, dense
-  twofour quantize pruned/ -o int8/ --dtype int8 --include '*'     embeddings and head too, where they are 2:4
+  twofour quantize pruned/ -o int8/ --dtype int8
+  twofour quantize pruned/ -o int4/ --dtype int4 --group 128
+  twofour quantize small.safetensors -o int4.safetensors --dtype int4 \\
+      --scale least-squares
+  twofour quantize pruned/ -o int8/ --dtype int8 --head int8
+  twofour quantize pruned/ -o int8/ --dtype int8 --include '*'
+
+int8 has a scale for each row, --group 128 one for 128 columns of a row. With --head int8 embeddings and head are stored in 8 bits, too, dense; with --include '*' where they are 2:4.
 
 The error of a weight is ‖W - Q‖ / ‖W‖ in the Frobenius norm. The format is specified in docs/format.md; `decompress` writes the weights dense again.")]
 pub(crate) struct Quantize {
@@ -119,12 +122,8 @@ struct Answer<'a> {
 
 #[derive(Debug, Serialize)]
 struct TensorAnswer<'a> {
-    name: &'a str,
-    /// The type in the input.
-    dtype: &'static str,
-    shape: &'a [usize],
-    bytes_before: usize,
-    bytes_after: usize,
+    #[serde(flatten)]
+    tensor: Converted<'a>,
     quantized: bool,
     /// Whether it stayed dense.
     dense: bool,
@@ -135,6 +134,12 @@ struct TensorAnswer<'a> {
     /// Groups that are not 2:4, where that is the reason.
     #[serde(skip)]
     violations: usize,
+}
+
+impl<'a> AsRef<Converted<'a>> for TensorAnswer<'a> {
+    fn as_ref(&self) -> &Converted<'a> {
+        &self.tensor
+    }
 }
 
 impl Integer {
@@ -183,13 +188,15 @@ impl Quantize {
             Quantization::Int8(granularity) => ("I8", granularity),
             Quantization::Int4(granularity) => ("I4", granularity),
         };
+        let tensors: Vec<TensorAnswer<'_>> = report.tensors.iter().map(|t| tensor_answer(t, &selection)).collect();
+        let [bytes_before, bytes_after] = converted::bytes(tensors.iter().map(AsRef::as_ref));
         let answer = Answer {
             output: &self.output.output,
             dtype,
             group: granularity.columns(),
-            bytes_before: report.tensors.iter().map(|t| t.bytes_before).sum(),
-            bytes_after: report.tensors.iter().map(|t| t.bytes_after).sum(),
-            tensors: report.tensors.iter().map(|t| tensor_answer(t, &selection)).collect(),
+            bytes_before,
+            bytes_after,
+            tensors,
             beside: BesideAnswer::of(&self.input, &self.output.output)?,
         };
         tell(screen, &answer)?;
@@ -199,40 +206,26 @@ impl Quantize {
 }
 
 fn tell(screen: &mut Screen, answer: &Answer<'_>) -> Result<()> {
-    let mut table = Table::new([
-        (if screen.is_detailed() { "tensor" } else { "layers" }, Align::Left),
-        ("dtype", Align::Left),
-        ("shape", Align::Right),
-        ("before", Align::Right),
-        ("after", Align::Right),
-        ("error", Align::Right),
-    ]);
+    let mut table = converted::table(screen, &[("error", Align::Right)]);
     let alike = |t: &TensorAnswer<'_>| {
         let reason = if t.violations > 0 { None } else { t.reason.clone() };
-        (t.dtype, t.shape.to_vec(), t.quantized, t.dense, t.violations > 0, reason)
+        (t.quantized, t.dense, t.violations > 0, reason)
     };
-    for (label, row) in by_layer(&answer.tensors, screen.is_detailed(), |t| (t.name, alike(t))) {
-        let t = row[0];
-        let sum = |of: fn(&TensorAnswer<'_>) -> usize| units::bytes(row.iter().map(|t| of(t) as u64).sum());
-        let mut cells = vec![
-            label,
-            match (t.quantized, t.dense) {
-                (true, true) => format!("{} -> I8, dense", t.dtype),
-                (true, false) => format!("{} -> {}", t.dtype, answer.dtype),
-                _ => t.dtype.to_owned(),
-            },
-            units::shape(t.shape),
-            sum(|t| t.bytes_before),
-        ];
-        match &t.reason {
+    for Row { mut cells, tensors } in converted::rows(screen, &answer.tensors, alike) {
+        let first = tensors[0];
+        match &first.reason {
             Some(reason) => {
-                let violations = row.iter().map(|t| t.violations).sum();
+                let violations = tensors.iter().map(|t| t.violations).sum();
                 let reason = if violations > 0 { not_sparse(violations) } else { reason.clone() };
+                // The note is in the place of the bytes after, which are those before.
+                cells.pop();
                 table.row_with_note(cells, &paint(style::FAINT, format!("kept: {reason}")));
             }
             None => {
-                let errors: f64 = row.iter().filter_map(|t| t.relative_error).sum();
-                cells.extend([sum(|t| t.bytes_after), units::percent(errors / row.len() as f64)]);
+                let to = if first.dense { "I8, dense" } else { answer.dtype };
+                cells[1] = format!("{} -> {to}", first.tensor.dtype);
+                let errors: f64 = tensors.iter().filter_map(|t| t.relative_error).sum();
+                cells.push(units::percent(errors / tensors.len() as f64));
                 table.row(cells);
             }
         }
@@ -243,12 +236,10 @@ fn tell(screen: &mut Screen, answer: &Answer<'_>) -> Result<()> {
     }
     let quantized = answer.tensors.iter().filter(|t| t.quantized).count();
     screen.line(format!(
-        "\n{quantized} of {} quantized, {} -> {} ({} of it), written to {}",
+        "\n{quantized} of {} quantized, {}, written to {}",
         units::plural(answer.tensors.len(), "tensor"),
-        units::bytes(answer.bytes_before as u64),
-        units::bytes(answer.bytes_after as u64),
-        units::percent(answer.bytes_after as f64 / answer.bytes_before.max(1) as f64),
-        answer.output.display()
+        shrunk(answer.bytes_before, answer.bytes_after),
+        escape::path(answer.output)
     ))?;
     answer.beside.tell(screen)?;
     screen.next(&next::run(answer.output, None))
@@ -272,11 +263,13 @@ fn tensor_answer<'a>(t: &'a QuantizedTensor, selection: &Selection) -> TensorAns
         }
     };
     TensorAnswer {
-        name: &t.name,
-        dtype: t.dtype,
-        shape: &t.shape,
-        bytes_before: t.bytes_before,
-        bytes_after: t.bytes_after,
+        tensor: Converted {
+            name: &t.name,
+            dtype: t.dtype,
+            shape: &t.shape,
+            bytes_before: t.bytes_before,
+            bytes_after: t.bytes_after,
+        },
         quantized: relative_error.is_some(),
         dense: !matches!(t.outcome, QuantizeOutcome::Quantized { .. }),
         relative_error,

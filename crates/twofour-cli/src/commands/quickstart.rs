@@ -17,7 +17,7 @@ use crate::{
     exit::{Usage, Verdict},
     interrupt::{self, Interrupted},
     present::{
-        Screen,
+        Screen, escape,
         shell::word,
         style::{self, paint},
         table::{Align, Table},
@@ -80,7 +80,7 @@ impl Quickstart {
             if let Some(plan) = folder.plan()? {
                 self.expect_same(&plan, &folder)?;
             }
-            screen.line(format!("{} holds a finished run; --force begins anew.\n", folder.path().display()))?;
+            screen.line(format!("{} holds a finished run; --force begins anew.\n", escape::path(folder.path())))?;
             return finish(screen, &folder, &report);
         }
         let _guard = interrupt::guard();
@@ -234,7 +234,7 @@ fn finish(screen: &mut Screen, folder: &Folder, report: &Report) -> Result<Verdi
         ("sparse.safetensors", "the 2:4 model, compressed"),
         ("dense.safetensors", "the dense model"),
     ] {
-        screen.line(format!("{}  {what}", folder.file(name).display()))?;
+        screen.line(format!("{}  {what}", escape::path(&folder.file(name))))?;
     }
     screen.next(&[format!("twofour generate {} --prompt 'ROMEO:'", word(folder.path()))])?;
     screen.json(report)?;

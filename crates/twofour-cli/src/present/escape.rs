@@ -1,9 +1,11 @@
 //! What must not reach a terminal from files, paths and models: characters that steer it, or that change the order of what is read.
 
+use std::path::Path;
+
 use super::style;
 
 /// Returns whether a character steers a terminal or reorders text: controls of ASCII and of Latin-1, line separators, marks and overrides of direction.
-fn is_hidden(character: char) -> bool {
+pub(super) fn is_hidden(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{061C}' | '\u{200E}' | '\u{200F}' | '\u{2028}'..='\u{202E}' | '\u{2066}'..='\u{2069}')
 }
@@ -30,6 +32,11 @@ pub(crate) fn line(text: &str) -> String {
         if is_hidden(character) { shown.extend(character.escape_default()) } else { shown.push(character) }
     }
     shown
+}
+
+/// Returns the path for a line: what is not UTF-8 in it as replacement characters.
+pub(crate) fn path(path: &Path) -> String {
+    line(&path.display().to_string())
 }
 
 /// Returns JSON whose strings hold no hidden character raw. JSON itself only asks that for those below U+0020.

@@ -1,12 +1,12 @@
 //! A progress bar that only shows where it is worth it, and that leaves nothing on the terminal.
 
 use std::{
-    io::IsTerminal,
+    io::{self, IsTerminal, Write},
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 
 use super::{escape, terminal, wrap::shortened};
 
@@ -18,6 +18,9 @@ const BAR: usize = 16;
 
 /// Columns at the end of the line that stay free: a terminal writes `^C` there, and what is longer than the line would not be cleared.
 const FREE: usize = 4;
+
+/// How often the bar is drawn in a second, at most.
+const PER_SECOND: u8 = 20;
 
 /// The bar that is on the terminal.
 static SHOWN: Mutex<Option<ProgressBar>> = Mutex::new(None);
@@ -78,20 +81,64 @@ impl Progress {
             if let Ok(style) = ProgressStyle::with_template(&format!("{{bar:{BAR}}} {{msg}}")) {
                 self.bar.set_style(style.progress_chars("=> "));
             }
-            self.bar.set_draw_target(ProgressDrawTarget::stderr());
+            if io::stderr().is_terminal() {
+                self.bar.set_draw_target(ProgressDrawTarget::term_like_with_hz(Box::new(Stderr), PER_SECOND));
+                *SHOWN.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.bar.clone());
+            }
             self.shown = true;
-            *SHOWN.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.bar.clone());
         }
         if self.bar.is_hidden() {
             return;
         }
-        self.bar.set_length(total);
-        self.bar.set_position(done);
         let left =
             if done > 0 && done < total { format!(" {:#}", HumanDuration(self.bar.eta())) } else { String::new() };
         let text =
             line(&format!("{}{left}", count(done, total)), &escape::line(message), terminal::columns_of_stderr());
         self.bar.set_message(text);
+        self.bar.set_length(total);
+        self.bar.set_position(done);
+    }
+}
+
+/// The terminal that stderr is, without the free columns at its end, which a bar's line would otherwise be filled with.
+#[derive(Debug)]
+struct Stderr;
+
+impl TermLike for Stderr {
+    fn width(&self) -> u16 {
+        u16::try_from(terminal::columns_of_stderr().saturating_sub(FREE)).unwrap_or(u16::MAX)
+    }
+
+    fn move_cursor_up(&self, n: usize) -> io::Result<()> {
+        if n == 0 { Ok(()) } else { self.write_str(&format!("\x1b[{n}A")) }
+    }
+
+    fn move_cursor_down(&self, n: usize) -> io::Result<()> {
+        if n == 0 { Ok(()) } else { self.write_str(&format!("\x1b[{n}B")) }
+    }
+
+    fn move_cursor_right(&self, n: usize) -> io::Result<()> {
+        if n == 0 { Ok(()) } else { self.write_str(&format!("\x1b[{n}C")) }
+    }
+
+    fn move_cursor_left(&self, n: usize) -> io::Result<()> {
+        if n == 0 { Ok(()) } else { self.write_str(&format!("\x1b[{n}D")) }
+    }
+
+    fn write_line(&self, text: &str) -> io::Result<()> {
+        self.write_str(&format!("{text}\n"))
+    }
+
+    fn write_str(&self, text: &str) -> io::Result<()> {
+        io::stderr().write_all(text.as_bytes())
+    }
+
+    fn clear_line(&self) -> io::Result<()> {
+        self.write_str("\r\x1b[2K")
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        io::stderr().flush()
     }
 }
 

@@ -34,7 +34,8 @@ impl Screen {
         Screen { quiet, json, detailed: verbose > 0, closed: false, stream: escape::Stream::default() }
     }
 
-    /// Prints text for people and a line break; nothing with `--quiet` or `--json`.
+    /// Prints text of this program for people and a line break; names, paths and values in it are escaped by [`escape::line`] or [`escape::path`], which leave no
+    /// line break of theirs. Nothing with `--quiet` or `--json`.
     pub(crate) fn line(&mut self, text: impl std::fmt::Display) -> Result<()> {
         if self.quiet || self.json { Ok(()) } else { self.styled(&escape::text(&format!("{text}\n"))) }
     }
@@ -115,7 +116,8 @@ impl Screen {
     /// Warns on stderr; not with `--quiet`.
     pub(crate) fn warn(&self, text: impl std::fmt::Display) {
         if !self.quiet {
-            let text = escape::text(&format!("{} {text}", paint(style::WARNING, "warning:")));
+            let text = escape::line(&format!("{} {text}", paint(style::WARNING, "warning:")));
+            let text = escape::text(&text);
             progress::without(|| eprintln!("{text}"));
         }
     }

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use super::escape::is_hidden;
+
 /// The path as a shell reads it back: quoted where it has characters that mean something to a shell, and never taken for an option.
 pub(crate) fn word(path: &Path) -> String {
     let text = path.as_os_str().as_encoded_bytes();
@@ -11,7 +13,7 @@ pub(crate) fn word(path: &Path) -> String {
         return format!("{dash}{}", String::from_utf8_lossy(text));
     }
     match std::str::from_utf8(text) {
-        Ok(text) if !text.chars().any(char::is_control) => format!("'{dash}{}'", text.replace('\'', r"'\''")),
+        Ok(text) if !text.chars().any(is_hidden) => format!("'{dash}{}'", text.replace('\'', r"'\''")),
         // Bash's and zsh's quotes for bytes that a terminal would obey or cannot show.
         _ => {
             let byte = |byte: &u8| match byte {
@@ -32,7 +34,7 @@ mod tests {
 
     #[test]
     fn a_shell_reads_the_path_back() {
-        let paths: [&[u8]; 9] = [
+        let paths: [&[u8]; 10] = [
             b"a/b-24.safetensors",
             b"my model",
             b"it's",
@@ -42,6 +44,7 @@ mod tests {
             b"\xff\\'",
             b"",
             "ü ".as_bytes(),
+            "a\u{202e}b\u{2028}".as_bytes(),
         ];
         for path in paths {
             let path = Path::new(OsStr::from_bytes(path));

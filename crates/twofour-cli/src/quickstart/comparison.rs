@@ -17,7 +17,7 @@ use super::{Folder, Plan, Report, Side, Training};
 use crate::{interrupt, measure};
 
 /// The prompt of the sample.
-const PROMPT: &str = "/// The ";
+const PROMPT: &str = "ROMEO:";
 
 /// Bytes of the sample.
 const SAMPLE_BYTES: usize = 300;

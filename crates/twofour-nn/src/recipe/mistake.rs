@@ -87,7 +87,12 @@ impl Mistakes {
 impl fmt::Display for Mistakes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} mistake{}", self.list.len(), if self.list.len() == 1 { "" } else { "s" })?;
-        self.list.iter().try_for_each(|mistake| write!(f, "\n  {mistake}"))
+        let mut separator = ": ";
+        for mistake in &self.list {
+            write!(f, "{separator}{mistake}")?;
+            separator = "; ";
+        }
+        Ok(())
     }
 }
 

@@ -6,6 +6,7 @@
 //!    such layers, what lies outside of them is never a [`Role::Linear`]: embeddings, projectors between modalities,
 //!    poolers and heads run once, hold few of the weights, and every token passes them. Numbered modules of a head, an
 //!    embedding or a projector (`bbox_embed.0.layers.1`) are no repeated layers.
+//!    What has the shape of the table of tokens is a head, whatever its name: it scores each of them.
 //! 2. Inside, every two-dimensional `weight` is a linear layer's, but for those that [`Role`] lists: routers stand beside
 //!    `experts`, what sets the decay of a recurrence stands beside `A_log`, a table has no bias and is named for what it is.
 //! 3. In a model without repeated layers, names alone tell embeddings and heads.

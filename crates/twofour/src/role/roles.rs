@@ -23,6 +23,8 @@ pub struct Roles {
     experts: HashMap<String, usize>,
     /// The first dimensions of the tensors of three dimensions in each module.
     stacks: HashMap<String, HashSet<usize>>,
+    /// The shape of the largest table outside of the repeated layers: that of the tokens.
+    tokens: Option<[usize; 2]>,
     /// Modules with a decay.
     decays: HashSet<String>,
     layouts: Layouts,
@@ -95,6 +97,10 @@ impl Roles {
         }
         for (name, shape) in &tensors {
             if let (Some(modules), &[rows, cols]) = (Modules::of_weight(name), *shape) {
+                let is_table = modules.place() == Place::Outside && by_name(&modules) == Some(Role::Embedding);
+                if is_table && roles.tokens.is_none_or(|[most, _]| most < rows) {
+                    roles.tokens = Some([rows, cols]);
+                }
                 roles.layouts.add(&modules, roles.bias_of(name), [rows, cols]);
             }
         }
@@ -138,6 +144,7 @@ impl Roles {
             (true, _) if self.layout(name, [rows, cols]).features([rows, cols])[0] == 1 => Role::SingleOutput,
             (true, _) => Role::Linear,
             (false, Some(role)) => role,
+            (false, None) if self.has_layers && self.tokens == Some([rows, cols]) => Role::Head,
             (false, None) if self.has_layers => Role::Outside,
             (false, None) => Role::Linear,
         }

@@ -60,15 +60,20 @@ Examples:
 1 token is decoding (a language model writing its next word), many tokens are prefill (reading a prompt) or a batch.
 
 With --json, each of shapes[].timings and totals has:
-  speed_up              time of dense by time of 2:4, at one token at most bandwidth_limit; null if too noisy
+  speed_up              time of dense by time of 2:4; null if too noisy; at one
+                        token at most bandwidth_limit
   interval              median, low and high: the 99 % confidence interval
   verdict               faster, as_fast, slower or too_noisy
-each of shapes[].timings:
-  measured_speed_up     the median as measured; capped tells whether it was above bandwidth_limit
+
+Each of shapes[].timings:
+  measured_speed_up     the median as measured; capped tells whether it was
+                        above bandwidth_limit
   bandwidth_limit       bytes of the dense weight by those of the 2:4 one
-  dense_share_of_limit  least time that read bandwidth and arithmetic allow the dense GEMM, by the time it took
+  dense_share_of_limit  least time that read bandwidth and arithmetic allow the
+                        dense GEMM, by the time it took
   passes, rounds        how often both were measured
-and dtype_reason says why dtype was measured.")]
+
+And dtype_reason says why dtype was measured.")]
 pub(crate) struct Advise {
     /// The model whose layer shapes to measure, or its name on the Hugging Face hub
     #[arg(required_unless_present = "shape", conflicts_with = "shape")]

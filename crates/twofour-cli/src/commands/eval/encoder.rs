@@ -13,7 +13,7 @@ use twofour_nn::model::{EncoderCheckpoint, MaskedEncoder, Perplexity, SavedModel
 
 use super::super::{model::ModelArguments, text};
 use crate::{
-    exit::{Usage, Verdict},
+    exit::Usage,
     hub, interrupt,
     present::{Screen, units},
 };
@@ -48,7 +48,7 @@ pub(super) fn perplexity(
     model: &ModelArguments,
     path: &Path,
     window: Option<usize>,
-) -> Result<Verdict> {
+) -> Result<()> {
     let checkpoint = EncoderCheckpoint::open(SavedModel::locate(model.directory()))?;
     if !checkpoint.has_masked_head() {
         bail!(Usage(format!(
@@ -75,8 +75,7 @@ pub(super) fn perplexity(
         seconds: begin.elapsed().as_secs_f64(),
     };
     screen.line(format_args!("perplexity of masked tokens {:.4} over {} tokens", answer.perplexity, answer.tokens))?;
-    screen.json(&answer)?;
-    Ok(Verdict::Yes)
+    screen.json(&answer)
 }
 
 fn masked<T: KernelElement + StoredElement>(
@@ -96,7 +95,7 @@ pub(super) fn compare(
     model: &ModelArguments,
     (path, other): (&Path, &Path),
     (window, limit): (Option<usize>, Option<usize>),
-) -> Result<Verdict> {
+) -> Result<()> {
     let directories = [SavedModel::locate(model.directory()), SavedModel::locate(hub::locate(other, screen)?)];
     let checkpoints = [EncoderCheckpoint::open(&directories[0])?, EncoderCheckpoint::open(&directories[1])?];
     let context = checkpoints[0].config().context.min(checkpoints[1].config().context);
@@ -129,8 +128,7 @@ pub(super) fn compare(
     screen.line(format_args!(
         "cosine between both embeddings of a line: {mean_cosine:.4} in the mean, {lowest_cosine:.4} at the lowest\nrank correlation of the similarities of all pairs of {sentences} lines: {rank_correlation:.4}"
     ))?;
-    screen.json(&answer)?;
-    Ok(Verdict::Yes)
+    screen.json(&answer)
 }
 
 fn embeddings(

@@ -15,7 +15,7 @@ use twofour_nn::{
     model::{EncoderCheckpoint, Perplexity, SavedModel, Windows},
 };
 
-use super::{model::ModelArguments, text, train::TrainDevice};
+use super::{model::ModelArguments, next, text, train::TrainDevice};
 use crate::{
     exit::{Usage, Verdict},
     present::Screen,
@@ -42,7 +42,7 @@ Examples:
   twofour eval model/ --text wikitext.txt
   twofour eval model/ --text wikitext.txt --window 1024 --stride 512 --json
   twofour eval model/ --text wikitext.txt --device cuda
-  twofour eval pruned-bert/ --text text.txt --against bert/      what pruning cost an encoder
+  twofour eval pruned-bert/ --text text.txt --against bert/
   twofour eval answers/ --questions dev-v1.1.json --limit 500
 
 On a GPU weights are computed with dense, in bf16 or f16, whatever form they are stored in; models are those that twofour train starts from.")]
@@ -107,7 +107,14 @@ pub(super) fn windows(window: Option<usize>, stride: Option<usize>, context: usi
 impl Eval {
     /// Runs the command.
     pub(crate) fn run(mut self, screen: &mut Screen) -> Result<Verdict> {
+        let given = self.model.directory().to_owned();
         self.model = self.model.located(screen)?;
+        self.measure(screen)?;
+        screen.next(&next::after_measuring(&given, self.model.directory()))?;
+        Ok(Verdict::Yes)
+    }
+
+    fn measure(&self, screen: &mut Screen) -> Result<()> {
         let limit = self.limit.map(|limit| limit as usize);
         let text = match (&self.text, &self.questions) {
             (_, Some(questions)) => return questions::answer(screen, &self.model, questions, (self.window, limit)),
@@ -148,8 +155,7 @@ impl Eval {
         };
         screen.line(format_args!("perplexity {:.4} over {} tokens", answer.perplexity, answer.tokens))?;
         screen.note(PERPLEXITY)?;
-        screen.json(&answer)?;
-        Ok(Verdict::Yes)
+        screen.json(&answer)
     }
 
     fn on_cpu(&self, text: &str, screen: &Screen) -> Result<Found> {

@@ -12,10 +12,7 @@ use twofour_nn::{
 };
 
 use super::super::model::ModelArguments;
-use crate::{
-    exit::{Usage, Verdict},
-    present::Screen,
-};
+use crate::{exit::Usage, present::Screen};
 
 /// The window where none is given, for models of a longer context: BERT's on SQuAD.
 const WINDOW: usize = 384;
@@ -36,7 +33,7 @@ pub(super) fn answer(
     model: &ModelArguments,
     questions: &Path,
     (window, limit): (Option<usize>, Option<usize>),
-) -> Result<Verdict> {
+) -> Result<()> {
     let file = QuestionFile::read(questions)?.first(limit.unwrap_or(usize::MAX));
     let directory = SavedModel::locate(model.directory());
     let checkpoint = EncoderCheckpoint::open(&directory)?;
@@ -66,8 +63,7 @@ pub(super) fn answer(
     };
     let Answer { exact_match, f1, questions, .. } = &answer;
     screen.line(format_args!("exact match {exact_match:.2} %, F1 {f1:.2} %, {questions} questions"))?;
-    screen.json(&answer)?;
-    Ok(Verdict::Yes)
+    screen.json(&answer)
 }
 
 fn found<T: KernelElement + StoredElement>(

@@ -36,7 +36,7 @@ use super::{
 use crate::{
     exit::{Usage, Verdict},
     hub, interrupt,
-    present::{Screen, units},
+    present::{Screen, escape, units},
     selection::SelectionOptions,
 };
 
@@ -49,13 +49,16 @@ use crate::{
 #[command(after_long_help = "\
 Examples:
   twofour prune model.safetensors -o pruned.safetensors
-  twofour prune model/ -o pruned/ --exclude '*.v_proj.weight'      a directory gives a directory
-  twofour prune model/ -o pruned/ --method sparsegpt --calibration text.txt --eval held-out.txt
-  twofour prune model/ -o int4/ --method sparsegpt --calibration text.txt --quantize int4 --group 128
-  twofour prune model.safetensors -o out.safetensors --pattern 4:8 --include '*.mlp.*'
+  twofour prune model/ -o pruned/ --exclude '*.v_proj.weight'
+  twofour prune model/ -o pruned/ --method sparsegpt --calibration text.txt \\
+      --eval held-out.txt
+  twofour prune model/ -o int4/ --method sparsegpt --calibration text.txt \\
+      --quantize int4 --group 128
+  twofour prune model.safetensors -o out.safetensors --pattern 4:8 \\
+      --include '*.mlp.*'
   twofour prune model.safetensors -o out.safetensors --transposable optimal
 
-A weight that is not finite is an error that names the element; nothing is written then.")]
+A directory gives a directory. A weight that is not finite is an error that names the element; nothing is written then.")]
 pub(crate) struct Prune {
     /// The model: a .safetensors file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face hub
     input: PathBuf,
@@ -258,7 +261,7 @@ impl Prune {
             pruned,
             units::plural(tensors.len(), "tensor"),
             self.pattern,
-            self.output.output.display()
+            escape::path(&self.output.output)
         ))?;
         if let Some(PerplexityAnswer { before, after, tokens, .. }) = perplexity {
             screen.line(format!("perplexity {before:.4} before, {after:.4} after, over {tokens} tokens"))?;

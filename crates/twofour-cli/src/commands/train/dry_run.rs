@@ -7,7 +7,7 @@ use twofour_nn::{
 };
 
 use crate::present::{
-    Screen,
+    Screen, escape,
     layers::by_layer,
     style::{self, paint},
     table::{Align, Table},
@@ -93,7 +93,7 @@ pub(super) fn show(screen: &mut Screen, plan: &RecipePlan) -> Result<()> {
 fn show_levels(screen: &mut Screen, plan: &LevelPlan) -> Result<()> {
     let pruned = if plan.in_place { "in place" } else { "with regrowth" };
     screen.line("")?;
-    screen.line(format!("Masks prune {}, {pruned}: {}", plan.rule, plan.layers.join(", ")))?;
+    screen.line(escape::line(&format!("Masks prune {}, {pruned}: {}", plan.rule, plan.layers.join(", "))))?;
     let mut table = Table::new([("after step", Align::Right), ("level", Align::Right)]);
     for (step, level) in &plan.levels {
         table.row([units::count(*step as usize), units::percent(*level)]);

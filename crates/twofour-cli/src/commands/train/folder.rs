@@ -14,7 +14,7 @@ use serde_json::Value;
 use twofour_nn::recipe::{Recipe, Tokenizer};
 
 use super::{decay, run, tokens};
-use crate::exit::Usage;
+use crate::exit::{Usage, UsageList};
 
 /// The recipe of the run, by which its folder is recognized.
 const RECIPE: &str = "recipe.toml";
@@ -76,18 +76,21 @@ impl Folder {
         let Some(text) = self.recipe()? else { return Ok(()) };
         let path = self.file(RECIPE);
         let own = Recipe::parse(&text, Path::new(""), &[]).map_err(|mistakes| {
-            Usage(format!("{}: changed by hand, or of another version of twofour; {mistakes}", path.display()))
+            let what = format!("{}: changed by hand, or of another version of twofour", path.display());
+            UsageList::of_mistakes(what, &mistakes)
         })?;
         let differing = differences(&own, &absolute(recipe)?)?;
         // A recipe that nothing was done by is no run.
         if differing.is_empty() || !self.has_begun() && is_as_written(&own, &text)? {
             return Ok(());
         }
-        bail!(Usage(format!(
-            "{} is the recipe of another run; choose another folder with -o, or make these the same:\n  {}",
-            path.display(),
-            differing.join("\n  ")
-        )))
+        bail!(UsageList {
+            heading: format!(
+                "{} is the recipe of another run; choose another folder with -o, or make these the same:",
+                path.display()
+            ),
+            items: differing,
+        })
     }
 
     /// Makes the folder that of the recipe, which [`Folder::expect_same`] has let pass: writes it, unless the folder has a checkpoint to go on from, or a file by

@@ -47,10 +47,10 @@ pub(crate) use self::device::TrainDevice;
 use self::{data::RunData, folder::Folder, report::Report, run::Beginning};
 use super::next;
 use crate::{
-    exit::{Usage, Verdict},
+    exit::{Usage, UsageList, Verdict},
     interrupt::{self, Interrupted},
     present::{
-        Screen,
+        Screen, escape,
         table::{Align, Table},
         units,
     },
@@ -71,13 +71,17 @@ use crate::{
 #[command(after_long_help = "\
 Examples:
   twofour train recipes/ste.toml --dry-run
-  twofour train recipes/ste.toml -o runs/ste                       ends with a 2:4 model
-  twofour train recipes/fst.toml -o runs/fst                       ends with a dense one, after steps that were 2:4
-  twofour train recipes/ste.toml -o runs/mine --set data.text='[\"tinyshakespeare.txt\"]' --set training.steps=2000
+  twofour train recipes/ste.toml -o runs/ste        ends with a 2:4 model
+  twofour train recipes/fst.toml -o runs/fst        ends with a dense one
   twofour train recipes/ste.toml -o runs/two --device cuda:0,1
-  twofour train recipes/fine-tune.toml -o runs/tuned --set model.from=pruned/ --set data.text=text.txt
-  twofour train recipes/questions.toml -o runs/answers --set model.from=minilm/ --set data.questions=train.json
-  twofour train recipes/ste.toml -o runs/ste-attention --set sparsity.layers='[\"blocks.*\"]'
+  twofour train recipes/ste.toml -o runs/mine \\
+      --set data.text='[\"tinyshakespeare.txt\"]' --set training.steps=2000
+  twofour train recipes/fine-tune.toml -o runs/tuned \\
+      --set model.from=pruned/ --set data.text=text.txt
+  twofour train recipes/questions.toml -o runs/answers \\
+      --set model.from=minilm/ --set data.questions=train.json
+  twofour train recipes/ste.toml -o runs/ste-attention \\
+      --set sparsity.layers='[\"blocks.*\"]'
 
 A value of --set is TOML; a word such as fst needs no quotes. Paths in a recipe are relative to it, paths in --set to the working directory.")]
 pub(crate) struct Train {
@@ -106,9 +110,10 @@ impl Train {
     pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
         let loaded = LoadedRecipe::read(&self.recipe, &self.set).map_err(|error| match error {
             RecipeError::Io { .. } => error.into(),
+            RecipeError::Mistakes { path, mistakes } => UsageList::of_mistakes(path.display(), &mistakes).into(),
             error => anyhow::Error::from(Usage(error.to_string())),
         })?;
-        let refused = |mistakes| Usage(format!("{}: {mistakes}", self.recipe.display()));
+        let refused = |mistakes| UsageList::of_mistakes(self.recipe.display(), &mistakes);
         let compute = loaded.recipe.compute_type(self.device.kind()).map_err(refused)?;
         loaded.recipe.expect_even_shares(self.device.count()).map_err(refused)?;
         let plan = loaded.recipe.plan_on(self.device.kind(), self.device.count());
@@ -270,7 +275,7 @@ fn finish(screen: &mut Screen, folder: &Folder, plan: &RecipePlan, report: &Repo
         ("metrics.jsonl", "a line for each step"),
         (report.model.path, report.model.describe()),
     ] {
-        screen.line(format!("{}  {what}", folder.file(name).display()))?;
+        screen.line(format!("{}  {what}", escape::path(&folder.file(name))))?;
     }
     screen.next(&next_commands(folder, plan, report))?;
     screen.json(report)?;

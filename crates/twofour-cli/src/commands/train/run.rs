@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use twofour::MatrixRef;
 use twofour_nn::{
     engine::Engine,
@@ -149,10 +149,14 @@ impl<D: TrainingData> Beginning<D> {
         }
         let (path, report) = (folder.display(), folder.join(REPORT));
         if !found.is_empty() {
-            bail!(
-                "{path}: no checkpoint can be used; choose another folder with -o, or remove the checkpoints to begin anew:\n  {}",
-                notes.join("\n  ")
+            let message = format!(
+                "{path}: no checkpoint can be used; choose another folder with -o, or remove the checkpoints to begin anew"
             );
+            let notes = notes.into_iter().rev().map(Error::msg);
+            return Err(notes
+                .reduce(|causes, note| causes.context(note))
+                .unwrap_or_else(|| anyhow!("none is there"))
+                .context(message));
         }
         if report.exists() {
             bail!(Usage(format!(
