@@ -11,7 +11,12 @@ import twofour
 from twofour.pretrain import SparseLinear, SparseLinearTranspose, STEPLinear
 from twofour.quantization import Int4Linear, QuantizedLinear
 from twofour.sparsity import semi_sparse_weight, sparsify_
-from twofour.sparsity.training import SemiSparseActivationLinear, SemiSparseLinear, swap_linear_with_semi_sparse_linear
+from twofour.sparsity.training import (
+    SemiSparseActivationLinear,
+    SemiSparseLinear,
+    swap_linear_with_semi_sparse_linear,
+    swap_semi_sparse_linear_with_linear,
+)
 
 WIDTH, HEADS = 32, 4
 
@@ -142,6 +147,100 @@ def test_readers_of_a_weight_train_it_as_the_layer_does(name):
     torch.testing.assert_close(reader.proj.weight.grad, 2 * x.sum(0).expand(16, WIDTH))
     # Elsewhere it is the parameter.
     assert reader.proj.weight is reader.proj._parameters["weight"] is dict(reader.named_parameters())["proj.weight"]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_decoder_layers_compute_the_same_in_evaluation_and_in_training(name, grad):
+    decoder = nn.TransformerDecoderLayer(WIDTH, HEADS, 64, dropout=0.0, batch_first=True)
+    reference = copy.deepcopy(decoder)
+    for path in ("linear1", "linear2", "self_attn.out_proj", "multihead_attn.out_proj"):
+        layer = LAYERS[name](decoder.get_submodule(path))
+        decoder.set_submodule(path, layer)
+        reference.set_submodule(path, dense(layer))
+    x, memory = torch.randn(2, 5, WIDTH), torch.randn(2, 7, WIDTH)
+    tolerance = {"rtol": 0.05, "atol": 0.05} if name == "int8" else {"rtol": 1e-4, "atol": 1e-5}
+    for training in (False, True):
+        if name == "STEPLinear" and training:
+            continue  # Dense until its optimizer switches.
+        with torch.set_grad_enabled(grad):
+            torch.testing.assert_close(decoder.train(training)(x, memory), reference.train(training)(x, memory), **tolerance)
+
+
+def product(layer, x):
+    """What a function of a model does with a layer that it is given."""
+    return F.linear(x, layer.weight, layer.bias)
+
+
+class Attention(nn.Module):
+    """Attention by torch's function, with projections of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x):
+        bias = torch.cat([self.q.bias, self.k.bias, self.v.bias])
+        weights = {"q_proj_weight": self.q.weight, "k_proj_weight": self.k.weight, "v_proj_weight": self.v.weight}
+        attended, _ = F.multi_head_attention_forward(
+            *(x, x, x, WIDTH, HEADS, None, bias, None, None, False, 0.0, self.out.weight, self.out.bias),
+            use_separate_proj_weight=True,
+            **weights,
+        )
+        return product(self.out, attended)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_functions_that_a_model_gives_layers_or_their_weights_multiply_with_the_sparse_weight(name, grad):
+    attention = Attention()
+    for path in ("q", "k", "v", "out"):
+        attention.set_submodule(path, LAYERS[name](attention.get_submodule(path)))
+    reference = copy.deepcopy(attention)
+    for path in ("q", "k", "v", "out"):
+        reference.set_submodule(path, dense(attention.get_submodule(path)))
+    attention, reference, x = attention.eval(), reference.eval(), torch.randn(5, 2, WIDTH)
+    with torch.set_grad_enabled(grad):
+        torch.testing.assert_close(attention(x), reference(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_hooks_optimizers_and_programs_read_the_parameter(name):
+    model, seen = nn.Sequential(TRAINING[name](nn.Linear(WIDTH, 16))), []
+    model[0].register_forward_pre_hook(lambda layer, args: seen.append(layer.weight))
+    model[0].register_forward_hook(lambda layer, args, y: seen.append(layer.weight))
+    model(torch.randn(2, WIDTH))
+    assert len(seen) == 2 and all(weight is model[0]._parameters["weight"] for weight in [*seen, model[0].weight])
+
+
+class Doubled(nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_a_parametrized_layer_prunes_what_the_parametrization_computes(name):
+    layer = TRAINING[name](nn.Linear(WIDTH, 16)).eval()
+    x = torch.randn(3, WIDTH)
+    expected = 2 * (layer(x) - layer.bias) + layer.bias
+    nn.utils.parametrize.register_parametrization(layer, "weight", Doubled())
+    torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-5)
+    layer(x).sum().backward()
+    assert layer.parametrizations.weight.original.grad.count_nonzero() > 0
+    for convert in (swap_semi_sparse_linear_with_linear, lambda m: sparsify_(m, semi_sparse_weight())):
+        with pytest.raises(ValueError, match=r"'0': .*remove_parametrizations"):
+            convert(nn.Sequential(layer))
+
+
+@pytest.mark.parametrize("name", ["Linear", "int4", "int8"])
+def test_a_packed_weight_is_not_tied(name):
+    layer, other = LAYERS[name](nn.Linear(WIDTH, 16)), nn.Linear(WIDTH, 16)
+    with pytest.raises(TypeError, match=r"is packed and is no parameter, so it cannot be tied or set"):
+        layer.weight = other.weight
+    with pytest.raises((TypeError, ValueError)):
+        other.weight = layer.weight
+    with pytest.raises(ValueError, match="does not have a parameter"):
+        nn.utils.parametrize.register_parametrization(layer, "weight", Doubled())
 
 
 def test_what_cannot_be_served_is_refused():

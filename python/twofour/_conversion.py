@@ -121,7 +121,9 @@ def _listed(names: list[str]) -> str:
 
 def is_training_layer(module: nn.Module) -> bool:
     """Whether a module is a linear layer of this package that prunes its weight or its input in every forward pass."""
-    return isinstance(module, nn.Linear) and _anchor(type(module)) is not nn.Linear and "weight" in module._parameters
+    if not isinstance(module, nn.Linear) or _anchor(type(module)) is nn.Linear:
+        return False
+    return "weight" in module._parameters or nn.utils.parametrize.is_parametrized(module, "weight")
 
 
 def expect_convertible(linear: nn.Module) -> None:

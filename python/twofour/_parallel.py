@@ -25,6 +25,14 @@ class FrozenBuffers:
 
     FROZEN_BUFFERS: tuple[str, ...] = ()
 
+    def register_parameter(self, name, param):
+        if name == "weight":
+            kind = type(self).__name__
+            raise TypeError(
+                f"the weight of a {kind} is packed and is no parameter, so it cannot be tied or set: make a new layer, {kind}.from_dense, or load a state dict"
+            )
+        super().register_parameter(name, param)
+
 
 def _frozen(model: nn.Module) -> dict[str, list[torch.Tensor]]:
     """The frozen weights of a model, by name: of each the plain tensors that it is made of.

@@ -85,15 +85,14 @@ class IntegerLinear(torch.autograd.Function):
         return F.linear(x_tangent, weight.to(x_tangent.dtype))
 
 
-#: What is asked of a weight without reading it.
-_OF_SHAPE = {"size", "stride", "dim", "numel", "nelement", "element_size", "is_floating_point", "is_complex", "__len__"}
-
-
 class DequantizedWeight(torch.Tensor):
     """The weight of a layer of integers, as modules see it that read it: ``[rows, cols]`` of floats. Shape, dtype and device cost nothing; what computes
     with it gets the dense weight, made anew each time. What is written to it is lost, so that is an error."""
 
     layer: nn.Module
+
+    # Modules of torch take other ways where a tensor has a function of its own, and those take no nested tensors.
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def of(layer: nn.Module) -> torch.Tensor:
@@ -110,19 +109,42 @@ class DequantizedWeight(torch.Tensor):
         return self.layer.to_dense().to(self.layer.weight_dtype)
 
     @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        name = getattr(func, "__name__", "")
-        if name in _OF_SHAPE or (name == "__get__" and getattr(func.__self__, "__name__", "") not in ("data", "T", "mT", "H", "mH", "real")):
-            return super().__torch_function__(func, types, args, kwargs or {})
-        writes = name == "__set__" or (name.endswith("_") and not name.startswith("__"))
-        if writes and isinstance(args[0], cls):
-            raise NotImplementedError(
-                f"{name}: the weight of a {type(args[0].layer).__name__} is a dense copy of its integers, which writing would not change: quantize a dense "
-                "layer anew, or load a state dict"
-            )
-        return cls.__torch_dispatch__(func, types, args, kwargs)
-
-    @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func._schema.is_mutable and isinstance(args[0], cls):
+            args[0]._refuse_writing(func._schema.name.removeprefix("aten::"))
         inner, options = tree_map(lambda value: value.dense() if isinstance(value, cls) else value, (args, kwargs or {}))
         return func(*inner, **options)
+
+    def _refuse_writing(self, name: str) -> None:
+        raise NotImplementedError(
+            f"{name}: the weight of a {type(self.layer).__name__} is a dense copy of its integers, which writing would not change: quantize a dense layer "
+            "anew, or load a state dict"
+        )
+
+    # What reads memory.
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The dense weight."""
+        return self.dense()
+
+    @data.setter
+    def data(self, value):
+        self._refuse_writing("data")
+
+    def numpy(self, *args, **kwargs):
+        """The dense weight as an array."""
+        return self.dense().numpy(*args, **kwargs)
+
+    def tolist(self):
+        """The dense weight as lists."""
+        return self.dense().tolist()
+
+    def __deepcopy__(self, memo):
+        return self.dense()
+
+    def __reduce_ex__(self, protocol):
+        return self.dense().__reduce_ex__(protocol)
+
+    def __repr__(self):
+        return repr(self.dense())

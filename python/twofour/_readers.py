@@ -17,7 +17,7 @@ class ServesReaders:
 
     Some modules do not call a layer, but read its weight and multiply with it: ``nn.MultiheadAttention`` that of ``out_proj``,
     ``nn.TransformerEncoderLayer`` those of ``linear1`` and ``linear2`` in evaluation, ``F.linear(x, self.proj.weight)`` in models. Where the ``forward``
-    of another module reads ``weight``, it is :meth:`read_weight`; elsewhere, as for an optimizer, it is the parameter.
+    of another module reads ``weight``, or a function that it calls, it is :meth:`read_weight`; elsewhere, as for an optimizer, it is the parameter.
     """
 
     def __init__(self, *args, **kwargs):
@@ -61,12 +61,20 @@ def _subject(frame) -> object:
 
 
 def _reads_in_forward(frame, layer: nn.Module) -> bool:
-    """Whether a frame is that of another module's ``forward``, or of a function which that calls with the module as the first argument."""
-    reader = _subject(frame)
-    if reader is layer or not isinstance(reader, nn.Module):
+    """Whether a frame is that of another module's ``forward``, or of a function that is called there, directly or by others. What is called by the layer
+    itself, as its hooks, and what wraps modules, as FSDP and DeepSpeed, keeps the parameter."""
+    if frame.f_globals.get("__name__", "").startswith(_WRAPPERS):
         return False
     while frame is not None:
-        if frame.f_code.co_name == "forward" and _subject(frame) is reader:
+        name, subject = frame.f_code.co_name, _subject(frame)
+        if subject is layer:
+            if name in ("forward", "_call_impl"):
+                return False
+        elif name == "forward" and isinstance(subject, nn.Module):
             return True
         frame = frame.f_back
     return False
+
+
+#: Modules of Python whose functions move, shard or replace parameters.
+_WRAPPERS = ("torch.distributed", "torch.nn.parallel", "torch.nn.utils", "torch.func", "torch._functorch", "torch.optim", "accelerate", "deepspeed", "fairscale")
