@@ -16,9 +16,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 import twofour
+from twofour import pretrain
 from twofour.quantization import int4_weight_only, int8_dynamic_activation_int8_weight
 from twofour.sparsity import apply_fake_sparsity, block_sparse_weight, semi_sparse_weight, sparsify_
-from twofour.sparsity.training import SemiSparseLinear, swap_linear_with_semi_sparse_linear, swap_semi_sparse_linear_with_linear
+from twofour.sparsity.training import SemiSparseActivationLinear, SemiSparseLinear, swap_linear_with_semi_sparse_linear, swap_semi_sparse_linear_with_linear
 
 RANKS = 2
 STEPS = 3
@@ -88,6 +89,47 @@ def with_fsdp(rank: int, device: str, folder: pathlib.Path) -> None:
     x, _ = batch_of(0, 9, device)
     with torch.no_grad():
         torch.save({"equal": torch.equal(model(x), again(x))}, folder / f"{rank}.pt")
+
+
+#: Layers that train, beside SemiSparseLinear.
+TRAINING = {
+    "SemiSparseActivationLinear": SemiSparseActivationLinear,
+    "S-STE": lambda cols, rows: pretrain.SparseLinear(cols, rows, weight_gradient="dense"),
+    "FST": lambda cols, rows: pretrain.SparseLinearTranspose(cols, rows, freq=2, weight_gradient="dense"),
+    "STEP": pretrain.STEPLinear,
+}
+
+
+def steps_of(kind: str, model: nn.Module, batches: list, steps: int) -> None:
+    """Trains with a batch of each rank, or with that of this one."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    if kind == "STEP":
+        optimizer = pretrain.AdamW_STEP(model.parameters(), lr=0.01, clipping=(2, 2))
+    for step in range(steps):
+        optimizer.zero_grad()
+        for rank in batches:
+            x, target = batch_of(rank, step, "cpu")
+            (nn.functional.mse_loss(model(x), target) / len(batches)).backward()
+        pretrain.masked_decay_(model, 0.01)
+        optimizer.step()
+
+
+def with_fsdp_of_every_layer(rank: int, device: str, folder: pathlib.Path) -> None:
+    found = {}
+    for kind, layer in TRAINING.items():
+        states = []
+        for ranks in ([rank], list(range(RANKS))):
+            torch.manual_seed(1)
+            model = nn.Sequential(layer(32, 64), nn.GELU(), layer(64, 32), nn.LayerNorm(32), nn.Linear(32, 8))
+            if len(ranks) == 1:
+                mesh = init_device_mesh("cpu", (RANKS,))
+                model = fully_shard(nn.Sequential(*(fully_shard(module, mesh=mesh) for module in model)), mesh=mesh)
+            steps_of(kind, model, ranks, 4)
+            states.append(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)))
+            if kind == "STEP":
+                states[-1]["phase"] = torch.tensor(model[0]._current_phase() == "sparse")
+        found[kind] = states
+    torch.save(found, folder / f"{rank}.pt")
 
 
 def _taken(module: nn.Module, name: str) -> bool:
@@ -220,6 +262,16 @@ def test_fsdp_trains_saves_and_loads(backend):
     # The saved weights are those of a dense model, too.
     dense = copy.deepcopy(model_of("cpu"))
     dense.load_state_dict(whole)
+
+
+def test_every_training_layer_trains_under_fully_shard_as_it_does_alone():
+    with tempfile.TemporaryDirectory() as folder:
+        found = launch(with_fsdp_of_every_layer, "gloo", folder)[0]
+    for kind, (sharded, alone) in found.items():
+        assert sharded.keys() == alone.keys()
+        for name, value in alone.items():
+            torch.testing.assert_close(sharded[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, at=(kind, name): f"{at}: {text}")
+    assert found["STEP"][1]["phase"]
 
 
 def test_frozen_weights_are_sent_once_when_ddp_wraps_a_model(backend):

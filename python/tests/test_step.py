@@ -215,3 +215,11 @@ def test_the_operator_refuses_what_it_cannot_write():
     assert torch.equal(p, torch.ones(4, 6)) and not m.any() and not v.any()
     step(p, g, m, v, none, *numbers)
     assert m.all()
+
+
+def test_an_optimizer_without_layers_to_switch_says_so():
+    layer = torch.nn.Linear(4, 4)
+    optimizer = AdamW_STEP(layer.parameters())
+    layer(torch.ones(4)).sum().backward()
+    with pytest.warns(UserWarning, match="no parameter takes part in STEP"):
+        optimizer.step()

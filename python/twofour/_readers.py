@@ -9,6 +9,7 @@ from torch import nn
 
 from . import _registration
 from ._autograd import Straight
+from ._conversion import is_sharded
 from ._derivatives import applied
 
 
@@ -19,6 +20,19 @@ class ServesReaders:
     ``nn.TransformerEncoderLayer`` those of ``linear1`` and ``linear2`` in evaluation, ``F.linear(x, self.proj.weight)`` in models. Where the ``forward``
     of another module reads ``weight``, or a function that it calls, it is :meth:`read_weight`; elsewhere, as for an optimizer, it is the parameter.
     """
+
+    #: Attributes of the parameter by which an optimizer and the layer speak to each other.
+    CARRIED: tuple[str, ...] = ()
+
+    def __setattr__(self, name, value):
+        if name == "weight" and self.CARRIED:
+            # fully_shard has two parameters, a sharded one for optimizers and a whole one in forward passes, which take turns.
+            old = self.__dict__.get("_parameters", {}).get("weight")
+            if is_sharded(old) or is_sharded(value):
+                for attribute in self.CARRIED:
+                    if hasattr(old, attribute):
+                        setattr(value, attribute, getattr(old, attribute))
+        super().__setattr__(name, value)
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

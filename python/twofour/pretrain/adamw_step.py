@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import torch
 
 from .. import _native, _ops
+from .._conversion import is_sharded
 
 
 def _is_masked(p: torch.Tensor) -> bool:
@@ -152,6 +154,12 @@ class AdamW_STEP(torch.optim.Optimizer):
                 if change is not None:
                     total.append(change)
                     count += p.numel()
+        if self.steps == 1 and not self._masked():
+            warnings.warn(
+                "no parameter takes part in STEP, so that AdamW_STEP trains by AdamW and no layer becomes sparse: take the parameters of STEPLinear "
+                "layers, under fully_shard rather than FullyShardedDataParallel, which replaces them",
+                stacklevel=2,
+            )
         if total and not self.switched and self._switch.observe(_summed(total), count, self.param_groups[0]["eps"]):
             for p in self._masked():
                 p.mask = "sparse"
@@ -204,6 +212,8 @@ class AdamW_STEP(torch.optim.Optimizer):
 
     def _size(self, change: torch.Tensor) -> torch.Tensor:
         change = change.abs().float()
-        if self.option == 1:
-            return change.sum()
-        return change.clamp_(min=torch.finfo(torch.float32).tiny).log_().sum()
+        if self.option != 1:
+            change = change.clamp_(min=torch.finfo(torch.float32).tiny).log_()
+        total = change.sum()
+        # Of a parameter that is sharded, over all ranks.
+        return total.full_tensor() if is_sharded(total) else total

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from .._conversion import is_sharded
+
 
 @torch.no_grad()
 def masked_add_(grad: torch.Tensor, p_data: torch.Tensor, p_mask: torch.Tensor, alpha: float = 0) -> torch.Tensor:
@@ -46,5 +48,14 @@ def masked_decay_(model: nn.Module, alpha: float) -> None:
     """
     for p in model.parameters():
         if isinstance(getattr(p, "mask", None), torch.Tensor) and getattr(p, "mode", "dense") == "sparse" and p.grad is not None:
-            masked_add_(p.grad, p.data, p.mask, alpha)
+            masked_add_(p.grad, p.data, _sharded_as(p, p.mask), alpha)
             p.cnt = 0
+
+
+def _sharded_as(p: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """A whole mask, which all ranks have, sharded as a parameter is."""
+    if not is_sharded(p):
+        return mask
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(mask, p.device_mesh, p.placements)

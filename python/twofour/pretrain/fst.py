@@ -62,6 +62,8 @@ class SparseLinearTranspose(ServesReaders, SparseLayer, nn.Linear):
 
     mask: torch.Tensor
 
+    CARRIED = ("mode", "cnt", "mask")
+
     def __init__(
         self, in_features, out_features, bias=True, device=None, dtype=None, *, freq: int = 40, weight_gradient: str = "mvue"
     ):

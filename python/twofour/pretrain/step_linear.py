@@ -31,6 +31,8 @@ class STEPLinear(ServesReaders, SparseLayer, nn.Linear):
         NotImplementedError: in a sparse forward pass for other types.
     """
 
+    CARRIED = ("mask",)
+
     def __init__(self, in_features, out_features, bias=True, device=None, dtype=None):
         super().__init__(in_features, out_features, bias, device, dtype)
         self.master.mask = self._phase = "dense"
