@@ -118,8 +118,16 @@ fn what_pruning_costs_an_encoder_is_measured() {
     let refused = run(dir.path(), &["prune", &bert, "-o", "out", "--eval", "text.txt"]).bad(2);
     assert!(refused.contains("--text text.txt --against"), "{refused}");
     let llama = fixture("llama");
-    assert!(eval(&llama, &["--against", &bert]).bad(2).contains("of encoders"));
-    assert!(eval(&bert, &["--against", &llama]).bad(1).contains("llama"));
+    // Decoders have hidden states, too.
+    let same = eval(&llama, &["--against", &llama]).good().json();
+    assert!((same["mean_cosine"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{same}");
+    run(dir.path(), &["prune", &llama, "-o", "pruned-llama"]).good();
+    let other = eval("pruned-llama", &["--against", &llama]).good().json();
+    assert!((-1.0..0.9999).contains(&other["mean_cosine"].as_f64().unwrap()), "{other}");
+    let vit = fixture("vit");
+    let families = eval(&bert, &["--against", &llama]).good().json();
+    assert!(families["rank_correlation"].as_f64().unwrap() < 0.9, "{families}");
+    assert!(eval(&bert, &["--against", &vit]).bad(1).contains("vit"));
     assert!(eval(&masked, &["--stride", "3"]).bad(2).contains("--stride"));
     assert!(eval(&masked, &["--limit", "3"]).bad(2).contains("--questions"));
     assert!(eval(&masked, &["--window", "41"]).bad(2).contains("40 tokens"));

@@ -168,7 +168,7 @@ impl LanguageModel {
 }
 
 /// The tokenizer of a model in a file, and the token that its texts begin with.
-fn of_file(reader: &Reader) -> Result<(Tokenizer, Option<u32>)> {
+pub(super) fn of_file(reader: &Reader) -> Result<(Tokenizer, Option<u32>)> {
     let tokenizer = tokenizer_beside(reader.path(), &file::config_of(reader)?)?;
     // A text of bytes may begin anywhere; a line's end is before most texts.
     let begin = matches!(tokenizer, Tokenizer::Bytes).then_some(b'\n'.into());

@@ -27,7 +27,7 @@ pub use calibration::{BlockwiseCheckpoint, Calibration, CheckpointBlock, Observa
 pub use checkpoint::{Checkpoint, CheckpointError, EncoderCheckpoint, ImageCheckpoint, is_llama, save_llama};
 pub use config::{GptConfig, VOCABULARY};
 pub use decoder::{DecoderBiases, DecoderConfig, NormKind, Positions, Rope, RopeScaling};
-pub use encoder::{Encoder, EncoderConfig, EncoderInput, MaskedEncoder, Pooling, SentenceEncoder, Similarity};
+pub use encoder::{Encoder, EncoderConfig, EncoderInput, MaskedEncoder, SentenceEncoder, Similarity};
 pub use gpt::Gpt;
 pub(crate) use gpt::expect_trainable;
 #[cfg(feature = "cuda")]

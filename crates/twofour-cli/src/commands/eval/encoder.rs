@@ -1,4 +1,4 @@
-//! `twofour eval --text` of encoders.
+//! `twofour eval --text` of encoders, and of any two models that are compared.
 
 use std::{
     path::{Path, PathBuf},
@@ -9,7 +9,9 @@ use anyhow::{Result, bail};
 use half::{bf16, f16};
 use serde::Serialize;
 use twofour::{DataType, file::StoredElement, kernel::KernelElement};
-use twofour_nn::model::{EncoderCheckpoint, MaskedEncoder, Perplexity, SavedModel, SentenceEncoder, Similarity};
+use twofour_nn::model::{
+    Checkpoint, EncoderCheckpoint, MaskedEncoder, Perplexity, SavedModel, SentenceEncoder, Similarity,
+};
 
 use super::super::{model::ModelArguments, text};
 use crate::{
@@ -89,7 +91,7 @@ fn masked<T: KernelElement + StoredElement>(
     Ok(model.perplexity(tokens, window, &mut |done, total| progress.steps("tokens", done as u64, total as u64))?)
 }
 
-/// Compares the sentence embeddings of two encoders.
+/// Compares the sentence embeddings of two models.
 pub(super) fn compare(
     screen: &mut Screen,
     model: &ModelArguments,
@@ -97,9 +99,8 @@ pub(super) fn compare(
     (window, limit): (Option<usize>, Option<usize>),
 ) -> Result<()> {
     let directories = [SavedModel::locate(model.directory()), SavedModel::locate(hub::locate(other, screen)?)];
-    let checkpoints = [EncoderCheckpoint::open(&directories[0])?, EncoderCheckpoint::open(&directories[1])?];
-    let context = checkpoints[0].config().context.min(checkpoints[1].config().context);
-    let window = within(window, context)?;
+    let [(context, stored), (other_context, other_stored)] = [facts(&directories[0])?, facts(&directories[1])?];
+    let window = within(window, context.min(other_context))?;
     let text = text::read(path)?;
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     if lines.len() < 3 {
@@ -113,8 +114,7 @@ pub(super) fn compare(
     let count = limit.unwrap_or(LINES).clamp(3, lines.len());
     let lines: Vec<&str> = (0..count).map(|index| lines[index * lines.len() / count]).collect();
     let begin = Instant::now();
-    let [dtype, other_dtype] = [0, 1].map(|index| model.dtype().unwrap_or_else(|| checkpoints[index].dtype()));
-    drop(checkpoints);
+    let [dtype, other_dtype] = [stored, other_stored].map(|stored| model.dtype().unwrap_or(stored));
     let one = embeddings(screen, (&directories[0], dtype), &lines, window)?;
     let similarity = Similarity::between(&one, &embeddings(screen, (&directories[1], other_dtype), &lines, window)?)?;
     let answer = SimilarityAnswer {
@@ -129,6 +129,21 @@ pub(super) fn compare(
         "cosine between both embeddings of a line: {mean_cosine:.4} in the mean, {lowest_cosine:.4} at the lowest\nrank correlation of the similarities of all pairs of {sentences} lines: {rank_correlation:.4}"
     ))?;
     screen.json(&answer)
+}
+
+/// The context of a model, and the type of its weights.
+fn facts(model: &Path) -> Result<(usize, DataType)> {
+    if EncoderCheckpoint::is_at(model) {
+        let checkpoint = EncoderCheckpoint::open(model)?;
+        Ok((checkpoint.config().context, checkpoint.dtype()))
+    } else if Checkpoint::is_at(model) {
+        // One without a head has embeddings all the same.
+        let checkpoint = Checkpoint::open(model)?;
+        Ok((checkpoint.config().context, checkpoint.dtype()))
+    } else {
+        let saved = SavedModel::open(model)?;
+        Ok((saved.config().context, saved.dtype()))
+    }
 }
 
 fn embeddings(

@@ -30,8 +30,8 @@ use crate::{
 /// --text, of a BERT with a head for masked tokens: every token is masked once, together with every seventh token before and after it, and predicted from the others. The
 /// perplexity is that of these predictions; it is no decoder's.
 ///
-/// --text with --against: the lines of the text are sentences. Of each, both encoders make an embedding: the mean of the last hidden states, or the first token's where the
-/// directory's 1_Pooling/config.json says so. Shown are the cosine between both embeddings of a sentence, its mean and the lowest, and the rank correlation of the cosines of all
+/// --text with --against, of any two models that run here, encoders and decoders, with or without a head: the lines of the text are sentences. Of each, both make an
+/// embedding: the mean of the last hidden states, or what the modules of sentence-transformers in the directory say (Pooling, Dense, Normalize). Shown are the cosine between both embeddings of a sentence, its mean and the lowest, and the rank correlation of the cosines of all
 /// pairs of sentences: 1 where both models find the same sentences near.
 ///
 /// --questions: a BERT with a head for answers finds the answer to each question of a file in SQuAD's JSON format in its text. Answers are scored by exact match and by F1
@@ -58,7 +58,7 @@ pub(crate) struct Eval {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "stride", "device"])]
     questions: Option<PathBuf>,
 
-    /// An encoder whose sentence embeddings the model's are compared with, such as the one that it was pruned from
+    /// A model whose sentence embeddings the model's are compared with, such as the one that it was pruned from
     #[arg(long, value_name = "MODEL", requires = "text", conflicts_with = "stride")]
     against: Option<PathBuf>,
 
@@ -125,20 +125,14 @@ impl Eval {
             bail!(Usage("--limit is for --questions, and for --text with --against".to_owned()));
         }
         let directory = SavedModel::locate(self.model.directory());
-        if EncoderCheckpoint::is_at(&directory) {
+        if self.against.is_some() || EncoderCheckpoint::is_at(&directory) {
             if self.stride.is_some() || *self.model.device() != TrainDevice::Cpu {
-                bail!(Usage("an encoder is measured on the CPU, in windows that do not overlap: leave out --stride and --device".to_owned()));
+                bail!(Usage("encoders and embeddings are measured on the CPU, in windows that do not overlap: leave out --stride and --device".to_owned()));
             }
             return match &self.against {
                 Some(other) => encoder::compare(screen, &self.model, (text, other), (self.window, limit)),
                 None => encoder::perplexity(screen, &self.model, text, self.window),
             };
-        }
-        if self.against.is_some() {
-            bail!(Usage(format!(
-                "--against compares sentence embeddings of encoders (BERT), and {} is none; leave it out",
-                directory.display()
-            )));
         }
         let (found, windows, dtype, begin) = match self.model.device() {
             TrainDevice::Cpu => self.on_cpu(&text::read(text)?, screen)?,

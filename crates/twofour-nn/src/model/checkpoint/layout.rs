@@ -7,7 +7,7 @@ use twofour::file::{Reader, StoredDType};
 use super::CheckpointError;
 
 /// Where the parts of a model lie, by the names that the model has for them.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Layout {
     /// Linear layers, by their name without `.weight`.
     pub(crate) linears: BTreeMap<String, StoredLinear>,
@@ -20,7 +20,7 @@ pub(crate) struct Layout {
 }
 
 /// A linear layer: its output features are those of the parts, one after the other.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct StoredLinear {
     /// Name without `.weight`, and output features.
     pub(crate) parts: Vec<(String, usize)>,
@@ -33,7 +33,7 @@ pub(crate) struct StoredLinear {
 }
 
 /// A tensor with the shape that the configuration requires.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct StoredTensor {
     pub(crate) name: String,
     pub(crate) shape: Vec<usize>,
@@ -53,7 +53,7 @@ impl Layout {
     }
 
     /// Adds a linear layer.
-    pub(super) fn linear(&mut self, ours: impl Into<String>, linear: StoredLinear) {
+    pub(crate) fn linear(&mut self, ours: impl Into<String>, linear: StoredLinear) {
         self.linears.insert(ours.into(), linear);
     }
 

@@ -48,15 +48,19 @@ pub use self::{
 };
 pub(crate) use self::{
     bert::{MASKED_TRANSFORM, OWN_DECODER},
+    layout::{Layout, StoredLinear},
     tensors::StoredParts,
 };
-use self::{fields::Fields, layout::Layout, llama::Family};
+use self::{fields::Fields, llama::Family};
 use super::{Gpt, Inference, Tokenizer, decoder::DecoderConfig, language::dtype_of};
 use crate::{Result, engine::Engine};
 
 const CONFIG_FILE: &str = "config.json";
 /// The model's name for the linear layer that scores tokens.
 const HEAD: &str = "head";
+
+/// The table of tokens of a decoder whose head is not the same.
+const EMBEDDING: &str = "embedding.weight";
 const GENERATION_FILE: &str = "generation_config.json";
 
 /// A checkpoint directory whose configuration and headers were read and checked. Weights are read when a model is made of it.
@@ -218,6 +222,24 @@ impl Checkpoint {
     pub fn inference<T: KernelElement + StoredElement>(&self) -> Result<Inference<T>> {
         self.expect_head()?;
         Inference::build(self.config.clone(), &self.parts())
+    }
+
+    /// [`Checkpoint::inference`] for the hidden states: in a model without a head the embedding is in its place.
+    pub(crate) fn body<T: KernelElement + StoredElement>(&self) -> Result<Inference<T>> {
+        let Some(table) = self.layout.tensors.get(EMBEDDING).filter(|_| !self.layout.linears.contains_key(HEAD)) else {
+            return self.inference();
+        };
+        let (mut layout, mut config) = (self.layout.clone(), self.config.clone());
+        let name = table.name.strip_suffix(".weight").unwrap_or(&table.name).to_owned();
+        let (parts, inputs) = (vec![(name, config.vocabulary)], config.width);
+        layout.linear(HEAD, StoredLinear { parts, inputs, has_bias: false, is_transposed: false });
+        config.tied = true;
+        Inference::build(config, &StoredParts::new(&self.reader, &layout, true))
+    }
+
+    /// The directory of tokenizer and configuration.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// Reads the weights into a model that trains, on any engine; compressed ones are decompressed.

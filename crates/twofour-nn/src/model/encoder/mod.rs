@@ -4,6 +4,8 @@ mod attention;
 mod embeddings;
 mod layer;
 mod masked;
+mod modules;
+mod sentence;
 mod similarity;
 #[cfg(test)]
 mod tests;
@@ -17,10 +19,7 @@ use twofour::{
 };
 
 pub(super) use self::{attention::attend, embeddings::Embeddings, layer::EncoderLayer};
-pub use self::{
-    masked::MaskedEncoder,
-    similarity::{Pooling, SentenceEncoder, Similarity},
-};
+pub use self::{masked::MaskedEncoder, sentence::SentenceEncoder, similarity::Similarity};
 use super::{
     calibration::Observation,
     checkpoint::{EncoderCheckpoint, StoredParts},

@@ -1,33 +1,8 @@
-//! How near the sentence embeddings of two encoders are.
-
-use std::path::Path;
+//! How near the sentence embeddings of two models are.
 
 use serde::Serialize;
-use twofour::{file::StoredElement, kernel::KernelElement};
 
-use super::{Encoder, EncoderInput};
-use crate::{
-    Error, Result,
-    model::{CheckpointError, EncoderCheckpoint, Tokenizer},
-};
-
-/// How an encoder's hidden states become the embedding of a sentence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pooling {
-    /// Their mean.
-    Mean,
-    /// Those of the first token.
-    First,
-}
-
-/// An encoder with its tokenizer and its pooling.
-#[derive(Debug)]
-pub struct SentenceEncoder<T: KernelElement> {
-    encoder: Encoder<T>,
-    tokenizer: Tokenizer,
-    framing: [Vec<u32>; 2],
-    pooling: Pooling,
-}
+use crate::{Error, Result};
 
 /// The embeddings of the same sentences by two encoders, compared.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -41,94 +16,6 @@ pub struct Similarity {
     pub rank_correlation: f64,
     /// Number of sentences.
     pub sentences: usize,
-}
-
-impl Pooling {
-    /// What a directory of sentence-transformers says in `1_Pooling/config.json`; of another directory the mean.
-    ///
-    /// # Errors
-    /// [`CheckpointError`] for a file that is damaged or asks for another pooling.
-    pub fn of(directory: impl AsRef<Path>) -> Result<Self> {
-        let path = directory.as_ref().join("1_Pooling/config.json");
-        let text = match std::fs::read(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Pooling::Mean),
-            read => read.map_err(|source| CheckpointError::Io { path: path.clone(), source })?,
-        };
-        let config: serde_json::Value = serde_json::from_slice(&text)
-            .map_err(|error| CheckpointError::NotAConfig { path: path.clone(), reason: error.to_string() })?;
-        let is = |key: &str| config.get(key).and_then(serde_json::Value::as_bool) == Some(true);
-        let others = [
-            "pooling_mode_max_tokens",
-            "pooling_mode_mean_sqrt_len_tokens",
-            "pooling_mode_weightedmean_tokens",
-            "pooling_mode_lasttoken",
-        ];
-        let named = config.get("pooling_mode").and_then(serde_json::Value::as_str);
-        match (is("pooling_mode_cls_token"), is("pooling_mode_mean_tokens"), others.iter().find(|key| is(key)), named) {
-            (true, false, None, None) | (false, false, None, Some("cls")) => Ok(Pooling::First),
-            (false, _, None, None) | (false, false, None, Some("mean")) => Ok(Pooling::Mean),
-            _ => Err(CheckpointError::UnsupportedField {
-                path,
-                field: "pooling_mode".to_owned(),
-                found: config.to_string(),
-                supported: "supported are the first token and the mean",
-            }
-            .into()),
-        }
-    }
-}
-
-impl<T: KernelElement + StoredElement> SentenceEncoder<T> {
-    /// Reads an encoder's directory.
-    ///
-    /// # Errors
-    /// Those of [`EncoderCheckpoint::open`], of [`Pooling::of`], of reading and packing.
-    pub fn load(directory: impl AsRef<Path>) -> Result<Self> {
-        let checkpoint = EncoderCheckpoint::open(directory.as_ref())?;
-        let tokenizer = checkpoint.tokenizer()?;
-        let framing = tokenizer.framing()?;
-        let pooling = Pooling::of(checkpoint.directory())?;
-        Ok(SentenceEncoder { encoder: checkpoint.inference()?, tokenizer, framing, pooling })
-    }
-}
-
-impl<T: KernelElement> SentenceEncoder<T> {
-    /// The longest sentence, in tokens.
-    pub fn context(&self) -> usize {
-        self.encoder.config().context
-    }
-
-    /// The embedding of a sentence, of which at most `length` tokens are read, with those that frame it: of unit length.
-    ///
-    /// # Errors
-    /// A length in which no token fits; [`Error::NotFinite`]; those of the products.
-    pub fn embedding(&self, sentence: &str, length: usize) -> Result<Vec<f64>> {
-        let [before, after] = &self.framing;
-        let (mut tokens, _) = self.tokenizer.encode_with_places(sentence)?;
-        let room = length.checked_sub(before.len() + after.len()).filter(|room| *room > 0);
-        let room = room.ok_or_else(|| Error::Setting {
-            what: "window",
-            found: length.to_string(),
-            expected: "more than the tokens that frame a text",
-        })?;
-        tokens.truncate(room);
-        let tokens = [before.as_slice(), &tokens, after].concat();
-        let hidden = self.encoder.forward(&[EncoderInput { tokens: &tokens, types: None }])?.concat();
-        let width = self.encoder.config().width;
-        let rows = match self.pooling {
-            Pooling::First => &hidden[..width],
-            Pooling::Mean => &hidden,
-        };
-        let mut sum = vec![0f64; width];
-        for row in rows.chunks_exact(width) {
-            sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += f64::from(*value));
-        }
-        let norm = sum.iter().map(|value| value * value).sum::<f64>().sqrt();
-        if !norm.is_finite() || norm == 0.0 {
-            return Err(Error::NotFinite { what: "the embedding of a sentence" });
-        }
-        Ok(sum.into_iter().map(|value| value / norm).collect())
-    }
 }
 
 impl Similarity {

@@ -115,7 +115,7 @@ fn the_perplexity_of_masked_tokens_is_that_of_transformers() {
 }
 
 #[test]
-fn embeddings_of_sentences_are_means_or_first_tokens() {
+fn embeddings_of_sentences_are_what_their_modules_make_of_hidden_states() {
     let folder = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(directory()).unwrap() {
         let entry = entry.unwrap();
@@ -136,6 +136,45 @@ fn embeddings_of_sentences_are_means_or_first_tokens() {
     let pooling = folder.path().join("1_Pooling/config.json");
     fs::write(&pooling, r#"{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}"#).unwrap();
     assert!(near(&embedding(), &unit(&hidden[..16])));
-    fs::write(&pooling, r#"{"pooling_mode_max_tokens": true}"#).unwrap();
-    assert!(SentenceEncoder::<f32>::load(folder.path()).unwrap_err().to_string().contains("first token and the mean"));
+    fs::write(&pooling, r#"{"pooling_mode": "lasttoken"}"#).unwrap();
+    assert!(near(&embedding(), &unit(&hidden[hidden.len() - 16..])));
+
+    // What is not supported is named.
+    let refused = || SentenceEncoder::<f32>::load(folder.path()).unwrap_err().to_string();
+    for wrong in [r#"{"pooling_mode": "median"}"#, r#"{"pooling_mode": ["cls", "median"]}"#, "{}"] {
+        fs::write(&pooling, wrong).unwrap();
+        assert!(refused().contains("1_Pooling/config.json: `pooling_mode`"), "{}", refused());
+    }
+    fs::write(&pooling, r#"{"pooling_mode": "mean"}"#).unwrap();
+    let modules = |types: &[(&str, &str)]| {
+        let list: Vec<_> = types
+            .iter()
+            .map(|(kind, path)| serde_json::json!({"type": format!("sentence_transformers.models.{kind}"), "path": path}))
+            .collect();
+        fs::write(folder.path().join("modules.json"), serde_json::Value::from(list).to_string()).unwrap();
+    };
+    modules(&[("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]);
+    assert!(near(&embedding(), &unit(&hidden)));
+    for types in [
+        &[("Transformer", ""), ("Pooling", "1_Pooling"), ("LSTM", "2_LSTM")][..],
+        &[("Transformer", ""), ("Dense", "1_Dense"), ("Pooling", "2_Pooling")],
+        &[("Transformer", "")],
+    ] {
+        modules(types);
+        assert!(refused().contains("modules.json: `type`"), "{}", refused());
+    }
+    modules(&[("Transformer", ""), ("Pooling", "1_Pooling"), ("Dense", "2_Dense")]);
+    fs::create_dir(folder.path().join("2_Dense")).unwrap();
+    let dense = folder.path().join("2_Dense/config.json");
+    for (config, named) in [
+        (r#"{"in_features": 16}"#, "`out_features`"),
+        (r#"{"in_features": 8, "out_features": 4}"#, "`in_features` = 8"),
+        (r#"{"in_features": 16, "out_features": 4, "activation_function": "torch.nn.GELU"}"#, "torch.nn.GELU"),
+        (r#"{"in_features": 16, "out_features": 4, "use_residual": true}"#, "`use_residual`"),
+        (r#"{"in_features": 16, "out_features": 4, "module_input_name": "token_embeddings"}"#, "`module_input_name`"),
+        (r#"{"in_features": 16, "out_features": 4}"#, "model.safetensors"),
+    ] {
+        fs::write(&dense, config).unwrap();
+        assert!(refused().contains("2_Dense") && refused().contains(named), "{}", refused());
+    }
 }

@@ -84,6 +84,15 @@ impl<'a, T: KernelElement> Session<'a, T> {
         Ok(sum)
     }
 
+    /// Feeds tokens and returns their last hidden states, behind the last norm, `[tokens, width]`.
+    ///
+    /// # Errors
+    /// Those of [`Session::feed`].
+    pub fn last_hidden(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        let model = self.model;
+        Ok(model.norm.normalized(&self.hidden(tokens)?))
+    }
+
     /// Feeds tokens and returns what the last layer makes of them, `[tokens, width]`.
     fn hidden(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
         if tokens.is_empty() || tokens.len() > self.remaining() {
