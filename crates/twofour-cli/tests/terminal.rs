@@ -63,7 +63,16 @@ fn names_and_paths_are_escaped_by_every_command() {
     fs::create_dir(at.join(named("-full"))).unwrap();
     fs::write(at.join(named("-full")).join(HOSTILE), "").unwrap();
 
+    let told = format!("{HOSTILE}-metadata.safetensors");
+    let header = serde_json::json!({
+        "__metadata__": {(HOSTILE): HOSTILE},
+        (format!("{HOSTILE}.weight")): {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
+    })
+    .to_string();
+    fs::write(at.join(&told), [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[0; 4]].concat()).unwrap();
+
     let good: &[&[&str]] = &[
+        &["inspect", &told],
         &["inspect", &file],
         &["inspect", &decoder],
         &["prune", &file, "-o", &pruned],
@@ -113,7 +122,7 @@ fn names_and_paths_are_escaped_by_every_command() {
         &["decompress", &file, "-o", "o.safetensors"],
         &["eval", &missing, "--text", &text],
         &["eval", &decoder, "--text", &missing],
-        &["eval", &decoder, "--text", &text, "--against", &encoder],
+        &["eval", &decoder, "--text", &text, "--against", &missing],
         &["eval", &encoder, "--questions", &text],
         &["eval", &broken, "--text", &text],
         &["generate", &broken],
@@ -346,6 +355,15 @@ fn progress_fits_its_terminal_and_ctrl_c_leaves_no_trace_of_it() {
         }
         assert_eq!(names(at), before, "{arguments:?}");
     }
+}
+
+#[test]
+fn a_person_is_told_what_to_do_with_a_model_that_writes() {
+    let directory = tempfile::tempdir().unwrap();
+    let llama = fixture("llama").display().to_string();
+    let Some(seen) = on_a_terminal(directory.path(), "whole", &["generate", &llama, "--length", "3"]) else { return };
+    let text = seen.lines.join("\n");
+    assert!(seen.code == 0 && text.contains("Next: twofour eval") && text.contains("twofour check"), "{text}");
 }
 
 #[test]

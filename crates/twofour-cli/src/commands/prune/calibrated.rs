@@ -55,7 +55,7 @@ pub(super) fn solve(
     let solver = Solver { reader: checkpoint.reader(), selection, how, store: &store };
     let tokens = pieces.iter().map(Vec::len).sum();
     let compared = COMPARED.div_ceil(pieces.len());
-    let mut calibration = Calibration::new(checkpoint.as_ref(), &pieces)?;
+    let mut calibration = Calibration::new(checkpoint.as_ref(), &pieces)?.stopped_by(&interrupt::requested);
     drop(pieces);
 
     let mut progress = screen.progress();

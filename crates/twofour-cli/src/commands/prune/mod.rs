@@ -168,8 +168,8 @@ impl Prune {
         tracing::info!(input = %reader.path().display(), "pruning");
         drop(reader);
 
-        let _guard = interrupt::guard();
         let before = self.evaluation.before(screen, places)?;
+        let guard = interrupt::guard();
         let solutions = match sampling {
             None => None,
             Some(sampling) => {
@@ -209,6 +209,8 @@ impl Prune {
         };
         drop(progress);
         let tensors = report::answers(&report, &selection, solutions.as_ref());
+        // The model is written; measuring it may be interrupted at once.
+        drop(guard);
         let perplexity = before.map(|before| before.after(screen, places.1)).transpose()?;
         report::show(screen, &tensors)?;
         self.tell(screen, &tensors, perplexity.as_ref())?;

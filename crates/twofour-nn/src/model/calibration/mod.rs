@@ -115,6 +115,7 @@ pub struct Calibration<'a> {
     /// The hidden states of each text, `[tokens, width]`.
     texts: Vec<Vec<f32>>,
     block: usize,
+    is_stopped: &'a dyn Fn() -> bool,
 }
 
 impl fmt::Debug for Calibration<'_> {
@@ -136,7 +137,13 @@ impl<'a> Calibration<'a> {
                 return Err(Error::Setting { what: "a calibration text", found, expected: "from 1 to the context" });
             }
         }
-        Ok(Calibration { checkpoint, texts: checkpoint.embed(texts)?, block: 0 })
+        Ok(Calibration { checkpoint, texts: checkpoint.embed(texts)?, block: 0, is_stopped: &|| false })
+    }
+
+    /// Asks before each text whether to stop.
+    #[must_use]
+    pub fn stopped_by(self, is_stopped: &'a dyn Fn() -> bool) -> Self {
+        Calibration { is_stopped, ..self }
     }
 
     /// The block that [`Calibration::observe`] and [`Calibration::advance`] run next.
@@ -153,19 +160,26 @@ impl<'a> Calibration<'a> {
     /// block.
     ///
     /// # Errors
-    /// Those of reading the block's weights and of its products; a call after the last block.
+    /// Those of reading the block's weights and of its products; a call after the last block; [`twofour::Error::Interrupted`] where [`Calibration::stopped_by`] asks for it.
     pub fn observe(&self, observe: &mut dyn FnMut(Observation<'_>)) -> Result<()> {
         let block = self.next_block(None)?;
-        self.texts.iter().try_for_each(|text| block.run(&mut text.clone(), observe))
+        self.texts.iter().try_for_each(|text| {
+            go_on(self.is_stopped)?;
+            block.run(&mut text.clone(), observe)
+        })
     }
 
-    /// Runs every text through the next block, with the weights that `replace` returns in place of the stored ones.
+    /// Runs every text through the next block, with the weights that `replace` returns in place of the stored ones. After an error the texts are of no more use.
     ///
     /// # Errors
     /// Those of [`Calibration::observe`]; a replaced weight of another length.
     pub fn advance(&mut self, replace: Replace<'_>) -> Result<()> {
         let block = self.next_block(Some(replace))?;
-        self.texts.iter_mut().try_for_each(|x| block.run(x, &mut |_| {}))?;
+        let is_stopped = self.is_stopped;
+        self.texts.iter_mut().try_for_each(|x| {
+            go_on(is_stopped)?;
+            block.run(x, &mut |_| {})
+        })?;
         self.block += 1;
         Ok(())
     }
@@ -182,4 +196,8 @@ impl<'a> Calibration<'a> {
         }
         self.checkpoint.block(self.block, replace)
     }
+}
+
+fn go_on(is_stopped: &dyn Fn() -> bool) -> Result<()> {
+    if is_stopped() { Err(twofour::Error::Interrupted.into()) } else { Ok(()) }
 }
