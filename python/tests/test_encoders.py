@@ -123,6 +123,44 @@ def test_a_padded_batch_is_that_of_the_dense_encoder(name):
     torch.testing.assert_close(found[~mask], expected[~mask], rtol=1e-4, atol=1e-5)
 
 
+def replace_last(encoder, name):
+    """Replaces the layers of the last encoder layer; returns a dense encoder that computes the same."""
+    reference, paths = copy.deepcopy(encoder), ("layers.1.linear1", "layers.1.linear2", "layers.1.self_attn.out_proj")
+    if name == "sparsify_":
+        sparsify_(encoder, semi_sparse_weight(), lambda _, path: path in paths, prune=True)
+    for path in paths:
+        layer = encoder.get_submodule(path)
+        if name != "sparsify_":
+            layer = LAYERS[name](layer)
+            encoder.set_submodule(path, layer)
+        reference.set_submodule(path, dense(layer))
+    return reference.eval()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_encoders_take_padded_and_nested_batches_where_later_layers_are_sparse(name, is_nested):
+    encoder = nn.TransformerEncoder(encoder_layer(), 2).eval()
+    reference = replace_last(encoder, name)
+    encoder.eval()
+    mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    x = torch.randn(2, 5, WIDTH)
+    tolerance = {"rtol": 0.05, "atol": 0.05} if name == "int8" else {"rtol": 1e-4, "atol": 1e-5}
+    with torch.no_grad():
+        if not is_nested:
+            found, expected = (m(x, src_key_padding_mask=mask)[~mask] for m in (encoder, reference))
+            torch.testing.assert_close(found, expected, **tolerance)
+            return
+        batch = torch.nested.nested_tensor([x[0], x[1, :3]])
+        if name == "sparsify_":
+            with pytest.raises(AssertionError, match="does not support NestedTensor"):
+                encoder(batch)
+            return
+        for found, expected in zip(encoder(batch).unbind(), reference(batch).unbind(), strict=True):
+            torch.testing.assert_close(found, expected, **tolerance)
+
+
 class Reader(nn.Module):
     def __init__(self):
         super().__init__()

@@ -7,6 +7,10 @@ one with the tangent of ``x``. So ``backward`` and ``tangent`` call these functi
 from __future__ import annotations
 
 import torch
+from torch import is_grad_enabled
+from torch._C import _are_functorch_transforms_active as is_transforming
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from . import _ops
 from ._derivatives import applied, derivable, is_differentiated, is_transformed, save
@@ -124,6 +128,40 @@ class PackedLinear(torch.autograd.Function):
         return sum(terms[1:], start=terms[0]) if terms else None
 
 
+class _EagerPackedLinear(torch.autograd.Function):
+    """:class:`PackedLinear` without transforms and tangents, whose forward pass asks as little as it can: it takes as long as a small GEMM."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, packed, estimator):
+        of_x, of_weight, *_ = ctx.needs_input_grad
+        saved = packed.transposed
+        uses_transpose = saved is not None
+        ctx.facts = packed.rows, packed.cols, estimator, uses_transpose, weight.dtype if of_weight else None
+        if of_x:
+            ctx.save_for_backward(x if of_weight else None, weight, saved if uses_transpose else packed.forward)
+        else:
+            ctx.save_for_backward(x if of_weight else None, None, None)
+        if packed.direct is not None:
+            try:
+                if bias is None:
+                    return _ops.eager_linear(x, packed.direct, packed.rows)
+                return _ops.eager_linear_bias(x, packed.direct, bias, packed.rows, 0)
+            except RuntimeError:
+                # What is wrong is said below.
+                pass
+        return packed.times_transpose(x, bias)
+
+    @staticmethod
+    def backward(ctx, dy):
+        ctx.rows, ctx.cols, ctx.estimator, ctx.uses_transpose, ctx.weight_dtype = ctx.facts
+        return PackedLinear.backward(ctx, dy)[:5]
+
+
+#: ``x @ W.T + bias`` of ``x``, ``weight``, ``bias``, ``packed`` and ``estimator``, as for :func:`packed_linear`, where a derivative is needed, and neither
+#: a transform nor a tangent is at work.
+eager_packed_linear = _EagerPackedLinear.apply
+
+
 def _packed_of(ctx, packed: torch.Tensor) -> Packed:
     """The weight of which a context holds one packing."""
     return Packed(ctx.rows, ctx.cols, None, packed) if ctx.uses_transpose else Packed(ctx.rows, ctx.cols, packed)
@@ -190,8 +228,13 @@ def packed_linear(
         packed: ``W``.
         estimator: the number of the estimate that replaces the output gradient in the weight gradient; -1 for none.
     """
-    if is_differentiated(x, weight, bias):
-        return applied(PackedLinear, x, weight, bias, packed.forward, packed.transposed, packed.rows, packed.cols, estimator)
+    if is_compiling() or forward_ad._current_level >= 0 or is_transforming():
+        if is_differentiated(x, weight, bias):
+            return applied(PackedLinear, x, weight, bias, packed.forward, packed.transposed, packed.rows, packed.cols, estimator)
+    elif is_grad_enabled() and (
+        x.requires_grad or (bias is not None and bias.requires_grad) or (weight is not None and weight.requires_grad)
+    ):
+        return eager_packed_linear(x, weight, bias, packed, estimator)
     return packed.times_transpose(x, bias)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import sys
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from ._memory import share_between_processes
 from ._packed import Packed, metadata_of_zeros, pack_by_rule, pack_sparse
 from ._packed_buffer import PackedBuffer, plain
 from ._parallel import FrozenBuffers
+from ._readers import multiplies_nested
 from ._tracing import traceable
 
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
@@ -140,9 +142,12 @@ class Linear(FrozenBuffers, SparseLayer, nn.Linear):
 
     @property
     def weight(self):
-        """The weight as a sparse tensor that shares this layer's memory; assigning to its ``data`` replaces the layer's weight."""
+        """The weight as a sparse tensor that shares this layer's memory; assigning to its ``data`` replaces the layer's weight. torch's attention and
+        encoder layers read a dense copy where their input is nested."""
         from .sparse import SparseSemiStructuredTensorCUSPARSELT
 
+        if not torch.compiler.is_compiling() and multiplies_nested(sys._getframe(1)):
+            return self.dense_weight()
         weight = SparseSemiStructuredTensorCUSPARSELT._of(self.packed_weight)
         weight._layer = self
         return weight
@@ -245,13 +250,14 @@ class Linear(FrozenBuffers, SparseLayer, nn.Linear):
         packed, parameters = self._buffers["weight_packed"], self._parameters
         # FSDP puts a view where the parameter was.
         bias = parameters["bias"] if "bias" in parameters else self.bias
-        packed = self.pack() if packed is None else plain(packed)
+        packed = packed.plain if type(packed) is PackedBuffer else self.pack() if packed is None else packed
         # The first question takes least, and is of all devices.
         if _is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):
                 return self.forward(x.to(packed.dtype)).to(torch.get_autocast_dtype(x.device.type))
-        if not x.shape or x.shape[-1] != self.in_features:
-            raise RuntimeError(f"the input has shape {list(x.shape)}; its last dimension must be in_features = {self.in_features}")
+        shape = x.shape
+        if not shape or shape[-1] != self.in_features:
+            raise RuntimeError(f"the input has shape {list(shape)}; its last dimension must be in_features = {self.in_features}")
         return packed_linear(x, None, bias, Packed(self.out_features, self.in_features, packed))
 
     def extra_repr(self) -> str:

@@ -92,3 +92,10 @@ def _reads_in_forward(frame, layer: nn.Module) -> bool:
 
 #: Modules of Python whose functions move, shard or replace parameters.
 _WRAPPERS = ("torch.distributed", "torch.nn.parallel", "torch.nn.utils", "torch.func", "torch._functorch", "torch.optim", "accelerate", "deepspeed", "fairscale")
+
+
+def multiplies_nested(frame) -> bool:
+    """Whether a frame is that of torch's attention or encoder layer with a nested input, for which these take plain dense weights alone."""
+    if frame.f_globals.get("__name__") not in ("torch.nn.modules.activation", "torch.nn.modules.transformer"):
+        return False
+    return any(getattr(frame.f_locals.get(name), "is_nested", False) for name in ("src", "query"))

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from . import _layouts, _memory, _ops
-from ._autograd import linear_of_tensor
+from ._autograd import eager_packed_linear, linear_of_tensor
 from ._derivatives import applied, derivable
 from ._float8 import FLOAT8, saturated, scaled_product
 from ._packed import Packed, pack_by_mask, pack_by_rule, pack_sparse, packed_zeros
@@ -391,19 +391,22 @@ def _same_dtype(name: str, a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def _linear(input, weight, bias=None):
-    # Inference in eager mode. Here every attribute costs a share of the call, so one expression decides.
+    # Eager mode. Here every attribute costs a share of the call, so one expression decides.
     try:
         packed = weight.packed_weight
         if (
             packed.direct is not None
             and input.dtype is packed.dtype
             and input.shape[-1] == packed.cols
-            and not is_grad_enabled()
             and not is_any_autocast_enabled()
             and forward_ad._current_level < 0
             and not _is_transforming()
             and not is_dynamo_compiling()
         ):
+            if is_grad_enabled():
+                # The weight is asked last, and only where it must be: reading an attribute of a tensor subclass costs as much as the rest.
+                if input.requires_grad or (bias is not None and bias.requires_grad) or weight.requires_grad:
+                    return eager_packed_linear(input, weight, bias, packed, -1)
             if bias is None:
                 return _EAGER_LINEAR(input, packed.direct, packed.rows)
             return _EAGER_LINEAR_BIAS(input, packed.direct, bias, packed.rows, 0)

@@ -142,6 +142,11 @@ def sparsify_(
         if not is_training_layer(module):
             module.weight = sparse[id(module.weight)]
     replace(model, pairs)
+    changed = {id(module) for _, module in layers}
+    for encoder in model.modules():
+        if isinstance(encoder, nn.TransformerEncoder) and any(id(module) in changed for module in encoder.modules()):
+            # Padded batches stay as they are: torch multiplies nested tensors with plain weights alone.
+            encoder.use_nested_tensor = False
     _registration.with_transformers()
     return model
 
