@@ -34,7 +34,8 @@ fn every_command_ends_with_commands_that_run() {
     let at = directory.path();
     fs::write(at.join("text.txt"), "two of four\nthe mask\na weight\nrows are cut\n".repeat(8)).unwrap();
     let [llama, bert, masked] = ["llama", "bert", "bert_masked"].map(fixture);
-    let commands: [&[&str]; 11] = [
+    let commands: [&[&str]; 12] = [
+        &["prune", &bert, "-o", "pruned-bert"],
         &["inspect", &llama],
         &["eval", &llama, "--text", "text.txt"],
         &["prune", &llama, "-o", "it's pruned"],

@@ -44,6 +44,12 @@ pub(crate) fn run(model: &Path, text: Option<&Path>) -> Vec<String> {
     }
 }
 
+/// The command that says what became of an encoder; none for another model, which [`run`] has one for.
+pub(crate) fn compare(model: &Path, before: &Path) -> Option<String> {
+    let line = || format!("twofour eval {} --text TEXT --against {}", word(model), word(before));
+    (kind(model) == Kind::Encoder).then(line)
+}
+
 /// Commands after text was generated with a model, `given` as a person named it and `located` where it is.
 pub(crate) fn after_generating(given: &Path, located: &Path) -> Vec<String> {
     let measure = format!("twofour eval {} --text TEXT", word(given));

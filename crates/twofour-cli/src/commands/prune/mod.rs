@@ -276,6 +276,7 @@ impl Prune {
     fn next(&self, tensors: &[TensorAnswer<'_>]) -> Vec<String> {
         let output = &self.output.output;
         let mut commands = next::run(output, self.evaluation.text());
+        commands.extend(next::compare(output, &self.input));
         let is_two_of_four = self.pattern == Pattern::TWO_FOUR && tensors.iter().all(|t| t.axis != Some("column"));
         if is_two_of_four && !self.joint.quantizes() {
             commands.push(next::compress(output));
