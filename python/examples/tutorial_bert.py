@@ -45,15 +45,10 @@ def options() -> argparse.Namespace:
     return chosen
 
 
-def linear_layers(model: torch.nn.Module) -> list[str]:
-    """The encoder's linear layers, which the tutorial prunes; the head stays dense."""
-    return [name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and "layer" in name]
-
-
 def prune(model: torch.nn.Module) -> None:
     """Makes the weights 2:4 by magnitude."""
     sparsifier = WeightNormSparsifier(sparsity_level=1.0, sparse_block_shape=(1, 4), zeros_per_block=2)
-    sparsifier.prepare(model, [{"tensor_fqn": f"{name}.weight"} for name in linear_layers(model)])
+    sparsifier.prepare(model, [{"tensor_fqn": f"{name}.weight"} for name in twofour.linear_layers(model)])
     sparsifier.step()
     sparsifier.squash_mask()
 
@@ -61,7 +56,7 @@ def prune(model: torch.nn.Module) -> None:
 def compressed(model: torch.nn.Module) -> torch.nn.Module:
     """A copy of the model with compressed weights."""
     model = copy.deepcopy(model)
-    for name in linear_layers(model):
+    for name in twofour.linear_layers(model):
         module = model.get_submodule(name)
         module.weight = torch.nn.Parameter(to_sparse_semi_structured(module.weight))
     return model
