@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use support::{Ran, model, names, random, run, twofour, write};
+use support::{Ran, model, names, random, run, training::tiny_recipe, twofour, write};
 
 /// Runs the command under limits of the shell's `ulimit`, with an environment.
 fn limited(directory: &Path, limits: &str, environment: &[(&str, &str)], arguments: &[&str]) -> Ran {
@@ -180,6 +180,52 @@ fn a_link_or_device_in_the_outputs_place_is_refused_and_stays() {
         run(at, &["prune", "in", "-o", "through", "--force"]).good();
     }
     assert_eq!(fs::read_to_string(at.join("other")).unwrap(), "of somebody else");
+}
+
+/// Runs the command in a folder where a link has the name of one of its files, and expects a refusal that names it, and what the link leads to untouched.
+#[track_caller]
+fn expect_link_refused(at: &Path, link: &str, arguments: &[&str]) {
+    let path = at.join(link);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    for target in [at.join("precious"), at.join("nothing")] {
+        let _ = fs::rename(&path, at.join("before"));
+        symlink(&target, &path).unwrap();
+        let message = limited(at, "-c 0", &[], arguments).bad(1);
+        assert!(message.contains(link) && message.contains("symbolic link"), "{arguments:?}: {message}");
+        assert!(!message.contains("--force replaces"), "{message}");
+        assert_eq!(fs::read_link(&path).unwrap(), target);
+        fs::remove_file(&path).unwrap();
+        let _ = fs::rename(at.join("before"), &path);
+    }
+    assert_eq!(fs::read_to_string(at.join("precious")).unwrap(), "of somebody else");
+    assert!(!at.join("nothing").exists());
+}
+
+#[test]
+fn links_in_the_place_of_a_commands_own_files_are_refused_and_stay() {
+    let (directory, _) = model();
+    let at = directory.path();
+    fs::write(at.join("precious"), "of somebody else").unwrap();
+    expect_link_refused(at, "pages/twofour.1", &["man", "pages"]);
+    for force in [&[][..], &["--force"]] {
+        let out = ["prune", "model.safetensors", "-o", "out.safetensors"];
+        expect_link_refused(at, "out.safetensors", &[&out[..], force].concat());
+    }
+    fs::create_dir(at.join("in")).unwrap();
+    fs::copy(at.join("model.safetensors"), at.join("in/model.safetensors")).unwrap();
+    expect_link_refused(at, "out/.twofour.lock", &["prune", "in", "-o", "out"]);
+    expect_link_refused(at, "quick/.twofour.lock", &["quickstart", "--out", "quick"]);
+    for file in ["plan.json", "report.json", "text"] {
+        expect_link_refused(at, &format!("quick/{file}"), &["quickstart", "--out", "quick", "--force"]);
+    }
+    tiny_recipe(at);
+    let train = ["train", "recipe.toml", "-o", "run"];
+    expect_link_refused(at, "run/lock", &train);
+    run(at, &train).good();
+    for file in ["recipe.toml", "metrics.jsonl", "report.json", "report.svg", "model"] {
+        expect_link_refused(at, &format!("run/{file}"), &train);
+    }
+    run(at, &train).good();
 }
 
 /// Text that clears the screen, sets a title and turns what follows around.

@@ -3,12 +3,10 @@
 //! A file begins with its contents' SHA-256, and its name depends on all inputs of the contents. A damaged file is ignored. Files are written under a
 //! temporary name and renamed, so that processes that compile the same kernel concurrently do not interfere.
 
-use std::{
-    io::Write,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
+use twofour::file::{Overwrite, write_whole};
 
 use crate::{
     Architecture, Error, Result,
@@ -74,7 +72,7 @@ impl Cache {
     /// Compiles a source, regardless of the cache, and stores the code.
     ///
     /// # Errors
-    /// [`Error::NoCompiler`], [`Error::Compile`], and [`Error::Io`] where the file cannot be written.
+    /// [`Error::NoCompiler`], [`Error::Compile`], and [`Error::Io`] and [`Error::Core`] where the file cannot be written.
     pub fn compile(&self, source: &Source, architecture: Architecture) -> Result<Compiled> {
         let compiler = Compiler::find().ok_or(Error::NoCompiler { kernel: source.name().to_owned(), architecture })?;
         let compiled = compiler.compile(source, architecture)?;
@@ -84,13 +82,9 @@ impl Cache {
 
     fn keep(&self, source: &Source, architecture: Architecture, compiler: Compiler, code: &[u8]) -> Result<()> {
         let path = self.path(source, architecture, &version(compiler));
-        let failed = |action| move |source| Error::Io { path: self.folder.clone(), action, source };
-        std::fs::create_dir_all(&self.folder).map_err(failed("creating"))?;
-        let mut file = tempfile::NamedTempFile::new_in(&self.folder).map_err(failed("creating a file in it"))?;
-        let written = file.write_all(&Sha256::digest(code)).and_then(|()| file.write_all(code));
-        written.and_then(|()| file.as_file().sync_all()).map_err(failed("writing a file in it"))?;
-        file.persist(&path).map_err(|error| Error::Io { path, action: "renaming to it", source: error.error })?;
-        Ok(())
+        let failed = |source| Error::Io { path: self.folder.clone(), action: "creating", source };
+        std::fs::create_dir_all(&self.folder).map_err(failed)?;
+        Ok(write_whole(path, Overwrite::Yes, &[Sha256::digest(code).as_slice(), code].concat())?)
     }
 
     fn of_any_compiler(&self, source: &Source, architecture: Architecture) -> Option<Vec<u8>> {

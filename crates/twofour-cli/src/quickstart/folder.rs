@@ -3,13 +3,13 @@
 use std::{
     ffi::OsStr,
     fs,
-    io::{ErrorKind, Write},
+    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, bail};
 use serde::{Serialize, de::DeserializeOwned};
-use twofour::file::DirectoryLock;
+use twofour::file::{DirectoryLock, Overwrite, expect_replaceable, write_whole};
 use twofour_nn::train::CHECKPOINT_FILE;
 
 use super::{Losses, Plan, Report};
@@ -64,7 +64,10 @@ impl Folder {
     }
 
     fn locked(path: &Path) -> Result<Folder> {
-        Ok(Folder { path: path.to_owned(), _lock: DirectoryLock::acquire(path)? })
+        let folder = Folder { path: path.to_owned(), _lock: DirectoryLock::acquire(path)? };
+        // At the end of a long run it would be late.
+        folder.files().iter().try_for_each(|file| expect_replaceable(file, Overwrite::Yes))?;
+        Ok(folder)
     }
 
     /// Opens a directory with any contents and removes the files of a run from it. Other files stay.
@@ -72,15 +75,20 @@ impl Folder {
         fs::create_dir_all(path).with_context(|| path.display().to_string())?;
         let folder = Self::locked(path)?;
         // The plan first: without it, a half-removed run is not recognized as a run.
-        let checkpoints = ["dense", "sparse"].map(|model| format!("{model}/{CHECKPOINT_FILE}"));
-        for name in [PLAN, REPORT, LOSSES, CORPUS].into_iter().chain(checkpoints.iter().map(String::as_str)) {
-            let file = folder.file(name);
+        for file in folder.files() {
             match fs::remove_file(&file) {
                 Err(e) if e.kind() != ErrorKind::NotFound => return Err(e).with_context(|| file.display().to_string()),
                 _ => {}
             }
         }
         Ok(folder)
+    }
+
+    /// The files of a run that decide where the next one begins; the plan first.
+    fn files(&self) -> Vec<PathBuf> {
+        let checkpoints = ["dense", "sparse"].map(|model| format!("{model}/{CHECKPOINT_FILE}"));
+        let names = [PLAN, REPORT, LOSSES, CORPUS].into_iter().chain(checkpoints.iter().map(String::as_str));
+        names.map(|name| self.file(name)).collect()
     }
 
     /// The path of a file or directory in the output directory.
@@ -135,16 +143,7 @@ impl Folder {
 
     /// Writes a file atomically.
     pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        let path = self.file(name);
-        let temporary = self.file(&format!(".{name}.tmp"));
-        let written = fs::File::create(&temporary)
-            .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
-            .and_then(|()| fs::rename(&temporary, &path));
-        if written.is_err() {
-            // It may not even exist.
-            let _ = fs::remove_file(&temporary);
-        }
-        written.with_context(|| path.display().to_string())
+        Ok(write_whole(self.file(name), Overwrite::Yes, bytes)?)
     }
 
     fn write_json(&self, name: &str, value: &impl Serialize) -> Result<()> {
@@ -172,7 +171,7 @@ impl Folder {
     }
 }
 
-/// Whether this is the name of a temporary file of [`Folder::write`].
+/// Whether this is the name of a file that is being written.
 fn is_temporary(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     name.starts_with('.') && name.ends_with(".tmp")

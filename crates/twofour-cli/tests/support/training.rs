@@ -4,6 +4,28 @@ use std::{fs, path::Path, process::Stdio, thread::sleep, time::Duration};
 
 use super::{Ran, run, twofour};
 
+/// Writes `recipe.toml` of a model that trains in milliseconds, and its text.
+pub fn tiny_recipe(at: &Path) {
+    fs::write(at.join("text.txt"), "the two of every four ".repeat(40)).unwrap();
+    let recipe = r#"
+        [model]
+        layers = 1
+        width = 16
+        heads = 2
+        context = 16
+        [training]
+        batch = 2
+        steps = 8
+        warm_up = 2
+        validation_sequences = 2
+        validate_every = 4
+        checkpoint_every = 4
+        [data]
+        text = ["text.txt"]
+    "#;
+    fs::write(at.join("recipe.toml"), recipe).unwrap();
+}
+
 fn arguments<'a>(out: &'a str, sets: &[&'a str]) -> Vec<&'a str> {
     let sets = sets.iter().flat_map(|set| ["--set", set]);
     ["train", "recipe.toml", "-o", out].into_iter().chain(sets).collect()

@@ -4,15 +4,15 @@ use std::{
     collections::HashMap,
     fmt::Debug,
     hash::Hash,
-    io::Write,
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use serde::{Serialize, de::DeserializeOwned};
+use twofour::file::{Overwrite, write_whole};
 
 use super::{Measured, MeasuredChoice};
-use crate::Result;
+use crate::{Error, Result};
 
 /// Choices, and the file that caches them.
 #[derive(Debug)]
@@ -70,17 +70,15 @@ where
         self.choices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes a temporary file and renames it, so that concurrent readers see a complete file.
-    fn write(&self, choices: &HashMap<P, MeasuredChoice<P, How>>) -> std::io::Result<()> {
+    /// Writes the file in one step, so that concurrent readers see a complete one.
+    fn write(&self, choices: &HashMap<P, MeasuredChoice<P, How>>) -> Result<()> {
         let mut choices: Vec<_> = choices.values().collect();
         choices.sort_by_key(|choice| format!("{:?}", choice.problem));
         let folder = self.file.parent().unwrap_or(Path::new("."));
-        std::fs::create_dir_all(folder)?;
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
-        serde_json::to_writer_pretty(&mut file, &choices)?;
-        file.flush()?;
-        file.persist(&self.file)?;
-        Ok(())
+        let failed = |action| move |source| Error::Io { path: folder.to_owned(), action, source };
+        std::fs::create_dir_all(folder).map_err(failed("creating"))?;
+        let text = serde_json::to_vec_pretty(&choices).map_err(|error| failed("writing JSON to it")(error.into()))?;
+        Ok(write_whole(&self.file, Overwrite::Yes, &text)?)
     }
 }
 

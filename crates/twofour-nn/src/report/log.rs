@@ -1,11 +1,12 @@
 //! `metrics.jsonl` while it is written.
 
 use std::{
-    ffi::OsString,
     fs::{self, File, OpenOptions},
     io::{self, BufWriter, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
 };
+
+use twofour::file::{Overwrite, expect_replaceable, write_whole};
 
 use super::StepMetrics;
 
@@ -22,6 +23,9 @@ pub enum MetricsError {
         #[source]
         source: io::Error,
     },
+    /// It cannot be replaced.
+    #[error(transparent)]
+    File(#[from] twofour::Error),
 }
 
 /// An append-only file with one JSON object for each step.
@@ -38,9 +42,10 @@ impl MetricsLog {
     /// Opens the file, keeps the lines of the first `steps` steps, removes the others, and returns what it keeps. Lines that are damaged or missing are left out.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// Those of the file system and of [`expect_replaceable`].
     pub fn open(path: &Path, steps: u64) -> Result<(MetricsLog, Vec<StepMetrics>), MetricsError> {
         let io = |source| MetricsError::Io { path: path.to_owned(), source };
+        expect_replaceable(path, Overwrite::Yes)?;
         let bytes = match fs::read(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => vec![],
             read => read.map_err(io)?,
@@ -54,23 +59,11 @@ impl MetricsLog {
                 lines.push(metrics);
             }
         }
-        if bytes.starts_with(&kept) {
-            let mut file = OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(io)?;
-            file.set_len(kept.len() as u64).and_then(|()| file.seek(SeekFrom::End(0))).map_err(io)?;
-            return Ok((MetricsLog { path: path.to_owned(), file: BufWriter::new(file) }, lines));
+        if !bytes.starts_with(&kept) {
+            write_whole(path, Overwrite::Yes, &kept)?;
         }
-        // In one step: a process that is killed here has lost nothing more.
-        let mut name = OsString::from(".");
-        name.push(path.file_name().unwrap_or_default());
-        name.push(".tmp");
-        let temporary = path.with_file_name(name);
-        let written = File::create(&temporary).and_then(|mut file| {
-            file.write_all(&kept)?;
-            file.sync_all()?;
-            fs::rename(&temporary, path)?;
-            Ok(file)
-        });
-        let file = written.map_err(io)?;
+        let mut file = OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(io)?;
+        file.set_len(kept.len() as u64).and_then(|()| file.seek(SeekFrom::End(0))).map_err(io)?;
         Ok((MetricsLog { path: path.to_owned(), file: BufWriter::new(file) }, lines))
     }
 

@@ -6,6 +6,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
+use super::{Overwrite, writer::expect_replaceable};
 use crate::{Error, Result};
 
 /// The file that a process holds locked while it writes to a directory.
@@ -28,7 +29,7 @@ impl DirectoryLock {
     /// Locks a directory, and removes the files that a killed process had listed as unfinished.
     ///
     /// # Errors
-    /// [`Error::Busy`] where another process holds the lock; [`Error::Io`] where the system refuses.
+    /// [`Error::Busy`] where another process holds the lock; [`Error::Format`] where a link or a device has its name; [`Error::Io`] where the system refuses.
     pub fn acquire(directory: &Path) -> Result<Self> {
         let path = directory.join(NAME);
         let io = |action| {
@@ -36,6 +37,7 @@ impl DirectoryLock {
             move |source| Error::Io { path, action, source }
         };
         loop {
+            expect_replaceable(&path, Overwrite::Yes)?;
             let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
             let file = opened.map_err(io("making it, which keeps other processes from writing there"))?;
             match file.try_lock() {

@@ -98,4 +98,4 @@ pub use reader::{Reader, Shard, TensorView};
 pub use stored::{StoredDType, StoredElement};
 pub use temporary::{TEMP_PREFIX, TEMP_SUFFIX};
 pub use value_format::ValueFormat;
-pub use writer::{Overwrite, Writer};
+pub use writer::{Overwrite, Writer, expect_replaceable, write_whole};

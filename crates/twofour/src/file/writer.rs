@@ -341,18 +341,41 @@ impl Sealed {
     }
 }
 
-/// Returns an error where something has the output's name that `overwrite` does not allow to replace, or that is no file: a device would become a file, and of
-/// a link either it or what it leads to would be lost.
-pub(super) fn expect_replaceable(path: &Path, overwrite: Overwrite) -> Result<()> {
-    // symlink_metadata: a dangling link is an existing output too.
+/// Writes the whole of a small file: it has all of its new contents at once, also after a kill, or is as it was.
+///
+/// # Errors
+/// Those of [`expect_replaceable`]; [`Error::Format`] for a directory; [`Error::Io`] where the system refuses.
+///
+/// ```
+/// use twofour::file::{Overwrite, write_whole};
+/// let directory = tempfile::tempdir()?;
+/// let path = directory.path().join("report.json");
+/// write_whole(&path, Overwrite::No, b"{}")?;
+/// assert_eq!(std::fs::read(&path)?, b"{}");
+/// assert!(write_whole(&path, Overwrite::No, b"[]").is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn write_whole(path: impl AsRef<Path>, overwrite: Overwrite, contents: &[u8]) -> Result<()> {
+    Output::whole(path.as_ref(), overwrite, contents)?.publish()
+}
+
+/// Checks that a file may get its name there: nothing is there, or a file that `overwrite` allows to replace.
+///
+/// # Errors
+/// [`Error::Format`] for what is no file, whatever `overwrite` says: a device would become a file, and of a symbolic link either it or what it leads to would be lost.
+/// [`Error::Exists`] for a file that may not be replaced.
+pub fn expect_replaceable(path: impl AsRef<Path>, overwrite: Overwrite) -> Result<()> {
+    let path = path.as_ref();
+    // symlink_metadata: a dangling link is there, too.
     let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
-    if overwrite == Overwrite::No {
-        return Err(Error::Exists { path: path.to_owned() });
-    }
     if found.is_file() {
-        return Ok(());
+        return match overwrite {
+            Overwrite::No => Err(Error::Exists { path: path.to_owned() }),
+            Overwrite::Yes => Ok(()),
+        };
     }
     let reason = match fs::read_link(path) {
+        Err(_) if found.is_dir() => "is a directory, and is not replaced by a file; name another output".to_owned(),
         Ok(target) => format!(
             "is a symbolic link to {}, and links are not replaced; name the file itself, or remove the link",
             target.display()

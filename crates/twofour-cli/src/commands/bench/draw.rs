@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use clap::Args;
+use twofour::file::{Overwrite, write_whole};
 
 use super::{
     grid::{GridRecord, heat_map, picture_of},
@@ -45,7 +46,7 @@ impl Draw {
         if picture.exists() && !self.force {
             bail!(Usage(format!("{shown} exists; replace it with --force")));
         }
-        output::replace(&picture, heat_map(&record).as_bytes())?;
+        write_whole(&picture, Overwrite::Yes, heat_map(&record).as_bytes())?;
         screen.line(format!("wrote {shown}"))?;
         screen.json(&serde_json::json!({ "picture": shown }))?;
         Ok(Verdict::Yes)

@@ -11,9 +11,13 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::Value;
-use twofour_nn::recipe::{Recipe, Tokenizer};
+use twofour::file::{Overwrite, expect_replaceable, write_whole};
+use twofour_nn::{
+    model::SavedModel,
+    recipe::{Recipe, Tokenizer},
+};
 
-use super::{decay, run, tokens};
+use super::{decay, outcome, run, tokens};
 use crate::exit::{Usage, UsageList};
 
 /// The recipe of the run, by which its folder is recognized.
@@ -21,6 +25,10 @@ const RECIPE: &str = "recipe.toml";
 
 /// The file that the process which trains in the folder holds locked, with its number.
 const LOCK: &str = "lock";
+
+/// What the run writes there.
+const WRITTEN: [&str; 7] =
+    [RECIPE, run::METRICS, run::REPORT, run::PICTURE, decay::FILE, outcome::MODEL, SavedModel::DIRECTORY];
 
 /// A folder that this process trains in. Others are refused while this lives, and no longer, however the process ends.
 #[derive(Debug)]
@@ -42,7 +50,7 @@ impl Folder {
                 // Text is encoded before the recipe is written.
                 let is_locked = names.iter().any(|name| name == LOCK);
                 let is_own = |name: &OsStr| is_trace(name) || is_locked && name == tokens::FILE;
-                if names.iter().any(|name| !is_own(name)) && !path.join(RECIPE).exists() {
+                if names.iter().any(|name| !is_own(name)) && fs::symlink_metadata(path.join(RECIPE)).is_err() {
                     bail!(Usage(format!(
                         "{}: is not empty and holds no training run; nothing was changed, choose another folder with -o",
                         path.display()
@@ -55,7 +63,15 @@ impl Folder {
             }
             Err(e) => return Err(e).with_context(at),
         }
-        Ok(Folder { path: path.to_owned(), _lock: lock(path)? })
+        let folder = Folder { path: path.to_owned(), _lock: lock(path)? };
+        // At the end of a long run it would be late.
+        for name in WRITTEN {
+            let path = folder.file(name);
+            if !path.is_dir() || path.is_symlink() {
+                expect_replaceable(path, Overwrite::Yes)?;
+            }
+        }
+        Ok(folder)
     }
 
     /// The path of a file or folder in the run's folder.
@@ -131,16 +147,7 @@ impl Folder {
 
     /// Writes a file atomically.
     pub(super) fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        let path = self.file(name);
-        let temporary = self.file(&format!(".{name}.tmp"));
-        let written = File::create(&temporary)
-            .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
-            .and_then(|()| fs::rename(&temporary, &path));
-        if written.is_err() {
-            // It may not even exist.
-            let _ = fs::remove_file(&temporary);
-        }
-        written.with_context(|| path.display().to_string())
+        Ok(write_whole(self.file(name), Overwrite::Yes, bytes)?)
     }
 
     /// Writes JSON atomically.
@@ -160,6 +167,7 @@ fn is_trace(name: &OsStr) -> bool {
 fn lock(folder: &Path) -> Result<File> {
     let path = folder.join(LOCK);
     let at = || path.display().to_string();
+    expect_replaceable(&path, Overwrite::Yes)?;
     let mut file =
         OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).with_context(at)?;
     match file.try_lock() {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use twofour::{
     DataType, Mask,
-    file::{Overwrite, Reader},
+    file::{Overwrite, Reader, expect_replaceable},
 };
 use twofour_nn::{
     engine::Engine,
@@ -18,7 +18,7 @@ use twofour_nn::{
 use super::folder::Folder;
 
 /// A model of this program's own kind, in bf16, its 2:4 layers compressed.
-const MODEL: &str = "model.safetensors";
+pub(super) const MODEL: &str = "model.safetensors";
 
 /// The directory while it is written.
 const UNFINISHED: &str = ".model.tmp";
@@ -156,6 +156,9 @@ pub(super) fn write_encoder<E: Engine>(
 /// Gives a directory that is finished its name.
 fn publish(folder: &Folder) -> Result<()> {
     let to = folder.file(SavedModel::DIRECTORY);
+    if to.is_symlink() {
+        expect_replaceable(&to, Overwrite::Yes)?;
+    }
     remove(&to)?;
     fs::rename(folder.file(UNFINISHED), &to).with_context(|| to.display().to_string())
 }

@@ -8,7 +8,10 @@ use std::{
 };
 
 use anyhow::{Context, Error, Result, anyhow, bail};
-use twofour::MatrixRef;
+use twofour::{
+    MatrixRef,
+    file::{Overwrite, expect_replaceable},
+};
 use twofour_nn::{
     engine::Engine,
     model::TrainedModel as _,
@@ -38,8 +41,11 @@ pub(super) const METRICS: &str = "metrics.jsonl";
 /// The folder of the checkpoint with the lowest validation loss.
 const BEST: &str = "best";
 
+/// The picture of the report.
+pub(super) const PICTURE: &str = "report.svg";
+
 /// The report, which a finished run has.
-const REPORT: &str = "report.json";
+pub(super) const REPORT: &str = "report.json";
 
 /// A run in progress.
 struct Run<'a, E: Engine, D: RunData> {
@@ -380,6 +386,7 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
         std::fs::create_dir_all(&copy).with_context(at)?;
         let (from, to) = (self.folder.file(LAST).join(CHECKPOINT_FILE), copy.join(CHECKPOINT_FILE));
         if !to.exists() {
+            expect_replaceable(&to, Overwrite::Yes)?;
             // A checkpoint's file is replaced, never written to: both names may have the same one.
             std::fs::hard_link(&from, &to).or_else(|_| std::fs::copy(&from, &to).map(|_| ())).with_context(at)?;
         }
@@ -443,7 +450,7 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
             None => format!("{}, {loss:.3} nats {target} on unseen {kind}", plan.method),
         };
         let picture = picture::draw(&title, plan, self.trainer.settled_at(), &self.steps)?;
-        self.folder.write("report.svg", picture.as_bytes())?;
+        self.folder.write(PICTURE, picture.as_bytes())?;
         self.folder.write_json(REPORT, &report)?;
         Ok(report)
     }

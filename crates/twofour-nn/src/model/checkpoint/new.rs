@@ -3,7 +3,10 @@
 use std::{fs, path::Path};
 
 use serde_json::{Value, json};
-use twofour::{DataType, file::Overwrite};
+use twofour::{
+    DataType,
+    file::{Overwrite, write_whole},
+};
 
 use super::{CONFIG_FILE, CheckpointError, llama, save::write_weights};
 use crate::{
@@ -36,10 +39,7 @@ pub fn save_llama<E: Engine>(
         });
     }
     write_weights(&llama::layout(config, "model."), (engine, model), directory, overwrite, dtype)?;
-    let write = |name: &str, text: &[u8]| {
-        let path = directory.join(name);
-        fs::write(&path, text).map_err(|source| CheckpointError::Io { path, source })
-    };
+    let write = |name: &str, text: &[u8]| write_whole(directory.join(name), Overwrite::Yes, text);
     match tokenizer {
         Tokenizer::Bytes => write("tokenizer.json", &pretty(&byte_tokenizer())?)?,
         Tokenizer::File(file) => {

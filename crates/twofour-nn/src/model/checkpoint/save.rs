@@ -45,6 +45,7 @@ pub(super) fn copy_beside(
         let (from, to) = (source.join(&relative), directory.join(&relative));
         let parent = to.parent().unwrap_or(directory);
         fs::create_dir_all(parent).map_err(|source| CheckpointError::Io { path: parent.to_owned(), source })?;
+        files::expect_replaceable(&to, Overwrite::Yes)?;
         fs::copy(&from, &to).map_err(|source| CheckpointError::Io { path: from, source })?;
     }
     copy_config(&source.join(CONFIG_FILE), &directory.join(CONFIG_FILE), class)
@@ -52,16 +53,11 @@ pub(super) fn copy_beside(
 
 /// Copies a configuration without what it says of compressed weights, with the name of the model's class where it is another.
 fn copy_config(from: &Path, to: &Path, class: Option<&'static str>) -> Result<()> {
-    let io = |path: &Path| {
-        let path = path.to_owned();
-        move |source| CheckpointError::Io { path, source }
-    };
-    let bytes = fs::read(from).map_err(io(from))?;
+    let bytes = fs::read(from).map_err(|source| CheckpointError::Io { path: from.to_owned(), source })?;
     let not = |reason: String| CheckpointError::NotAConfig { path: from.to_owned(), reason };
     let config: serde_json::Value = serde_json::from_slice(&bytes).map_err(|error| not(error.to_string()))?;
     if config.get("quantization_config").is_none() && class.is_none() {
-        fs::write(to, bytes).map_err(io(to))?;
-        return Ok(());
+        return Ok(files::write_whole(to, Overwrite::Yes, &bytes)?);
     }
     let mut config = config;
     if let Some(fields) = config.as_object_mut() {
@@ -71,7 +67,7 @@ fn copy_config(from: &Path, to: &Path, class: Option<&'static str>) -> Result<()
         }
     }
     let text = serde_json::to_vec_pretty(&config).map_err(|error| not(error.to_string()))?;
-    Ok(fs::write(to, text).map_err(io(to))?)
+    Ok(files::write_whole(to, Overwrite::Yes, &text)?)
 }
 
 /// Writes a model's weights by a layout's names to `model.safetensors` in a directory, which is made if it does not exist.

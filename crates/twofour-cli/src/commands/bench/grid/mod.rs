@@ -22,6 +22,7 @@ use std::{
 };
 
 use anyhow::{Result, bail};
+use twofour::file::{Overwrite, write_whole};
 use twofour_cuda::{Device, Error, measure::TrialTensors};
 
 use self::{
@@ -92,7 +93,7 @@ impl GridOptions<'_> {
         });
         drop((progress, guard));
         if let Some(path) = self.output.file() {
-            output::replace(&picture_of(path), heat_map(&record).as_bytes())?;
+            write_whole(picture_of(path), Overwrite::Yes, heat_map(&record).as_bytes())?;
         }
         let ended = ended?;
         tell(&record, screen)?;
@@ -122,6 +123,7 @@ impl GridOptions<'_> {
         if picture == path {
             bail!(Usage(format!("-o {}: name the JSON; the picture is written beside it", path.display())));
         }
+        output::expect_file(&picture)?;
         if picture.exists() && !path.exists() && !self.output.is_forced() {
             bail!(Usage(format!("{} exists; replace it with --force", picture.display())));
         }

@@ -6,8 +6,9 @@ use std::{
 };
 
 use anyhow::Result;
+use twofour::file::{Overwrite, write_whole};
 
-use super::{super::output, record::GridRecord};
+use super::record::GridRecord;
 use crate::{
     interrupt,
     measure::cuda::{CellTimes, GridCell},
@@ -94,7 +95,8 @@ impl<'a> Sitting<'a> {
     }
 
     fn save(&self, record: &GridRecord) -> Result<()> {
-        self.file.map_or(Ok(()), |path| output::replace(path, record.json()?.as_bytes()))
+        let Some(path) = self.file else { return Ok(()) };
+        Ok(write_whole(path, Overwrite::Yes, record.json()?.as_bytes())?)
     }
 }
 
