@@ -7,7 +7,9 @@
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
+    fmt,
     io::{Cursor, Write},
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 /// The system's allocator, which ends the process where the system has no memory.
@@ -39,7 +41,7 @@ unsafe impl GlobalAlloc for EndsWithoutMemory {
 #[inline]
 fn granted(memory: *mut u8, bytes: usize) -> *mut u8 {
     if memory.is_null() && !twofour::memory::is_attempt() {
-        end(bytes);
+        end(format_args!("{bytes} bytes were"));
     }
     memory
 }
@@ -47,12 +49,20 @@ fn granted(memory: *mut u8, bytes: usize) -> *mut u8 {
 /// Ends the process with a message, without allocating. Temporary files without a name go with the process; those with one are removed by the next command.
 #[cold]
 #[cfg(unix)]
-fn end(bytes: usize) {
-    let mut text = [0; 160];
+fn end(what: fmt::Arguments<'_>) -> ! {
+    static IS_ENDING: AtomicBool = AtomicBool::new(false);
+    if IS_ENDING.swap(true, Ordering::SeqCst) {
+        // Another thread says so already.
+        loop {
+            // SAFETY: it waits for signals and touches no memory.
+            unsafe { libc::pause() };
+        }
+    }
+    let mut text = [0; 192];
     let mut line = Cursor::new(&mut text[..]);
     let _ = writeln!(
         line,
-        "error: out of memory: {bytes} bytes were asked for and refused; free memory, or raise the limit of this process"
+        "error: out of memory: {what} asked for and refused; free memory, or raise the limit of this process"
     );
     let length = line.position() as usize;
     // SAFETY: the buffer holds `length` bytes; the file descriptor need not be open; `_exit` runs no code of this process.
@@ -65,4 +75,9 @@ fn end(bytes: usize) {
 /// Leaves it to Rust's own answer.
 #[cold]
 #[cfg(not(unix))]
-fn end(_: usize) {}
+fn end(_: fmt::Arguments<'_>) {}
+
+/// Ends the process where a new thread is refused the memory of its signal stack.
+pub(crate) fn end_without_stack() {
+    end(format_args!("the signal stack of a thread was"));
+}

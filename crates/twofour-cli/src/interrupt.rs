@@ -9,9 +9,9 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
-use crate::present::progress;
+use crate::{present::progress, threads};
 
 /// The exit code that shells report for a process ended by Ctrl-C: 128 + SIGINT.
 pub(crate) const EXIT_CODE: u8 = 130;
@@ -34,7 +34,11 @@ pub(crate) fn install() -> Result<()> {
             std::process::exit(i32::from(EXIT_CODE));
         }
     })
-    .context("installing the handler for Ctrl-C")
+    .map_err(|error| match error {
+        // It waits for signals on a thread.
+        ctrlc::Error::System(error) => threads::refused(error),
+        error => anyhow::Error::new(error).context("installing the handler for Ctrl-C"),
+    })
 }
 
 /// While this lives, the first signal waits for the command to stop by itself.

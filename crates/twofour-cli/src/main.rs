@@ -12,7 +12,9 @@
 //! | `tightest` | the tightest N:M pattern of a matrix |
 //! | `interrupt` | Ctrl-C |
 //! | `threads` | how many threads compute |
+//! | `memory` | whether work fits into the machine's memory |
 //! | `allocator` | what happens where memory is refused |
+//! | `panics` | which panics are not shown as such |
 //! | `hub` | models by their names on the Hugging Face hub |
 //! | `exit` | exit codes and the error message |
 
@@ -24,6 +26,8 @@ mod exit;
 mod hub;
 mod interrupt;
 mod measure;
+mod memory;
+mod panics;
 mod parse;
 mod present;
 mod quickstart;
@@ -34,7 +38,7 @@ mod weight_format;
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use exit::Verdict;
 
@@ -42,7 +46,8 @@ use exit::Verdict;
 static ALLOCATOR: allocator::EndsWithoutMemory = allocator::EndsWithoutMemory;
 
 fn main() -> ExitCode {
-    exit::code(|| threads::with_stack(command).context("starting a thread with a larger stack")?)
+    panics::install();
+    exit::code(|| threads::with_stack(command)?)
 }
 
 fn command() -> Result<Verdict> {

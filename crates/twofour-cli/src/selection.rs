@@ -153,16 +153,14 @@ impl Selection {
 
     /// Returns an error where no weight is chosen because another tool packed them, or because of their type.
     fn expect_weights(&self, reader: &Reader) -> Result<()> {
-        const PACKED: [&str; 5] = ["qweight", "weight_packed", "weight_scale_inv", "quant_state", "qzeros"];
         let chosen = |t: &TensorInfo| self.of(&t.name, t.dtype, &t.shape);
         if reader.compressed_weights().next().is_some() || reader.plain_tensors().any(|t| chosen(t).is_ok()) {
             return Ok(());
         }
         let path = reader.path().display();
-        let is_packed = |t: &&TensorInfo| t.name.rsplit('.').next().is_some_and(|last| PACKED.contains(&last));
-        if let Some(packed) = reader.plain_tensors().find(is_packed) {
+        if let Some(packed) = reader.foreign_packed() {
             bail!(
-                "{path}: another tool packed the weights in integers (`{}`), as GPTQ and AWQ do; start from the model that was quantized, \
+                "{path}: another tool packed the weights (`{}`), as GPTQ, AWQ and bitsandbytes do; start from the model that was quantized, \
                  in f32, f16 or bf16",
                 packed.name
             );

@@ -1,13 +1,18 @@
 //! The threads that the command computes with.
 
 use std::{
-    env, io,
+    env,
+    fmt::Display,
+    io,
     num::NonZero,
-    sync::Mutex,
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{self, Sender},
+    },
     thread::{self, Builder},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow};
 
 use crate::{
     exit::Usage,
@@ -59,17 +64,20 @@ pub(crate) fn start(screen: &Screen) -> Result<()> {
         ));
     }
     let wanted = wanted.min(machine);
-    let started = startable(wanted);
-    if started == 0 {
-        bail!(
-            "the system starts no thread; raise the limit of processes (`ulimit -u`, or the container's), or of memory"
-        );
-    }
-    if started < wanted {
+    let waiting = Waiting::start(wanted)?;
+    if waiting.count < wanted {
+        let started = waiting.count;
         screen.warn(format_args!("the system starts {started} of {wanted} threads; the command computes with these"));
     }
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(started).stack_size(STACK);
-    pool.build_global().context("starting the threads that compute")
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(waiting.count);
+    pool.spawn_handler(|part| waiting.run(part)).build_global().context("starting the threads that compute")
+}
+
+/// The error where the system refuses a thread.
+pub(crate) fn refused(error: impl Display) -> anyhow::Error {
+    anyhow!(
+        "the system starts no other thread or process ({error}); raise the limit of processes (`ulimit -u`, or the container's), or of memory"
+    )
 }
 
 /// The number in the variable's text; none for 0 and for nothing, which ask for all.
@@ -85,17 +93,42 @@ fn asked_for(text: &str) -> Result<Option<usize>, Usage> {
     }
 }
 
-/// How many threads the system starts, at most `wanted`. A pool whose threads do not all start can't be made a second time, so these are others.
-fn startable(wanted: usize) -> usize {
-    let gate = Mutex::new(());
-    let closed = gate.lock();
-    thread::scope(|scope| {
-        let started = (0..wanted)
-            .take_while(|_| Builder::new().stack_size(STACK).spawn_scoped(scope, || drop(gate.lock())).is_ok())
-            .count();
-        drop(closed);
-        started
-    })
+/// Threads that have started and wait for the work of a pool: a pool whose threads do not all start can't be made a second time.
+struct Waiting {
+    count: usize,
+    work: Sender<rayon::ThreadBuilder>,
+}
+
+impl Waiting {
+    /// Starts as many as the system does, at most `wanted`.
+    ///
+    /// # Errors
+    /// The system's where there would be none.
+    fn start(wanted: usize) -> Result<Self> {
+        let (work, receiver) = mpsc::channel();
+        let receiver = Arc::new(Mutex::new(receiver));
+        for count in 0..wanted {
+            let receiver = receiver.clone();
+            let wait = move || {
+                let part = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                // None comes where the pool is not made.
+                if let Ok(part) = part {
+                    rayon::ThreadBuilder::run(part);
+                }
+            };
+            match Builder::new().stack_size(STACK).spawn(wait) {
+                Ok(_) => {}
+                Err(error) if count == 0 => return Err(refused(error)),
+                Err(_) => return Ok(Waiting { count, work }),
+            }
+        }
+        Ok(Waiting { count: wanted, work })
+    }
+
+    /// Has one of them do a part of a pool's work.
+    fn run(&self, part: rayon::ThreadBuilder) -> io::Result<()> {
+        self.work.send(part).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
 }
 
 /// Stack of the thread that a command begins on: what systems give by default.
@@ -105,13 +138,13 @@ const MAIN_STACK: usize = 8 << 20;
 ///
 /// # Errors
 /// The system's where it starts no thread.
-pub(crate) fn with_stack<R: Send>(command: impl FnOnce() -> R + Send) -> io::Result<R> {
+pub(crate) fn with_stack<R: Send>(command: impl FnOnce() -> R + Send) -> Result<R> {
     if !is_stack_small() {
         return Ok(command());
     }
-    thread::scope(|scope| match Builder::new().stack_size(MAIN_STACK).spawn_scoped(scope, command)?.join() {
-        Ok(result) => Ok(result),
-        Err(panic) => std::panic::resume_unwind(panic),
+    thread::scope(|scope| {
+        let thread = Builder::new().stack_size(MAIN_STACK).spawn_scoped(scope, command).map_err(refused)?;
+        thread.join().or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
 
@@ -141,8 +174,10 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_counted_as_they_start() {
-        assert_eq!(startable(3), 3);
-        assert_eq!(startable(0), 0);
+    fn a_pool_runs_on_threads_that_have_started() {
+        let waiting = Waiting::start(3).unwrap();
+        assert_eq!(waiting.count, 3);
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).spawn_handler(|part| waiting.run(part));
+        assert_eq!(pool.build().unwrap().broadcast(|_| ()).len(), 3);
     }
 }

@@ -12,7 +12,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use support::{Ran, model, names, random, run, training::tiny_recipe, twofour, write};
+use support::{
+    Ran, model, names, random, run,
+    training::{tiny_quickstart, tiny_recipe},
+    twofour, write,
+};
 
 /// Runs the command under limits of the shell's `ulimit`, with an environment.
 fn limited(directory: &Path, limits: &str, environment: &[(&str, &str)], arguments: &[&str]) -> Ran {
@@ -88,6 +92,119 @@ fn without_memory_every_command_ends_with_one_line_and_leaves_nothing() {
         }
     }
     assert!(refused > 0, "no limit was too small");
+}
+
+/// A copy of a tiny checkpoint of transformers, with a tokenizer.
+fn checkpoint(at: &Path, family: &str) {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints").join(family);
+    fs::create_dir(at.join(family)).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), at.join(family).join(entry.file_name())).unwrap();
+    }
+}
+
+/// Every command that computes, with a model or a text of this folder; an output is named `out`.
+fn commands(at: &Path) -> Vec<Vec<&'static str>> {
+    checkpoint(at, "llama");
+    tiny_recipe(at);
+    tiny_quickstart(&at.join("quick"), 1.0, 4);
+    run(at, &["prune", "llama", "-o", "pruned"]).good();
+    run(at, &["compress", "pruned", "-o", "packed"]).good();
+    run(at, &["quantize", "packed", "-o", "integers", "--dtype", "int8"]).good();
+    let calibrated = ["--calibration", "text.txt", "--samples", "2", "--length", "32"];
+    let prune = |method| [&["prune", "llama", "-o", "out", "--method", method], &calibrated[..]].concat();
+    let mut commands = vec![prune("wanda"), prune("ria"), prune("sparsegpt")];
+    commands.extend([
+        vec!["prune", "llama", "-o", "out", "--transposable", "optimal"],
+        vec!["compress", "pruned", "-o", "out"],
+        vec!["quantize", "packed", "-o", "out", "--dtype", "int4"],
+        vec!["decompress", "integers", "-o", "out"],
+        vec!["check", "pruned"],
+        vec!["inspect", "packed"],
+        vec!["eval", "llama", "--text", "text.txt"],
+        vec!["generate", "packed", "--prompt", "two", "--length", "4"],
+        vec!["train", "recipe.toml", "-o", "out"],
+        vec!["advise", "--shape", "8x8"],
+        vec!["quickstart", "--out", "quick"],
+    ]);
+    commands
+}
+
+/// Expects a command to end well, or with one line of error that names what is short, behind at most one of warning.
+#[track_caller]
+fn expect_clear(ran: Ran, arguments: &[&str]) {
+    if ran.code == Some(0) {
+        return;
+    }
+    let lines: Vec<&str> = ran.stderr.lines().filter(|line| !line.starts_with("warning: the system starts")).collect();
+    // `advise` measures in a process of its own, which says what it lacked.
+    let most = if arguments[0] == "advise" { 2 } else { 1 };
+    assert!(ran.code == Some(1) && (1..=most).contains(&lines.len()), "{arguments:?}: {ran:?}");
+    let is_clear = |line: &&str| line.starts_with("error: ") && line.contains("memory");
+    assert!(lines.iter().all(is_clear), "{arguments:?}: {ran:?}");
+}
+
+#[test]
+fn under_any_limit_of_memory_a_command_ends_with_a_line_that_names_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    write(&at.join("small.safetensors"), &[("a.weight", random(&[8, 8]))]);
+    let commands = commands(at);
+    let least = least_memory(at);
+    let before = names(at);
+    for arguments in &commands {
+        for kib in [least - 2_000, least + 4_000] {
+            // One that the system's loader does not even start is not ours.
+            let begins = limited(at, &format!("-v {kib}"), &[], &["inspect", "small.safetensors"]).code;
+            if !matches!(begins, Some(0 | 1)) {
+                continue;
+            }
+            let ran = limited(at, &format!("-v {kib}"), &[("RUST_BACKTRACE", "1")], arguments);
+            let leaves_run = matches!(arguments[0], "train" | "quickstart");
+            if ran.code != Some(0) && !leaves_run {
+                assert_eq!(names(at), before, "{arguments:?} under {kib}");
+            }
+            expect_clear(ran, arguments);
+            let _ = fs::remove_dir_all(at.join("out"));
+        }
+    }
+}
+
+/// Root is not bound by the limit of processes, so that root becomes somebody else.
+#[test]
+#[cfg(target_os = "linux")]
+fn without_threads_every_command_ends_with_a_line_that_names_them() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    let commands = commands(at);
+    for writable in [at, &at.join("quick")] {
+        fs::set_permissions(writable, fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
+    let somebody: &[&str] = if is_root { &["setpriv", "--reuid=64321", "--clear-groups"] } else { &["env"] };
+    let under = |limit: &[&str], arguments: &[&str]| -> std::io::Result<Ran> {
+        let all = [somebody, limit, &[env!("CARGO_BIN_EXE_twofour")], arguments].concat();
+        let mut command = Command::new(all[0]);
+        Ok(command.args(&all[1..]).current_dir(at).env("RUST_BACKTRACE", "1").output()?.into())
+    };
+    for limit in [&[][..], &["prlimit", "--nproc=1000:"]] {
+        match under(limit, &["inspect", "packed"]) {
+            Ok(ran) if ran.code == Some(0) => {}
+            other => {
+                return eprintln!("skipped: the command does not run as another user with a limit here: {other:?}");
+            }
+        }
+    }
+    for arguments in &commands {
+        for processes in [1, 2] {
+            let ran = under(&["prlimit", &format!("--nproc={processes}:")], arguments).unwrap();
+            assert!(processes > 1 || ran.code == Some(1), "{arguments:?}: {ran:?}");
+            expect_clear(ran, arguments);
+            let _ = fs::remove_dir_all(at.join("out"));
+        }
+    }
 }
 
 #[test]

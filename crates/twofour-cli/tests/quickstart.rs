@@ -12,25 +12,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use support::{Ran, names, run, twofour};
-
-/// Writes the plan of a run with a tiny model.
-fn plan(folder: &Path, minutes: f64, steps: u64) {
-    let plan = json!({
-        "minutes": minutes,
-        "seed": 0,
-        "model": {"layers": 1, "width": 32, "heads": 2, "context": 32, "feed_forward": 64},
-        "training": {
-            "batch": 2, "steps": steps, "learning_rate": 3e-3, "final_learning_rate": 3e-4, "warm_up": 4,
-            "weight_decay": 0.1, "clip_norm": 1.0, "seed": 0
-        },
-        "sparse_layers": ["blocks.*"]
-    });
-    fs::create_dir_all(folder).unwrap();
-    fs::write(folder.join("plan.json"), plan.to_string()).unwrap();
-    let text: String = (0..400).map(|i| format!("let x{} = two_of_four({});\n", i % 7, i % 5)).collect();
-    fs::write(folder.join("text"), text).unwrap();
-}
+use support::{Ran, names, run, training::tiny_quickstart, twofour};
 
 fn start(directory: &Path) -> Child {
     let mut command = twofour();
@@ -54,7 +36,7 @@ fn read_json(path: &Path) -> Value {
 fn a_run_leaves_a_report_a_picture_and_models_that_write() {
     let dir = tempfile::tempdir().unwrap();
     let q = dir.path().join("q");
-    plan(&q, 0.05, 60);
+    tiny_quickstart(&q, 0.05, 60);
     let ran = run(dir.path(), &["quickstart", "--out", "q"]).good();
     assert!(ran.stdout.contains("of the size") && ran.stdout.contains("decode in f32"), "{}", ran.stdout);
     let left = ["dense", "dense.safetensors", "losses.json", "plan.json", "report.json", "report.svg", "sparse"];
@@ -112,7 +94,7 @@ fn an_interrupted_or_killed_run_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     let q = dir.path().join("q");
     // More steps than this test lasts.
-    plan(&q, 1000.0, 10_000_000);
+    tiny_quickstart(&q, 1000.0, 10_000_000);
     let mut steps = 0;
     for _ in 0..2 {
         let child = start(dir.path());
@@ -156,7 +138,7 @@ fn a_run_killed_before_its_first_checkpoint_begins_anew() {
     // What was being written when it was killed does not make the directory somebody else's.
     fs::write(q.join(".plan.json.tmp"), "{").unwrap();
     assert!(!q.join("report.json").exists());
-    plan(&q, 0.02, 8);
+    tiny_quickstart(&q, 0.02, 8);
     run(dir.path(), &["quickstart", "--out", "q"]).good();
 }
 
@@ -181,7 +163,7 @@ fn other_directories_are_left_alone() {
 fn damaged_files_and_other_runs_are_named_with_the_way_out() {
     let dir = tempfile::tempdir().unwrap();
     let q = dir.path().join("q");
-    plan(&q, 0.02, 8);
+    tiny_quickstart(&q, 0.02, 8);
     let asked = run(dir.path(), &["quickstart", "--out", "q", "--minutes", "5"]).bad(2);
     assert!(asked.contains("--minutes 0.02"), "{asked}");
     run(dir.path(), &["quickstart", "--out", "q", "--quiet"]).good();

@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use twofour::{
     Axis, DataType, Element, MatrixRef, Pattern,
-    file::{Reader, StoredDType, ValueFormat},
+    file::{Reader, StoredDType, TensorInfo, ValueFormat},
     verify,
 };
 
@@ -19,7 +19,11 @@ pub(super) fn expect_to_prune(reader: &Reader, chosen: Chosen<'_>) -> Result<()>
         return Ok(());
     }
     let path = reader.path().display();
+    let is_matrix = |t: &TensorInfo| t.shape.len() == 2 && t.dtype.element().is_some();
     match reader.compressed_weights().count() {
+        0 if !reader.plain_tensors().any(is_matrix) => bail!(
+            "{path}: no tensor is a matrix of floats, as the weights of linear layers are, so nothing was written; convolutions are not pruned"
+        ),
         0 => bail!("{path}: no tensor would be pruned, so nothing was written; choose some with --include"),
         packed => bail!(
             "{path}: no tensor would be pruned, so nothing was written: {packed} are compressed already; twofour decompress makes them dense"
@@ -93,11 +97,7 @@ enum Found {
 }
 
 impl Found {
-    fn among<'a>(
-        reader: &Reader,
-        tensors: impl Iterator<Item = &'a twofour::file::TensorInfo>,
-        must_be_sparse: bool,
-    ) -> Result<Self> {
+    fn among<'a>(reader: &Reader, tensors: impl Iterator<Item = &'a TensorInfo>, must_be_sparse: bool) -> Result<Self> {
         let mut count = 0;
         for tensor in tensors {
             interrupt::check()?;

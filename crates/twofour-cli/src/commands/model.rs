@@ -12,7 +12,7 @@ use twofour_nn::{
 };
 
 use super::train::TrainDevice;
-use crate::{dtype::computing, exit::Usage, hub, present::Screen};
+use crate::{dtype::computing, exit::Usage, hub, memory, present::Screen};
 
 /// Checks that a file to convert is a model's, not a checkpoint of training, which has the optimizer's state as well.
 ///
@@ -71,7 +71,12 @@ impl ModelArguments {
     pub(crate) fn load(&self) -> Result<LanguageModel> {
         let path = SavedModel::locate(&self.model);
         match &self.device {
-            TrainDevice::Cpu => Ok(LanguageModel::load(path, self.dtype)?),
+            TrainDevice::Cpu => {
+                let (saved, dtype) = self.open()?;
+                memory::expect_room_for_weights(saved.reader(), dtype)?;
+                drop(saved);
+                Ok(LanguageModel::load(path, self.dtype)?)
+            }
             TrainDevice::Cuda(_) => Ok(LanguageModel::load_on(&Device::open(self.gpu()?)?, path, self.dtype)?),
         }
     }

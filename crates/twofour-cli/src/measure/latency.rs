@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use half::{bf16, f16};
 use rayon::ThreadPool;
 use serde::Serialize;
@@ -23,7 +23,7 @@ use super::{
     random::Random,
     work::{Shape, Work},
 };
-use crate::{interrupt, weight_format::WeightFormat};
+use crate::{interrupt, threads, weight_format::WeightFormat};
 
 /// The length of other work between two calls.
 const PAUSE: Duration = Duration::from_micros(30);
@@ -86,10 +86,7 @@ impl Latencies {
     /// # Errors
     /// The operating system's error where it cannot create threads.
     pub(crate) fn new(threads: usize) -> Result<Self> {
-        let pool = |threads| {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-            pool.with_context(|| format!("starting {threads} threads"))
-        };
+        let pool = |threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(threads::refused);
         Ok(Latencies { pools: [pool(1)?, pool(threads)?] })
     }
 

@@ -22,7 +22,7 @@ use super::{
     read::{ReadBandwidth, Reader, gb_per_s},
     work::{Kind, Row, Shape, Work},
 };
-use crate::{interrupt, weight_format::WeightFormat};
+use crate::{interrupt, threads, weight_format::WeightFormat};
 
 /// A request to a worker.
 #[derive(Debug, Serialize, Deserialize)]
@@ -131,7 +131,7 @@ pub(crate) fn measure(threads: usize, request: &Request, told: &mut dyn FnMut(Me
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .context("starting the measuring process")?;
+        .map_err(threads::refused)?;
     let mut running = Running(child);
     if let Some(mut stdin) = running.0.stdin.take() {
         serde_json::to_writer(&mut stdin, request).context("asking the measuring process")?;
@@ -140,7 +140,7 @@ pub(crate) fn measure(threads: usize, request: &Request, told: &mut dyn FnMut(Me
     if let Some(stdout) = running.0.stdout.take() {
         // Ends when the process does, or when the receiver is dropped.
         let read = move || BufReader::new(stdout).lines().map_while(io::Result::ok).try_for_each(|l| send.send(l));
-        thread::Builder::new().spawn(read).context("starting a thread that reads what is measured")?;
+        thread::Builder::new().spawn(read).map_err(threads::refused)?;
     }
     let mut place = "before it began".to_owned();
     loop {

@@ -4,6 +4,24 @@ use std::{fs, path::Path, process::Stdio, thread::sleep, time::Duration};
 
 use super::{Ran, run, twofour};
 
+/// Writes the plan of a quickstart with a tiny model, as an interrupted run leaves it, and its text.
+pub fn tiny_quickstart(folder: &Path, minutes: f64, steps: u64) {
+    let plan = serde_json::json!({
+        "minutes": minutes,
+        "seed": 0,
+        "model": {"layers": 1, "width": 32, "heads": 2, "context": 32, "feed_forward": 64},
+        "training": {
+            "batch": 2, "steps": steps, "learning_rate": 3e-3, "final_learning_rate": 3e-4, "warm_up": 4,
+            "weight_decay": 0.1, "clip_norm": 1.0, "seed": 0
+        },
+        "sparse_layers": ["blocks.*"]
+    });
+    fs::create_dir_all(folder).unwrap();
+    fs::write(folder.join("plan.json"), plan.to_string()).unwrap();
+    let text: String = (0..400).map(|i| format!("let x{} = two_of_four({});\n", i % 7, i % 5)).collect();
+    fs::write(folder.join("text"), text).unwrap();
+}
+
 /// Writes `recipe.toml` of a model that trains in milliseconds, and its text.
 pub fn tiny_recipe(at: &Path) {
     fs::write(at.join("text.txt"), "the two of every four ".repeat(40)).unwrap();

@@ -42,6 +42,6 @@ pub use language::{Decoder, LanguageModel};
 pub use layers::Layer;
 pub use sampling::Sampling;
 pub use saved::{SavedModel, mask_violation};
-pub use tokenizer::{FileTokenizer, TextDecoder, Tokenizer};
+pub use tokenizer::{FileTokenizer, TextDecoder, Tokenizer, is_guarded};
 pub use trained::TrainedModel;
 pub use vit::{LinearProbe, Vit, VitConfig};

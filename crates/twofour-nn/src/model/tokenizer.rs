@@ -1,6 +1,7 @@
 //! From text to tokens and back.
 
 use std::{
+    cell::Cell,
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
@@ -158,10 +159,22 @@ impl FileTokenizer {
     }
 }
 
+thread_local! {
+    static IS_GUARDED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether a panic of this thread becomes an error: of the tokenizers' library, to which a tokenizer's file may do that. A panic hook need not tell of it.
+pub fn is_guarded() -> bool {
+    IS_GUARDED.get()
+}
+
 /// What the tokenizers' library returns. A file with parts that contradict each other may make it panic, which is an error here.
 fn guarded<R>(path: &Path, f: impl FnOnce() -> tokenizers::Result<R>) -> Result<R, CheckpointError> {
     let fault = |reason: String| CheckpointError::Tokenizer { path: path.to_owned(), reason };
-    match catch_unwind(AssertUnwindSafe(f)) {
+    IS_GUARDED.set(true);
+    let outcome = catch_unwind(AssertUnwindSafe(f));
+    IS_GUARDED.set(false);
+    match outcome {
         Ok(result) => result.map_err(|error| fault(error.to_string())),
         Err(_) => {
             Err(fault("its parts contradict each other; get the file anew from the model's publisher".to_owned()))

@@ -198,7 +198,11 @@ fn stream(path: &Path, stop: &dyn Fn() -> bool) -> Result<Vec<u8>> {
             }
         }
     };
-    thread::Builder::new().name("text".to_owned()).spawn(read).map_err(io)?;
+    let started = thread::Builder::new().name("text".to_owned()).spawn(read);
+    started.map_err(|error| TextError::NotText {
+        path: path.to_owned(),
+        reason: format!("the thread that reads a stream does not start: {error}; write it to a file"),
+    })?;
     let mut all: Vec<u8> = vec![];
     loop {
         expect_no(stop)?;

@@ -280,6 +280,13 @@ impl Reader {
         }
     }
 
+    /// The first tensor by whose name weights are known that another tool packed in a few bits, as GPTQ, AWQ and bitsandbytes do.
+    pub fn foreign_packed(&self) -> Option<&TensorInfo> {
+        const PARTS: [&str; 7] =
+            ["qweight", "qzeros", "weight_packed", "weight_scale_inv", "quant_state", "W_q", "Qidxs"];
+        self.tensors().find(|tensor| tensor.name.split('.').any(|part| PARTS.contains(&part)))
+    }
+
     /// The compressed weights, in order of file, then of name.
     pub fn compressed_weights(&self) -> impl Iterator<Item = &CompressedInfo> {
         self.shards.iter().flat_map(|s| &s.weights)

@@ -364,8 +364,7 @@ pub fn write_whole(path: impl AsRef<Path>, overwrite: Overwrite, contents: &[u8]
 /// # Errors
 /// [`Error::Format`] for what is no file, whatever `overwrite` says: a device would become a file, and of a symbolic link either it or what it leads to would be lost.
 /// [`Error::Exists`] for a file that may not be replaced.
-pub fn expect_replaceable(path: impl AsRef<Path>, overwrite: Overwrite) -> Result<()> {
-    let path = path.as_ref();
+pub fn expect_replaceable(path: &Path, overwrite: Overwrite) -> Result<()> {
     // symlink_metadata: a dangling link is there, too.
     let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
     if found.is_file() {

@@ -16,7 +16,7 @@ use twofour_nn::model::{
 use super::super::{model::ModelArguments, text};
 use crate::{
     exit::Usage,
-    hub, interrupt,
+    hub, interrupt, memory,
     present::{Screen, units},
 };
 
@@ -86,6 +86,7 @@ fn masked<T: KernelElement + StoredElement>(
     tokens: &[u32],
     window: usize,
 ) -> Result<Perplexity> {
+    memory::expect_room_for_weights(checkpoint.reader(), T::DTYPE)?;
     let model = MaskedEncoder::<T>::load(checkpoint)?;
     let mut progress = screen.progress();
     Ok(model.perplexity(tokens, window, &mut |done, total| progress.steps("tokens", done as u64, total as u64))?)

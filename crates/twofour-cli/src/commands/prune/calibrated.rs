@@ -24,7 +24,11 @@ use super::{
     solution::{Adjusted, Solution, Solutions},
     store::Store,
 };
-use crate::{interrupt, present::Screen, selection::Selection};
+use crate::{
+    interrupt, memory,
+    present::{Screen, units},
+    selection::Selection,
+};
 
 /// Tokens on which pruned layers are compared with dense ones.
 const COMPARED: usize = 256;
@@ -53,7 +57,10 @@ pub(super) fn solve(
     let parent = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let store = Store::create_in(parent)?;
     let solver = Solver { reader: checkpoint.reader(), selection, how, store: &store };
-    let tokens = pieces.iter().map(Vec::len).sum();
+    let tokens: usize = pieces.iter().map(Vec::len).sum();
+    let states = (tokens as u64).saturating_mul((checkpoint.width() * size_of::<f32>()) as u64);
+    let what = format!("the hidden states of {} take", units::plural(tokens, "token"));
+    memory::expect_room(states, &what, "lower --samples or --length")?;
     let compared = COMPARED.div_ceil(pieces.len());
     let mut calibration = Calibration::new(checkpoint.as_ref(), &pieces)?.stopped_by(&interrupt::requested);
     drop(pieces);

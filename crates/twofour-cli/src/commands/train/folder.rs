@@ -68,7 +68,7 @@ impl Folder {
         for name in WRITTEN {
             let path = folder.file(name);
             if !path.is_dir() || path.is_symlink() {
-                expect_replaceable(path, Overwrite::Yes)?;
+                expect_replaceable(&path, Overwrite::Yes)?;
             }
         }
         Ok(folder)

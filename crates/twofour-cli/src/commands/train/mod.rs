@@ -6,7 +6,6 @@
 //! | `device` | where a run computes |
 //! | `folder` | the run's folder: its lock, its recipe, its files |
 //! | `dry_run` | the plan as a table |
-//! | `memory` | whether the run fits into the machine |
 //! | `tokens` | the text as tokens |
 //! | `run` | training, validation, checkpoints |
 //! | `outcome` | the model at the end |
@@ -18,7 +17,6 @@ mod decay;
 mod device;
 mod dry_run;
 mod folder;
-mod memory;
 mod outcome;
 mod picture;
 mod report;
@@ -49,6 +47,7 @@ use super::next;
 use crate::{
     exit::{Usage, UsageList, Verdict},
     interrupt::{self, Interrupted},
+    memory,
     present::{
         Screen, escape,
         table::{Align, Table},
@@ -125,7 +124,10 @@ impl Train {
         };
         match self.device {
             TrainDevice::Cpu => {
-                memory::expect_room(&plan.memory)?;
+                let what =
+                    format!("the run, with {} of it for activations, takes", units::bytes(plan.memory.activations));
+                let remedy = "lower model.width, model.layers, training.batch or training.micro_batch";
+                memory::expect_room(plan.memory.total(), &what, remedy)?;
                 train_in(&output, Engines::One(CpuEngine), &loaded, &plan, screen)
             }
             TrainDevice::Cuda(numbers) => {

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 
 use super::{Introduction, ModelSource, Task, Times, Weights};
-use crate::interrupt;
+use crate::{interrupt, threads};
 
 /// A contender that has introduced itself. Its process ends when this is dropped.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl ContenderProcess {
         let (send, lines) = mpsc::channel();
         // Ends when the process does, or when the receiver is dropped.
         let read = move || BufReader::new(stdout).lines().map_while(io::Result::ok).try_for_each(|l| send.send(l));
-        thread::Builder::new().spawn(read).context("starting a thread that reads what a contender says")?;
+        thread::Builder::new().spawn(read).map_err(threads::refused)?;
         let introduction = Introduction { contender: name.to_owned(), version: None, weight_bytes: 0 };
         let mut process = ContenderProcess { introduction, child, stdin, lines, command: name.to_owned() };
         process.introduction = process.answer()?;

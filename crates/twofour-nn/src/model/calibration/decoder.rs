@@ -63,6 +63,10 @@ impl BlockwiseCheckpoint for Checkpoint {
         self.config().context
     }
 
+    fn width(&self) -> usize {
+        self.config().width
+    }
+
     fn blocks(&self) -> usize {
         self.config().layers
     }

@@ -43,6 +43,10 @@ impl BlockwiseCheckpoint for EncoderCheckpoint {
         self.config().context
     }
 
+    fn width(&self) -> usize {
+        self.config().width
+    }
+
     fn blocks(&self) -> usize {
         self.config().layers + usize::from(self.parts().has_linear(POOLER))
     }

@@ -48,6 +48,9 @@ pub trait BlockwiseCheckpoint: fmt::Debug {
     /// The longest text, in tokens.
     fn context(&self) -> usize;
 
+    /// Elements of a token's hidden state.
+    fn width(&self) -> usize;
+
     /// Number of blocks.
     fn blocks(&self) -> usize;
 

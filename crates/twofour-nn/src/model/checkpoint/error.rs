@@ -68,6 +68,17 @@ pub enum CheckpointError {
         /// The tool, and what it made of the weights, as far as the configuration tells.
         by: String,
     },
+    /// A tensor of weights that another tool packed, of which the configuration says nothing.
+    #[error(
+        "{}: another tool packed the weights (`{name}`), as GPTQ, AWQ and bitsandbytes do, and the configuration has no `quantization_config` that says how; start from the unquantized model",
+        path.display()
+    )]
+    ForeignTensor {
+        /// The weights' file, or its index.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+    },
     /// A tensor that the configuration requires and the files lack.
     #[error("{}: tensor `{name}` is missing; the configuration requires it with shape {expected:?}", path.display())]
     MissingTensor {

@@ -68,17 +68,21 @@ impl Layout {
     /// head of a model whose head is its embedding.
     pub(crate) fn check(&self, reader: &Reader) -> Result<(), CheckpointError> {
         let mut known = HashSet::new();
+        let path = || reader.path().to_owned();
+        let not = |otherwise: CheckpointError| match reader.foreign_packed() {
+            Some(tensor) => CheckpointError::ForeignTensor { path: path(), name: tensor.name.clone() },
+            None => otherwise,
+        };
         let mut expect = |name: String, expected: &[usize]| {
-            let path = || reader.path().to_owned();
             let found = if let Ok(info) = reader.compressed_info(&name) {
                 vec![info.rows, info.cols]
             } else if let Ok(view) = reader.tensor(&name) {
                 view.info.shape.clone()
             } else {
-                return Err(CheckpointError::MissingTensor { path: path(), name, expected: expected.to_vec() });
+                return Err(not(CheckpointError::MissingTensor { path: path(), name, expected: expected.to_vec() }));
             };
             if found != expected {
-                return Err(CheckpointError::Shape { path: path(), name, expected: expected.to_vec(), found });
+                return Err(not(CheckpointError::Shape { path: path(), name, expected: expected.to_vec(), found }));
             }
             known.insert(name);
             Ok(())

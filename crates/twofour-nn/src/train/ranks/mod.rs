@@ -137,7 +137,7 @@ pub type MakeTrainer<E, D, X> = dyn Fn(E) -> Result<Trainer<E, D>, X> + Send + S
 /// ```
 ///
 /// # Errors
-/// No members; what `lead` returns otherwise, [`Error::Rank`] among it for a failure of another rank.
+/// No members; threads that the system does not start; what `lead` returns otherwise, [`Error::Rank`] among it for a failure of another rank.
 pub fn train_together<E, D, R, X, Y>(
     members: Vec<(E, Box<dyn GradientReduction<E>>)>,
     make: Arc<MakeTrainer<E, D, X>>,
@@ -158,9 +158,14 @@ where
     let followers: Vec<_> = seats
         .map(|(engine, seat)| {
             let make = make.clone();
-            thread::spawn(move || follow(engine, seat, &*make))
+            let started = thread::Builder::new().spawn(move || follow(engine, seat, &*make));
+            started.map_err(|error| Error::Unsupported {
+                engine: "ranks",
+                what: format!("a thread for each: {error}"),
+                remedy: "use fewer ranks, or raise the limit of processes or of memory",
+            })
         })
-        .collect();
+        .collect::<Result<_>>()?;
     let outcome = lead(engine, seat);
     let begun = Instant::now();
     // Rank 0 is gone, and the others end; one that a device does not let go is left behind.

@@ -1,23 +1,59 @@
-//! Whether a run fits into the memory of this machine.
+//! Whether work fits into the memory of this machine.
 
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use twofour_nn::recipe::MemoryPlan;
+use twofour::{
+    DataType,
+    file::{Reader, ValueFormat},
+};
 
-use crate::{exit::Usage, present::units};
+use crate::present::units;
 
-/// Refuses a run that takes more memory than the machine has, or than its container may take: the operating system would end it without a word. A machine that does not tell its memory refuses nothing.
+/// Refuses work that takes more memory than the machine has, or than its container or the process may take: the operating system would end it without a word. A machine that does not tell its
+/// memory refuses nothing. `what` takes the bytes, and `remedy` says what to do.
 ///
 /// # Errors
-/// [`Usage`] with both numbers.
-pub(super) fn expect_room(plan: &MemoryPlan) -> Result<()> {
+/// All of that in a line.
+pub(crate) fn expect_room(needed: u64, what: &str, remedy: &str) -> Result<()> {
     let machine = std::fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(total_of);
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    match machine.into_iter().chain(limit_of(&groups, Path::new("/sys/fs/cgroup"))).min() {
-        Some(total) => expect_within(plan, total),
+    let container = limit_of(&groups, Path::new("/sys/fs/cgroup"));
+    match machine.into_iter().chain(container).chain(limit_of_process()).min() {
+        Some(total) => expect_within(needed, total, what, remedy),
         None => Ok(()),
     }
+}
+
+/// Refuses a model whose weights do not fit, as floats of `dtype` or as the integers that they are stored in.
+///
+/// # Errors
+/// Those of [`expect_room`].
+pub(crate) fn expect_room_for_weights(reader: &Reader, dtype: DataType) -> Result<()> {
+    let plain = reader.plain_tensors().map(|tensor| {
+        let elements = tensor.shape.iter().fold(1, |product: u64, dim| product.saturating_mul(*dim as u64));
+        elements.saturating_mul(dtype.bytes() as u64)
+    });
+    let compressed = reader.compressed_weights().map(|weight| match weight.format {
+        // Half of the elements are kept.
+        ValueFormat::Plain(_) => (weight.rows as u64).saturating_mul(weight.cols as u64) / 2 * dtype.bytes() as u64,
+        _ => weight.bytes() as u64,
+    });
+    let needed = plain.chain(compressed).fold(0, u64::saturating_add);
+    let what = format!("{}: the weights in {dtype} take", reader.path().display());
+    expect_room(needed, &what, "use a smaller model, or compute in bf16 where that was f32")
+}
+
+/// The limit of the process's own memory, as `ulimit -v` sets it.
+#[cfg(unix)]
+fn limit_of_process() -> Option<u64> {
+    use rustix::process::{Resource, getrlimit};
+    getrlimit(Resource::As).current
+}
+
+#[cfg(not(unix))]
+fn limit_of_process() -> Option<u64> {
+    None
 }
 
 /// The least limit of the control groups of a process, of both versions, and of the groups that those are in. A container often sees its own group as the root.
@@ -36,15 +72,10 @@ fn limit_of(groups: &str, root: &Path) -> Option<u64> {
     limits.min()
 }
 
-fn expect_within(plan: &MemoryPlan, total: u64) -> Result<()> {
-    let needed = plan.total();
+fn expect_within(needed: u64, total: u64, what: &str, remedy: &str) -> Result<()> {
     if needed > total {
-        bail!(Usage(format!(
-            "the run takes about {}, {} of it for activations, but this machine has {} of memory for it; lower model.width, model.layers, training.batch or training.micro_batch",
-            units::bytes(needed),
-            units::bytes(plan.activations),
-            units::bytes(total)
-        )));
+        let (needed, total) = (units::bytes(needed), units::bytes(total));
+        bail!("{what} about {needed}, but this machine has {total} of memory for it; {remedy}");
     }
     Ok(())
 }
@@ -60,15 +91,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_beyond_the_machine_is_refused_with_both_numbers() {
-        let plan =
-            MemoryPlan { masters: 4 << 30, gradients: 0, moments: 0, copies: 0, packed: 0, activations: 3 << 30 };
-        assert!(expect_within(&plan, 7 << 30).is_ok());
-        let message = expect_within(&plan, (7 << 30) - 1).unwrap_err().to_string();
+    fn work_beyond_the_machine_is_refused_with_both_numbers() {
+        let within = |needed| expect_within(needed, 7 << 30, "the run takes", "train less");
+        assert!(within(7 << 30).is_ok() && within(u64::MAX).is_err());
+        let message = within((7 << 30) + 1).unwrap_err().to_string();
         let has = |words: &str| message.contains(words);
-        assert!(has(&units::bytes(7 << 30)) && has(&units::bytes(3 << 30)) && has("training.micro_batch"), "{message}");
-        let endless = MemoryPlan { activations: u64::MAX, ..plan };
-        assert!(expect_within(&endless, 1 << 40).is_err());
+        assert!(has("the run takes about") && has(&units::bytes(7 << 30)) && has("; train less"), "{message}");
     }
 
     #[test]
