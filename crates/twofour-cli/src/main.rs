@@ -14,6 +14,7 @@
 //! | `threads` | how many threads compute |
 //! | `memory` | whether work fits into the machine's memory |
 //! | `allocator` | what happens where memory is refused |
+//! | `file_size` | what happens where a file becomes too large |
 //! | `panics` | which panics are not shown as such |
 //! | `hub` | models by their names on the Hugging Face hub |
 //! | `exit` | exit codes and the error message |
@@ -23,6 +24,7 @@ mod arguments;
 mod commands;
 mod dtype;
 mod exit;
+mod file_size;
 mod hub;
 mod interrupt;
 mod measure;
@@ -47,6 +49,7 @@ static ALLOCATOR: allocator::EndsWithoutMemory = allocator::EndsWithoutMemory;
 
 fn main() -> ExitCode {
     panics::install();
+    file_size::expect_errors();
     exit::code(|| threads::with_stack(command)?)
 }
 

@@ -30,6 +30,11 @@ pub(crate) fn expect_room(needed: u64, what: &str, remedy: &str) -> Result<()> {
 /// # Errors
 /// Those of [`expect_room`].
 pub(crate) fn expect_room_for_weights(reader: &Reader, dtype: DataType) -> Result<()> {
+    let what = format!("{}: the weights in {dtype} take", reader.path().display());
+    expect_room(of_weights(reader, dtype), &what, "use a smaller model, or compute in bf16 where that was f32")
+}
+
+fn of_weights(reader: &Reader, dtype: DataType) -> u64 {
     let plain = reader.plain_tensors().map(|tensor| {
         let elements = tensor.shape.iter().fold(1, |product: u64, dim| product.saturating_mul(*dim as u64));
         elements.saturating_mul(dtype.bytes() as u64)
@@ -39,9 +44,7 @@ pub(crate) fn expect_room_for_weights(reader: &Reader, dtype: DataType) -> Resul
         ValueFormat::Plain(_) => (weight.rows as u64).saturating_mul(weight.cols as u64) / 2 * dtype.bytes() as u64,
         _ => weight.bytes() as u64,
     });
-    let needed = plain.chain(compressed).fold(0, u64::saturating_add);
-    let what = format!("{}: the weights in {dtype} take", reader.path().display());
-    expect_room(needed, &what, "use a smaller model, or compute in bf16 where that was f32")
+    plain.chain(compressed).fold(0, u64::saturating_add)
 }
 
 /// The limit of the process's own memory, as `ulimit -v` sets it.
@@ -97,6 +100,23 @@ mod tests {
         let message = within((7 << 30) + 1).unwrap_err().to_string();
         let has = |words: &str| message.contains(words);
         assert!(has("the run takes about") && has(&units::bytes(7 << 30)) && has("; train less"), "{message}");
+    }
+
+    #[test]
+    fn weights_take_the_bytes_of_the_type_that_they_are_computed_in() {
+        use twofour::file::{CompressedInfo, Overwrite, Plan, PlannedTensor, StoredDType, Writer};
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        let mut plan = Plan::new();
+        plan.tensor(PlannedTensor::new("bias", StoredDType::F32, [10]));
+        plan.compressed(CompressedInfo::new("up", DataType::F32, 8, 16).unwrap());
+        let mut writer = Writer::create(&path, Overwrite::No, plan, Default::default()).unwrap();
+        writer.write_elements("bias", &[0f32; 10]).unwrap();
+        let zeros = twofour::Compressed::from_dense(twofour::MatrixRef::new(8, 16, &[0f32; 128]).unwrap()).unwrap();
+        writer.write_compressed("up", &zeros).unwrap();
+        writer.finish().unwrap();
+        let reader = Reader::open(&path).unwrap();
+        assert_eq!([DataType::F32, DataType::BF16].map(|dtype| of_weights(&reader, dtype)), [4 * 74, 2 * 74]);
     }
 
     #[test]

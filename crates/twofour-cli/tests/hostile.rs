@@ -171,6 +171,26 @@ fn under_any_limit_of_memory_a_command_ends_with_a_line_that_names_it() {
     }
 }
 
+#[test]
+fn beyond_a_limit_of_files_an_output_is_an_error_and_leaves_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    let commands = commands(at);
+    let before = names(at);
+    for arguments in commands.iter().filter(|arguments| arguments.contains(&"out")) {
+        // Blocks of 512 bytes or of 1 KiB.
+        let ran = limited(at, "-f 8", &[], arguments);
+        assert!(ran.code == Some(1) && ran.stderr.starts_with("error: "), "{arguments:?}: {ran:?}");
+        assert!(ran.stderr.contains("File too large"), "{arguments:?}: {ran:?}");
+        if arguments[0] == "train" {
+            // With room, the same command trains to the end.
+            assert_eq!(run(at, arguments).code, Some(0));
+            fs::remove_dir_all(at.join("out")).unwrap();
+        }
+        assert_eq!(names(at), before, "{arguments:?}");
+    }
+}
+
 /// Root is not bound by the limit of processes, so that root becomes somebody else.
 #[test]
 #[cfg(target_os = "linux")]

@@ -241,6 +241,54 @@ fn weights_that_no_command_can_take_are_named_with_what_to_do() {
 }
 
 #[test]
+fn packed_weights_of_which_the_configuration_says_nothing_are_named_where_a_model_would_run() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints/llama");
+    for (name, dtype) in [
+        ("model.layers.0.self_attn.q_proj.qweight", safetensors::Dtype::I32),
+        ("model.layers.0.self_attn.q_proj.weight.quant_state.bitsandbytes__nf4", safetensors::Dtype::U8),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        of_type(&dir.path().join("in"), name, dtype, dtype.bitsize() / 8);
+        let mut config = support::read_json(fixture.join("config.json"));
+        config["num_hidden_layers"] = 1.into();
+        fs::write(dir.path().join("in/config.json"), config.to_string()).unwrap();
+        fs::copy(fixture.join("tokenizer.json"), dir.path().join("in/tokenizer.json")).unwrap();
+        fs::write(dir.path().join("text.txt"), "two of every four").unwrap();
+        for command in [&["eval", "in", "--text", "text.txt"][..], &["generate", "in"]] {
+            let message = run(dir.path(), command).bad(1);
+            assert!(message.contains(name) && message.contains("GPTQ") && message.contains("unquantized"), "{message}");
+        }
+    }
+}
+
+#[test]
+fn a_model_without_linear_layers_is_not_pruned_and_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let tensors = [("conv1.weight", random(&[8, 3, 3, 3])), ("bn1.weight", random(&[8])), ("bn1.bias", random(&[8]))];
+    write(&dir.path().join("resnet.safetensors"), &tensors);
+    for command in [&["prune"][..], &["prune", "--include", "*conv*"]] {
+        let message = run(dir.path(), &[command, &["resnet.safetensors", "-o", "out.safetensors"]].concat()).bad(1);
+        assert!(message.contains("no tensor is a matrix") && message.contains("convolutions"), "{message}");
+    }
+    assert_eq!(support::names(dir.path()), ["resnet.safetensors"]);
+}
+
+#[test]
+fn a_tokenizer_whose_library_panics_is_an_error_of_one_line() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints/gpt2");
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    for name in support::names(&fixture) {
+        fs::copy(fixture.join(&name), at.join(&name)).unwrap();
+    }
+    let mut tokenizer = support::read_json(at.join("tokenizer.json"));
+    tokenizer["pre_tokenizer"] = serde_json::json!({"type": "FixedLength", "length": 0});
+    fs::write(at.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let message = run(at, &["generate", ".", "--prompt", "two of four"]).bad(1);
+    assert!(message.contains("parts contradict each other") && message.lines().count() == 1, "{message}");
+}
+
+#[test]
 fn a_tokenizer_that_is_not_there_or_is_a_pointer_is_named_with_what_to_do() {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints/llama");
     let dir = tempfile::tempdir().unwrap();

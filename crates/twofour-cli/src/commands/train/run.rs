@@ -54,8 +54,10 @@ struct Run<'a, E: Engine, D: RunData> {
     log: MetricsLog,
     /// Every step so far.
     steps: Vec<StepMetrics>,
-    /// The lowest validation loss so far.
+    /// The lowest validation loss so far; below every loss where that of `best` is unknown.
     best: f64,
+    /// Steps of the checkpoint in `best`, where the line of its validation loss is lost.
+    unknown: Option<u64>,
     /// The choice of the decay's strength, where trial runs made it.
     decay: Option<DecayChoice>,
     /// Steps that the checkpoint in `last` has.
@@ -217,6 +219,12 @@ pub(super) fn train<E: Engine, D: RunData>(
             run.trainer.steps_done()
         ));
     }
+    if let Some(steps) = run.unknown {
+        screen.warn(format_args!(
+            "{}: the line with the validation loss of step {steps} is lost, so that it is not known whether a later one is better: the checkpoint stays",
+            folder.file(BEST).display()
+        ));
+    }
     if has_last {
         run.keep_last(loaded)?;
     } else {
@@ -274,9 +282,12 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
                 folder.file(LAST).display()
             );
         }
-        let best = steps.iter().filter_map(|step| step.val_loss).fold(f64::INFINITY, f64::min);
+        let known = steps.iter().filter_map(|step| step.val_loss).fold(f64::INFINITY, f64::min);
+        let has_loss = |done: u64| steps.iter().any(|step| step.step + 1 == done && step.val_loss.is_some());
+        let unknown = checkpoint_steps(folder.file(BEST)).ok().filter(|best| *best <= done && !has_loss(*best));
+        let best = if unknown.is_some() { f64::NEG_INFINITY } else { known };
         let saved = (done > 0 && has_last).then_some(done);
-        Ok(Run { trainer, folder, log, steps, best, decay, saved, step_tokens })
+        Ok(Run { trainer, folder, log, steps, best, unknown, decay, saved, step_tokens })
     }
 
     /// One step, its validation and its checkpoint.
