@@ -1,5 +1,5 @@
-"""The tables of whole-model generation: on a CPU from `bench/results/*/cpu-generate-*.json`, what `twofour bench generate -o` writes, and on a GPU from `bench/results/*/generate.json`, what
-`twofour bench cuda --suite generate -o` writes."""
+"""The tables of whole-model generation: on a CPU from `bench/results/*/cpu-generate-*.json`, what `twofour-bench generate -o` writes, and on a GPU from `bench/results/*/generate.json`, what
+`twofour-bench cuda generate -o` writes."""
 
 import json
 import statistics

@@ -10,8 +10,8 @@ mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 cd "$(dirname "$0")/.."
 
-cargo build --release -p twofour-cli
-strip -o "$folder/twofour" target/release/twofour
+cargo build --release -p twofour-cli -p twofour-bench
+for program in twofour twofour-bench; do strip -o "$folder/$program" "target/release/$program"; done
 rm -f "$folder"/test-*
 # Builds the tests of package $1 whose names match $2, and packs those that need a device, each as $3-NAME. Each line of cargo's messages that names an
 # executable names a test's source, too. The messages go to a file, because in a pipe a failed build would not end this.

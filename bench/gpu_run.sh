@@ -44,16 +44,16 @@ tests() {
 
 # Attention by TMA for every call that has such kernels, which is more than are selected: its tests, those of models, and its times beside those of the other kernels and of the selection.
 attention() {
-    try attention-selected "$here/twofour" bench cuda --suite attention --force -o "$out/attention.json"
+    try attention-selected "$here/twofour-bench" cuda attention --force -o "$out/attention.json"
     export TWOFOUR_ATTENTION=tma
     try attention-tma-tests "$here/test-transformer" attention --test-threads 16
     try attention-tma-vit "$here/test-nn-cuda_vit"
     try attention-tma-image "$here/test-nn-cuda_image"
     # Of the other models only heads of 64 have such kernels.
     try attention-tma-gpt "$here/test-nn-cuda" heads_of_64
-    try attention-tma "$here/twofour" bench cuda --suite attention --force -o "$out/attention-tma.json"
+    try attention-tma "$here/twofour-bench" cuda attention --force -o "$out/attention-tma.json"
     export TWOFOUR_ATTENTION=tiles
-    try attention-tiles "$here/twofour" bench cuda --suite attention --force -o "$out/attention-tiles.json"
+    try attention-tiles "$here/twofour-bench" cuda attention --force -o "$out/attention-tiles.json"
     unset TWOFOUR_ATTENTION
 }
 
@@ -101,35 +101,35 @@ sanitizers() {
 }
 
 suites() {
-    for suite in prune train-linear layer decode gemm attention block generate; do
-        try "suite-$suite" "$here/twofour" bench cuda --suite "$suite" --force -o "$out/$suite.json"
+    for suite in prune layer decode gemm attention generate; do
+        try "suite-$suite" "$here/twofour-bench" cuda "$suite" --force -o "$out/$suite.json"
     done
 }
 
 step() {
     for model in vit-l gpt2; do
-        try "suite-step-$model" "$here/twofour" bench cuda --suite step --model "$model" --force -o "$out/step-$model.json"
+        try "suite-step-$model" "$here/twofour-bench" cuda step --model "$model" --force -o "$out/step-$model.json"
     done
 }
 
 # Those whose table docs/benchmarks.md has.
 encoder() {
-    try encoder-sam-vit-b "$here/twofour" bench encoder sam-vit-b --batch 1,8 --rounds 5 --device cuda --force -o "$out/encoder-sam-vit-b.json"
-    try encoder-sam-vit-h "$here/twofour" bench encoder sam-vit-h --batch 4 --rounds 5 --device cuda --force -o "$out/encoder-sam-vit-h.json"
+    try encoder-sam-vit-b "$here/twofour-bench" encoder sam-vit-b --batch 1,8 --rounds 5 --device cuda --force -o "$out/encoder-sam-vit-b.json"
+    try encoder-sam-vit-h "$here/twofour-bench" encoder sam-vit-h --batch 4 --rounds 5 --device cuda --force -o "$out/encoder-sam-vit-h.json"
 }
 
 # A part of the grid: whoever has a GPU for minutes calls again.
 grid() {
     [ -e "$out/grid.json" ] || [ ! -e "$here/grid.json" ] || cp "$here/grid.json" "$out/grid.json" || exit 1
     # It begins no cell in the last 20 seconds; a cell, and a weight's random numbers and kernels before it, may take some.
-    try suite-grid "$here/twofour" bench cuda --suite grid --limit $((${TWOFOUR_LIMIT:-300} - 20)) -o "$out/grid.json"
+    try suite-grid "$here/twofour-bench" cuda grid --limit $((${TWOFOUR_LIMIT:-300} - 20)) -o "$out/grid.json"
     tail -n 4 "$out/suite-grid.log"
 }
 
 # Layers with a bias, GELU and scales. From the folder, so that the command in the results names no other.
 epilogues() {
     for epilogue in bias bias-gelu scales; do
-        try "suite-grid-$epilogue" env -C "$here" ./twofour bench cuda --suite grid --epilogue "$epilogue" --shapes bench/epilogue_shapes.txt --force \
+        try "suite-grid-$epilogue" env -C "$here" ./twofour-bench cuda grid --epilogue "$epilogue" --shapes bench/epilogue_shapes.txt --force \
             -o "$out/grid-epilogue-$epilogue.json"
     done
 }
@@ -159,7 +159,6 @@ for part in $parts; do
     esac
 done
 # First, whatever is asked for: tests skip where there is no device, and that is no pass here.
-try suite-overhead "$here/twofour" bench cuda --suite overhead --force -o "$out/overhead.json"
 [ $failed -eq 0 ] || exit 1
 for part in $parts; do $part; done
 exit $failed

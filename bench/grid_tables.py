@@ -1,4 +1,4 @@
-"""Tables of `twofour bench cuda --suite grid`: a summary for each group of weights, and the floors that results must not fall below."""
+"""Tables of `twofour-bench cuda grid`: a summary for each group of weights, and the floors that results must not fall below."""
 
 import collections
 import math

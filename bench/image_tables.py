@@ -1,4 +1,4 @@
-"""The table of image encoders from `bench/results/*/encoder-sam-*.json`, what `twofour bench encoder sam-vit-h -o` writes."""
+"""The table of image encoders from `bench/results/*/encoder-sam-*.json`, what `twofour-bench encoder sam-vit-h -o` writes."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Times PyTorch's dense linear on this machine's CPU, on the shapes of `twofour bench cpu`, for the record.
+"""Times PyTorch's dense linear on this machine's CPU, on the shapes of `twofour-bench cpu`, for the record.
 
     python3 bench/pytorch_cpu.py --threads 1,2 --json out.json
 
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 warnings.filterwarnings("ignore")
 
-# The works of `twofour bench cpu`.
+# The works of `twofour-bench cpu`.
 DTYPES = ("f32", "bf16", "i8")
 WORKS = [("decode", d, s, t) for d in DTYPES for s in ((14336, 4096), (4096, 14336)) for t in (1, 4, 16)]
 WORKS += [("prefill", d, (4096, 4096), t) for d, tokens in (("f32", (512, 2048)), ("bf16", (512,)), ("i8", (512,))) for t in tokens]
@@ -40,7 +40,7 @@ def cache_bytes():
 
 
 def rotation_bytes():
-    """What must be read before a weight's turn comes again: the rule of `twofour bench cpu`."""
+    """What must be read before a weight's turn comes again: the rule of `twofour-bench cpu`."""
     cache = cache_bytes()
     return max(2 * cache, 700 << 20 if cache >= 200 << 20 else 256 << 20)
 
@@ -95,7 +95,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=1.0, help="time spent on each contender")
     parser.add_argument("--works", default="decode,prefill", help="kinds of work to time")
     parser.add_argument("--dtypes", default=",".join(DTYPES), help="a CPU without bf16 or VNNI instructions takes minutes for bf16 and i8")
-    parser.add_argument("--json", help="write the rows to this file, in the form of `twofour bench cpu`")
+    parser.add_argument("--json", help="write the rows to this file, in the form of `twofour-bench cpu`")
     args = parser.parse_args()
     works = [w for w in WORKS if w[0] in args.works.split(",") and w[1] in args.dtypes.split(",")]
     if not works:

@@ -4,7 +4,7 @@
     python bench/pytorch_prune.py [--rounds 30]
 
 Prints one JSON object. Events around each call, 256 MiB read before it so that the second-level cache is cold, medians. The other side:
-twofour bench cuda --suite prune.
+twofour-bench cuda prune.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 """Writes the tables of README.md and docs/benchmarks.md from the raw results: `python3 bench/readme_tables.py` (--check only compares).
 
 Replaces what stands between markers such as `<!-- cpu-table -->` and `<!-- /cpu-table -->`. README.md has two short tables: eight CPU figures
-of every machine (`bench/results/*/cpu.json`, made by `twofour bench cpu -o cpu.json`), and eight GPU figures, from `grid.json` where it has
+of every machine (`bench/results/*/cpu.json`, made by `twofour-bench cpu -o cpu.json`), and eight GPU figures, from `grid.json` where it has
 them, else from `gemm.json` and `decode.json`; where docs/grid-h200.svg exists, the heat map stands above them. docs/benchmarks.md has every
-result: `cpu.json`, and of GPUs `grid.json`, `gemm.json`, `decode.json`, `layer*.json`, `train-linear.json`, `block.json`,
-`step*.json` (ViT-L beside `python-vit_step.json`), `overhead.json` and `prune.json` (`twofour bench cuda --suite ...`), docs/python.md has `python-*.json` (`python_tables.py`); `prune.json` with `prune-torch.json` (`bench/pytorch_prune.py`) beside it. With a file's name as the argument it
+result: `cpu.json`, and of GPUs `grid.json`, `gemm.json`, `decode.json`, `layer*.json`,
+`step*.json` (ViT-L beside `python-vit_step.json`) and `prune.json` (`twofour-bench cuda ...`), docs/python.md has `python-*.json` (`python_tables.py`); `prune.json` with `prune-torch.json` (`bench/pytorch_prune.py`) beside it. With a file's name as the argument it
 prints that `cpu.json`'s table.
 """
 
@@ -192,29 +192,6 @@ def decode_table(path):
     return "\n".join(lines) + "\n"
 
 
-def train_table(path):
-    result = json.loads(path.read_text())
-    of = collections.OrderedDict()
-    for row in result["rows"]:
-        of.setdefault((row["dtype"], tuple(row["shape"])), {})[row["contender"], row["part"]] = row
-    lines = [
-        where(path, result),
-        "",
-        "| tokens, in, out | dtype | dense step | 2:4 step | speedup | forward | input gradient | prune and compress | weight gradient (dense) | step with MVUE | speedup | weight gradient (MVUE: estimate, GEMM) |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for (dtype, shape), rows in of.items():
-        dense, ours = rows["cublaslt", "all"], rows["twofour", "all"]
-        both = lambda part: f"{micro(rows['cublaslt', part])} to {micro(rows['twofour', part])}"
-        cells = [micro(dense), micro(ours), over(dense, ours), both("forward"), both("input gradient")]
-        cells += [micro(rows["twofour", "prune and compress"]), micro(rows["cublaslt", "weight gradient"])]
-        mvue = rows["twofour-mvue", "all"]
-        estimate, product = rows["twofour-mvue", "estimate the output's gradient"], rows["twofour-mvue", "weight gradient"]
-        cells += [micro(mvue), over(dense, mvue), f"{micro(estimate)}, {micro(product)}"]
-        lines.append(f"| {', '.join(map(str, shape))} | {dtype} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
 def layer_table(path):
     result = json.loads(path.read_text())
     of = collections.OrderedDict()
@@ -292,16 +269,6 @@ def step_table(path):
             cells.append(f"{row['ms'] / compiled:.3f} ({compiled:.2f} ms)" if compiled else "-")
         cells += [f"{phases[phase]:.2f} ms" for phase in ("forward", "backward", "update", "masks")]
         lines.append("| " + " | ".join(cells + [f"{row.get('allocated_bytes', row['bytes']) / 1e9:.2f} GB"]) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def overhead_table(path):
-    result = json.loads(path.read_text())
-    lines = [where(path, result), "", "| call | contender | host |", "|---|---|---|"]
-    for row in result["rows"]:
-        tokens = row["shape"][0]
-        call = f"GEMM, {plural(tokens, 'token')}" if tokens else "prune"
-        lines.append(f"| {call} | {row['contender']}, {row['kernel']} | {row['host_us']:.1f} µs |")
     return "\n".join(lines) + "\n"
 
 
@@ -420,10 +387,7 @@ DOCUMENTS = {
         "image-table": ("encoder-sam-*.json", lambda path: image_tables.table(path, link(path))),
         "layer-table": ("layer*.json", layer_table),
         "attention-table": ("attention.json", attention_table),
-        "block-table": ("block.json", step_table),
         "step-table": ("step*.json", step_table),
-        "train-table": ("train-linear.json", train_table),
-        "overhead-table": ("overhead.json", overhead_table),
         "prune-table": ("prune.json", prune_table),
     },
     "docs/python.md": {

@@ -96,7 +96,7 @@ class Tutorial:
             self.eval("dense-longer-eval", "dense-longer")
         for device, length in itertools.product(o.latency_devices, o.lengths):
             words = ["--batch", o.batches, "--length", length, "--rounds", o.rounds, "--device", device]
-            self.twofour(f"latency-{device}-{length}", "bench", "encoder", f"{o.methods[0]}-compressed", *words)
+            self.run(f"latency-{device}-{length}", [o.bench, "encoder", f"{o.methods[0]}-compressed", *words, "--json"])
         return self.summary()
 
     def summary(self):

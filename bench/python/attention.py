@@ -1,4 +1,4 @@
-"""Attention forward and backward by ``scaled_dot_product_attention``, each of torch's engines: the contenders of ``twofour bench cuda --suite attention``.
+"""Attention forward and backward by ``scaled_dot_product_attention``, each of torch's engines: the contenders of ``twofour-bench cuda attention``.
 
     python bench/python/attention.py [-o FILE] [--rounds N]
 

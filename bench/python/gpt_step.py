@@ -1,4 +1,4 @@
-"""A training step of a GPT at GPT-2 774M's sizes in PyTorch, eager and with torch.compile, interleaved: the other side of `twofour bench cuda --suite step`.
+"""A training step of a GPT at GPT-2 774M's sizes in PyTorch, eager and with torch.compile, interleaved: the other side of `twofour-bench cuda step`.
 
     python bench/python/gpt_step.py [-o FILE] [--layers 12 36] [--precision autocast bf16] [--rounds N] [--profile] [--tiny]
 

@@ -13,7 +13,8 @@ use std::{
 };
 
 /// The system's allocator, which ends the process where the system has no memory.
-pub(crate) struct EndsWithoutMemory;
+#[derive(Debug)]
+pub struct EndsWithoutMemory;
 
 // SAFETY: every method is the system allocator's, with its arguments and its result.
 unsafe impl GlobalAlloc for EndsWithoutMemory {

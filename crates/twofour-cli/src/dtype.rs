@@ -6,7 +6,7 @@ use twofour::DataType;
 use crate::weight_format::WeightFormat;
 
 /// The formats that CPU kernels multiply.
-pub(crate) const ON_CPU: [WeightFormat; 5] = [
+pub const ON_CPU: [WeightFormat; 5] = [
     WeightFormat::Plain(DataType::F32),
     WeightFormat::Plain(DataType::BF16),
     WeightFormat::Plain(DataType::F16),
@@ -15,7 +15,7 @@ pub(crate) const ON_CPU: [WeightFormat; 5] = [
 ];
 
 /// What `--help` says of a format of weights.
-pub(crate) fn description(format: WeightFormat) -> &'static str {
+pub fn description(format: WeightFormat) -> &'static str {
     match format {
         WeightFormat::Plain(DataType::F32) => "IEEE single; on a CPU",
         WeightFormat::Plain(DataType::BF16) => "Brain floating point",
@@ -33,7 +33,7 @@ pub(crate) fn description(format: WeightFormat) -> &'static str {
 }
 
 /// The value of an option that names a format.
-pub(crate) fn possible(format: WeightFormat) -> PossibleValue {
+pub fn possible(format: WeightFormat) -> PossibleValue {
     let value = match format {
         // As other commands call it; results are labelled i8.
         WeightFormat::Plain(DataType::I8) => PossibleValue::new("int8").alias(format.name()),
@@ -42,13 +42,19 @@ pub(crate) fn possible(format: WeightFormat) -> PossibleValue {
     value.help(description(format))
 }
 
+/// Returns the error for a format that CPU kernels do not multiply.
+pub fn not_on_cpu(format: WeightFormat) -> anyhow::Error {
+    let known = ON_CPU.map(WeightFormat::name).join(", ");
+    anyhow::anyhow!("a GEMM on a CPU does not support weights of {format}; supported: {known}")
+}
+
 /// The parser of an option that takes the formats of CPU kernels.
-pub(crate) fn on_cpu() -> impl TypedValueParser<Value = WeightFormat> {
+pub fn on_cpu() -> impl TypedValueParser<Value = WeightFormat> {
     PossibleValuesParser::new(ON_CPU.map(possible)).try_map(|name| name.parse::<WeightFormat>())
 }
 
 /// The parser of an option that takes the data types that models compute in.
-pub(crate) fn computing() -> impl TypedValueParser<Value = DataType> {
+pub fn computing() -> impl TypedValueParser<Value = DataType> {
     let types = [DataType::F32, DataType::BF16, DataType::F16].map(DataType::name);
     PossibleValuesParser::new(types).try_map(|name| name.parse::<DataType>())
 }

@@ -17,7 +17,7 @@ use crate::{
 
 /// The result of a command that ran to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub enum Verdict {
     /// Exit code 0.
     Yes,
     /// Exit code 1: the command ran and the answer is no (`check` found a tensor that does not obey).
@@ -27,14 +27,16 @@ pub(crate) enum Verdict {
 /// A usage error: exit code 2, as for arguments that clap rejects.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct Usage(pub(crate) String);
+pub struct Usage(pub String);
 
 /// A usage error with a line for each of its reasons.
 #[derive(Debug, thiserror::Error)]
 #[error("{heading}")]
-pub(crate) struct UsageList {
-    pub(crate) heading: String,
-    pub(crate) items: Vec<String>,
+pub struct UsageList {
+    /// What is wrong.
+    pub heading: String,
+    /// The reasons.
+    pub items: Vec<String>,
 }
 
 impl UsageList {
@@ -48,7 +50,7 @@ impl UsageList {
 }
 
 /// Runs the command, prints an error to stderr and returns the exit code.
-pub(crate) fn code(command: impl FnOnce() -> Result<Verdict>) -> ExitCode {
+pub fn code(command: impl FnOnce() -> Result<Verdict>) -> ExitCode {
     match command() {
         Ok(Verdict::Yes) => ExitCode::SUCCESS,
         Ok(Verdict::No) => ExitCode::from(1),

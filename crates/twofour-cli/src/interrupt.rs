@@ -14,7 +14,7 @@ use anyhow::Result;
 use crate::{present::progress, threads};
 
 /// The exit code that shells report for a process ended by Ctrl-C: 128 + SIGINT.
-pub(crate) const EXIT_CODE: u8 = 130;
+pub const EXIT_CODE: u8 = 130;
 
 static GUARDS: AtomicUsize = AtomicUsize::new(0);
 static SIGNALS: AtomicUsize = AtomicUsize::new(0);
@@ -22,10 +22,10 @@ static SIGNALS: AtomicUsize = AtomicUsize::new(0);
 /// The command was interrupted and has cleaned up.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted")]
-pub(crate) struct Interrupted;
+pub struct Interrupted;
 
 /// Installs the handler of SIGINT and SIGTERM.
-pub(crate) fn install() -> Result<()> {
+pub fn install() -> Result<()> {
     ctrlc::set_handler(|| {
         let earlier = SIGNALS.fetch_add(1, Ordering::SeqCst);
         if GUARDS.load(Ordering::SeqCst) == 0 || earlier > 0 {
@@ -44,10 +44,10 @@ pub(crate) fn install() -> Result<()> {
 /// While this lives, the first signal waits for the command to stop by itself.
 #[must_use = "dropped at once, it guards nothing"]
 #[derive(Debug)]
-pub(crate) struct Guard(());
+pub struct Guard(());
 
 /// Begins work that must clean up when interrupted.
-pub(crate) fn guard() -> Guard {
+pub fn guard() -> Guard {
     GUARDS.fetch_add(1, Ordering::SeqCst);
     Guard(())
 }
@@ -59,22 +59,22 @@ impl Drop for Guard {
 }
 
 /// Returns whether a signal was received.
-pub(crate) fn requested() -> bool {
+pub fn requested() -> bool {
     SIGNALS.load(Ordering::SeqCst) > 0
 }
 
 /// Returns an error if a signal was received.
-pub(crate) fn check() -> Result<()> {
+pub fn check() -> Result<()> {
     if requested() { Err(Interrupted.into()) } else { Ok(()) }
 }
 
 /// Returns the result of a callback: break if a signal was received.
-pub(crate) fn flow() -> ControlFlow<()> {
+pub fn flow() -> ControlFlow<()> {
     if requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
 /// Returns whether an error says that a command stopped because of a signal.
-pub(crate) fn is_cause_of(error: &anyhow::Error) -> bool {
+pub fn is_cause_of(error: &anyhow::Error) -> bool {
     let is_core = matches!(error.downcast_ref(), Some(twofour::Error::Interrupted));
     let is_inside = matches!(error.downcast_ref(), Some(twofour_nn::Error::Core(twofour::Error::Interrupted)));
     error.is::<Interrupted>() || is_core || is_inside

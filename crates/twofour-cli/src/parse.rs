@@ -8,11 +8,11 @@ use clap::{
     error::{ContextKind, ContextValue, Error},
 };
 
-use crate::{arguments::Arguments, present::escape};
+use crate::present::escape;
 
-/// The arguments of this process. Help, the version and errors are printed, and end the process.
-pub(crate) fn arguments() -> Arguments {
-    Arguments::try_parse().unwrap_or_else(|error| {
+/// Returns the arguments of this process. Help, the version and errors are printed, and end the process.
+pub fn arguments<A: Parser>() -> A {
+    A::try_parse().unwrap_or_else(|error| {
         let (code, is_error) = (error.exit_code(), error.use_stderr());
         let text = shown(error);
         // It is no error where nobody reads it.
@@ -57,6 +57,7 @@ fn escaped(kind: ContextKind, value: &ContextValue) -> Option<ContextValue> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arguments::Arguments;
 
     #[test]
     fn what_clap_repeats_of_the_arguments_is_escaped() {

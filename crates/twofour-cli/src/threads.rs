@@ -26,7 +26,7 @@ const VARIABLE: &str = "RAYON_NUM_THREADS";
 const STACK: usize = 2 << 20;
 
 /// Returns the number of threads that run at the same time here: of the processors that this process may use, and those of its container.
-pub(crate) fn of_machine() -> usize {
+pub fn of_machine() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get)
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn of_machine() -> usize {
 ///
 /// # Errors
 /// What is wrong with it.
-pub(crate) fn option(text: &str) -> Result<usize, String> {
+pub fn option(text: &str) -> Result<usize, String> {
     let machine = of_machine();
     match text.parse() {
         Ok(0) => Err("at least 1 thread computes".to_owned()),
@@ -51,7 +51,7 @@ pub(crate) fn option(text: &str) -> Result<usize, String> {
 ///
 /// # Errors
 /// [`Usage`] for a number that is none; that no thread can be started.
-pub(crate) fn start(screen: &Screen) -> Result<()> {
+pub fn start(screen: &Screen) -> Result<()> {
     let machine = of_machine();
     let wanted = match env::var_os(VARIABLE) {
         Some(text) => asked_for(&text.to_string_lossy())?.unwrap_or(machine),
@@ -74,7 +74,7 @@ pub(crate) fn start(screen: &Screen) -> Result<()> {
 }
 
 /// The error where the system refuses a thread.
-pub(crate) fn refused(error: impl Display) -> anyhow::Error {
+pub fn refused(error: impl Display) -> anyhow::Error {
     anyhow!(
         "the system starts no other thread or process ({error}); raise the limit of processes (`ulimit -u`, or the container's), or of memory"
     )
@@ -138,7 +138,7 @@ const MAIN_STACK: usize = 8 << 20;
 ///
 /// # Errors
 /// The system's where it starts no thread.
-pub(crate) fn with_stack<R: Send>(command: impl FnOnce() -> R + Send) -> Result<R> {
+pub fn with_stack<R: Send>(command: impl FnOnce() -> R + Send) -> Result<R> {
     if !is_stack_small() {
         return Ok(command());
     }

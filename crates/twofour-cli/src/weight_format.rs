@@ -7,7 +7,7 @@ use twofour::DataType;
 
 /// The format of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WeightFormat {
+pub enum WeightFormat {
     /// One value for each kept element.
     Plain(DataType),
     /// 4-bit integers with a scale for every 128 columns. On a CPU activations are quantized to int8.
@@ -16,7 +16,7 @@ pub(crate) enum WeightFormat {
 
 impl WeightFormat {
     /// The name, as in `bf16` or `int4`.
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             WeightFormat::Plain(data_type) => data_type.name(),
             WeightFormat::Int4 => "int4",

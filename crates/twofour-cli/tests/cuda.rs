@@ -10,38 +10,6 @@ fn has_device() -> bool {
 }
 
 #[test]
-fn without_a_gpu_the_bench_says_so() {
-    let dir = tempfile::tempdir().unwrap();
-    if has_device() {
-        eprintln!("skipped: this machine has a GPU");
-        return;
-    }
-    let ran = run(dir.path(), &["bench", "cuda", "--suite", "prune"]);
-    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
-    assert!(ran.stderr.contains("driver") || ran.stderr.contains("no CUDA device"), "{}", ran.stderr);
-}
-
-#[test]
-fn with_a_gpu_every_contender_has_a_time() {
-    let dir = tempfile::tempdir().unwrap();
-    if !has_device() {
-        assert!(std::env::var_os("TWOFOUR_REQUIRE_GPU").is_none(), "TWOFOUR_REQUIRE_GPU is set, and there is no GPU");
-        eprintln!("skipped: no GPU");
-        return;
-    }
-    let args = ["bench", "cuda", "--suite", "prune", "--rounds", "5", "--json", "-o", "prune.json"];
-    let ran = run(dir.path(), &args).good();
-    assert_eq!(std::fs::read_to_string(dir.path().join("prune.json")).unwrap(), ran.stdout);
-    let answer = ran.json();
-    let rows = answer["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 5 * 5);
-    assert!(
-        rows.iter().all(|row| row["us"].as_f64().unwrap() > 0.0 && row["min_us"].as_f64() <= row["us"].as_f64()),
-        "{answer}"
-    );
-}
-
-#[test]
 fn advise_on_a_gpu_compares_with_dense_or_says_what_is_missing() {
     let dir = tempfile::tempdir().unwrap();
     let args = ["advise", "--shape", "4096x4096", "--tokens", "1,2048", "--device", "cuda", "--json"];

@@ -124,7 +124,6 @@ fn calibrated_methods_copy_modules_in_folders_and_encoders_are_read_packed() {
     assert!(at.join("wanda/2_Dense/model.safetensors").exists());
     run(at, &["compress", "wanda", "-o", "small"]).good();
     run(at, &["check", "small"]).good();
-    run(at, &[&["bench", "encoder", "small", "--batch", "1", "--length", "8", "--rounds", "3", "--json"][..]].concat());
 }
 
 /// Other weights beside the model stand in nobody's way, and a quantized model of another tool is named.

@@ -1,7 +1,6 @@
 //! One file for each command.
 
 pub(crate) mod advise;
-pub(crate) mod bench;
 pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod compress;
@@ -28,30 +27,28 @@ use anyhow::Result;
 use crate::{
     arguments::{Arguments, Command},
     exit::Verdict,
+    measure,
     present::Screen,
-    threads,
 };
 
 /// Runs the command of the command line.
-pub(crate) fn run(arguments: Arguments) -> Result<Verdict> {
-    let mut screen = Screen::new(&arguments.global);
-    threads::start(&screen)?;
+pub(crate) fn run(arguments: Arguments, screen: &mut Screen) -> Result<Verdict> {
     match arguments.command {
-        Command::Quickstart(command) => command.run(&mut screen),
-        Command::Train(command) => command.run(&mut screen),
-        Command::Eval(command) => command.run(&mut screen),
-        Command::Generate(command) => command.run(&mut screen),
-        Command::Check(command) => command.run(&mut screen),
+        Command::Quickstart(command) => command.run(screen),
+        Command::Train(command) => command.run(screen),
+        Command::Eval(command) => command.run(screen),
+        Command::Generate(command) => command.run(screen),
+        Command::Check(command) => command.run(screen),
 
-        Command::Advise(command) => command.run(&mut screen),
-        Command::Prune(command) => command.run(&mut screen),
-        Command::Quantize(command) => command.run(&mut screen),
-        Command::Compress(command) => command.run(&mut screen),
-        Command::Decompress(command) => command.run(&mut screen),
-        Command::Inspect(command) => command.run(&mut screen),
-        Command::Bench(command) => command.run(&mut screen),
-        Command::Kernels(command) => command.run(&mut screen),
-        Command::Completions(command) => command.run(&mut screen),
-        Command::Man(command) => command.run(&mut screen),
+        Command::Advise(command) => command.run(screen),
+        Command::Prune(command) => command.run(screen),
+        Command::Quantize(command) => command.run(screen),
+        Command::Compress(command) => command.run(screen),
+        Command::Decompress(command) => command.run(screen),
+        Command::Inspect(command) => command.run(screen),
+        Command::Kernels(command) => command.run(screen),
+        Command::Completions(command) => command.run(screen),
+        Command::Man(command) => command.run(screen),
+        Command::MeasureWorker => measure::work(),
     }
 }

@@ -11,8 +11,7 @@ use twofour_nn::{
     train::is_checkpoint,
 };
 
-use super::train::TrainDevice;
-use crate::{dtype::computing, exit::Usage, hub, memory, present::Screen};
+use crate::{device::ComputeDevice, dtype::computing, exit::Usage, hub, memory, present::Screen};
 
 /// Checks that a file to convert is a model's, not a checkpoint of training, which has the optimizer's state as well.
 ///
@@ -40,7 +39,7 @@ pub(crate) struct ModelArguments {
 
     /// Where to compute: cpu, cuda, or cuda:NUMBER
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
-    device: TrainDevice,
+    device: ComputeDevice,
 }
 
 impl ModelArguments {
@@ -71,25 +70,25 @@ impl ModelArguments {
     pub(crate) fn load(&self) -> Result<LanguageModel> {
         let path = SavedModel::locate(&self.model);
         match &self.device {
-            TrainDevice::Cpu => {
+            ComputeDevice::Cpu => {
                 let (saved, dtype) = self.open()?;
                 memory::expect_room_for_weights(saved.reader(), dtype)?;
                 drop(saved);
                 Ok(LanguageModel::load(path, self.dtype)?)
             }
-            TrainDevice::Cuda(_) => Ok(LanguageModel::load_on(&Device::open(self.gpu()?)?, path, self.dtype)?),
+            ComputeDevice::Cuda(_) => Ok(LanguageModel::load_on(&Device::open(self.gpu()?)?, path, self.dtype)?),
         }
     }
 
     /// Where it runs.
-    pub(crate) fn device(&self) -> &TrainDevice {
+    pub(crate) fn device(&self) -> &ComputeDevice {
         &self.device
     }
 
     /// The number of the one GPU that it runs on.
     pub(crate) fn gpu(&self) -> Result<usize> {
         match &self.device {
-            TrainDevice::Cuda(numbers) if numbers.len() == 1 => Ok(numbers[0]),
+            ComputeDevice::Cuda(numbers) if numbers.len() == 1 => Ok(numbers[0]),
             _ => bail!(Usage("a model runs on one device; name one GPU, as in --device cuda:0".into())),
         }
     }

@@ -15,7 +15,7 @@ use crate::present::shell::word;
 enum Kind {
     /// `generate` and `eval --text`.
     Decoder,
-    /// `bench encoder`.
+    /// `eval --against`.
     Encoder,
     /// Nothing: weights without a configuration that is known here.
     Weights,
@@ -39,7 +39,7 @@ pub(crate) fn run(model: &Path, text: Option<&Path>) -> Vec<String> {
             let text = text.map_or("TEXT".to_owned(), word);
             vec![format!("twofour generate {path}"), format!("twofour eval {path} --text {text}")]
         }
-        Kind::Encoder => vec![format!("twofour bench encoder {path}")],
+        Kind::Encoder => vec![format!("twofour eval {path} --text TEXT --against DENSE")],
         Kind::Weights => vec![],
     }
 }
@@ -60,7 +60,7 @@ pub(crate) fn after_generating(given: &Path, located: &Path) -> Vec<String> {
 pub(crate) fn after_measuring(given: &Path, located: &Path) -> Vec<String> {
     let run = match kind(located) {
         Kind::Decoder => Some(format!("twofour generate {}", word(given))),
-        Kind::Encoder => Some(format!("twofour bench encoder {}", word(given))),
+        Kind::Encoder => Some(format!("twofour advise {}", word(given))),
         Kind::Weights => None,
     };
     run.into_iter().chain(check_if_dense(given, located)).collect()

@@ -11,9 +11,8 @@ use twofour_nn::{
     train::Corpus,
 };
 
-use super::train::TrainDevice;
-
 use crate::{
+    device::ComputeDevice,
     exit::{Usage, Verdict},
     interrupt::{self, Interrupted},
     present::{
@@ -59,7 +58,7 @@ pub(crate) struct Quickstart {
 
     /// Where to train: cpu, cuda, or cuda:NUMBER
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
-    device: TrainDevice,
+    device: ComputeDevice,
 
     /// Decides initial weights and batches [default: 0]
     #[arg(long, value_name = "S")]
@@ -94,8 +93,8 @@ impl Quickstart {
 
     fn work_on_device(&self, folder: &Folder, screen: &mut Screen) -> Result<Report> {
         match &self.device {
-            TrainDevice::Cpu => self.work(folder, screen, &|| Ok(CpuEngine)),
-            TrainDevice::Cuda(numbers) => {
+            ComputeDevice::Cpu => self.work(folder, screen, &|| Ok(CpuEngine)),
+            ComputeDevice::Cuda(numbers) => {
                 let device = Device::open(numbers.first().copied().unwrap_or(0))?;
                 self.work(folder, screen, &|| Ok(CudaEngine::new(&device, DataType::BF16)?))
             }

@@ -64,7 +64,7 @@ fn median(sorted: &[Duration]) -> Duration {
 }
 
 /// Returns the median time of one call of each contender: see [`rounds`].
-pub(crate) fn medians(contenders: &mut [&mut dyn FnMut() -> Result<()>], budget: Duration) -> Result<Vec<Duration>> {
+pub fn medians(contenders: &mut [&mut dyn FnMut() -> Result<()>], budget: Duration) -> Result<Vec<Duration>> {
     Ok(alternate(contenders, budget)?.into_iter().map(|times| times.median).collect())
 }
 

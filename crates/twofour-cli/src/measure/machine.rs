@@ -7,26 +7,26 @@ use twofour::kernel::Engine;
 
 /// The machine that was measured.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Machine {
+pub struct Machine {
     /// The CPU's name, as the operating system reports it.
-    pub(crate) cpu: String,
+    pub cpu: String,
     /// Hardware threads.
-    pub(crate) hardware_threads: usize,
+    pub hardware_threads: usize,
     /// Threads in use.
-    pub(crate) threads: usize,
+    pub threads: usize,
     /// The kernels' engine.
-    pub(crate) engine: String,
+    pub engine: String,
     /// Bytes of the last-level cache that a core sees; null where the operating system does not report it.
-    pub(crate) last_level_cache_bytes: Option<u64>,
+    pub last_level_cache_bytes: Option<u64>,
     /// The operating system.
-    pub(crate) os: String,
+    pub os: String,
 }
 
 /// Returns this machine's description, with the threads of the current rayon pool.
 ///
 /// # Errors
 /// Those of [`Engine::best`].
-pub(crate) fn machine() -> twofour::Result<Machine> {
+pub fn machine() -> twofour::Result<Machine> {
     Ok(Machine {
         cpu: cpu_name().unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
         hardware_threads: crate::threads::of_machine(),
@@ -44,7 +44,7 @@ fn cpu_name() -> Option<String> {
 }
 
 /// Returns the load average of the last minute, or nothing where the operating system does not report it.
-pub(crate) fn load_average() -> Option<f64> {
+pub fn load_average() -> Option<f64> {
     fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
 }
 

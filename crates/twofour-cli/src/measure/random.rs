@@ -2,16 +2,22 @@
 
 /// A pseudo-random number generator with a fixed seed (xorshift64*, Vigna 2016).
 #[derive(Debug)]
-pub(crate) struct Random(u64);
+pub struct Random(u64);
+
+impl Default for Random {
+    fn default() -> Self {
+        Random::new()
+    }
+}
 
 impl Random {
     /// Returns the generator at the start of its one sequence.
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Random(0x2545_F491_4F6C_DD1D)
     }
 
     /// Returns 64 bits; the upper ones are the better ones.
-    pub(crate) fn bits(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -19,17 +25,17 @@ impl Random {
     }
 
     /// Returns a number from -1 to 1.
-    pub(crate) fn float(&mut self) -> f32 {
+    pub fn float(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 
     /// Returns an integer below `bound`. For bounds far below 2^32 the bias of the remainder is negligible.
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
+    pub fn below(&mut self, bound: usize) -> usize {
         (self.bits() >> 32) as usize % bound
     }
 
     /// Shuffles `items` (Fisher and Yates).
-    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last + 1));
         }

@@ -21,29 +21,32 @@ const BLOCKS: usize = 12;
 
 /// The times of one pass over a piece of work, one number for each round, in any unit.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Pass {
+pub struct Pass {
     /// Of the 2:4 contender.
-    pub(crate) sparse: Vec<f64>,
+    pub sparse: Vec<f64>,
     /// Of each dense contender, the same ones in every pass; one far behind has only the first rounds.
-    pub(crate) dense: Vec<Vec<f64>>,
+    pub dense: Vec<Vec<f64>>,
 }
 
 /// A median and its 99 % confidence interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(crate) struct Interval {
-    pub(crate) median: f64,
-    pub(crate) low: f64,
-    pub(crate) high: f64,
+pub struct Interval {
+    /// The median.
+    pub median: f64,
+    /// The interval's lower end.
+    pub low: f64,
+    /// The interval's upper end.
+    pub high: f64,
 }
 
 impl Interval {
     /// The upper end divided by the lower: 1.2 for a median known to about ±10 %.
-    pub(crate) fn width(self) -> f64 {
+    pub fn width(self) -> f64 {
         self.high / self.low
     }
 
     /// Clamps the interval to a limit.
-    pub(crate) fn capped(self, limit: f64) -> Self {
+    pub fn capped(self, limit: f64) -> Self {
         let cap = |value: f64| value.min(limit);
         Interval { median: cap(self.median), low: cap(self.low), high: cap(self.high) }
     }
@@ -51,17 +54,17 @@ impl Interval {
 
 /// The result of [`speed_up`].
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct SpeedUp {
+pub struct SpeedUp {
     /// The time of the fastest dense contender divided by that of 2:4.
-    pub(crate) interval: Interval,
+    pub interval: Interval,
     /// Which dense contender is the fastest.
-    pub(crate) dense: usize,
+    pub dense: usize,
 }
 
 /// Returns the speedup of the 2:4 contender over the fastest dense one, or nothing where no round has both.
 ///
 /// Every resample decides anew which dense contender is the fastest, so that the interval covers that choice too.
-pub(crate) fn speed_up(passes: &[Pass]) -> Option<SpeedUp> {
+pub fn speed_up(passes: &[Pass]) -> Option<SpeedUp> {
     let contenders = passes.iter().map(|pass| pass.dense.len()).min()?;
     // For each contender and pass: the medians of its blocks.
     let of_contender = |which: usize| -> Vec<Vec<f64>> {
@@ -110,7 +113,7 @@ fn resample(blocks: &[Vec<Vec<f64>>], random: &mut Random) -> f64 {
 }
 
 /// Returns the median; 0 of nothing.
-pub(crate) fn median(values: &mut [f64]) -> f64 {
+pub fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {
         0 => 0.0,

@@ -96,14 +96,15 @@ fn sum<const STREAMS: usize>(lines: &[Line]) -> u64 {
 
 /// The read bandwidth with a number of threads.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct ReadBandwidth {
-    pub(crate) threads: usize,
+pub struct ReadBandwidth {
+    /// Threads that read.
+    pub threads: usize,
     /// 10^9 bytes a second, by the median time of the best variant.
-    pub(crate) gb_per_s: f64,
+    pub gb_per_s: f64,
     /// The fastest way of reading on this machine.
-    pub(crate) variant: String,
+    pub variant: String,
     /// Bytes of one measurement.
-    pub(crate) buffer_bytes: usize,
+    pub buffer_bytes: usize,
 }
 
 /// A buffer larger than any cache, and the fastest way of reading it.

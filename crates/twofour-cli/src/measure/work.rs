@@ -8,9 +8,11 @@ use crate::weight_format::WeightFormat;
 
 /// Output and input features of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct Shape {
-    pub(crate) out: usize,
-    pub(crate) inputs: usize,
+pub struct Shape {
+    /// Output features.
+    pub out: usize,
+    /// Input features.
+    pub inputs: usize,
 }
 
 impl FromStr for Shape {
@@ -39,7 +41,7 @@ impl fmt::Display for Shape {
 /// The kind of a GEMM, by its number of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Kind {
+pub enum Kind {
     /// Decode: a language model generates its next token, for a few sequences at most; memory-bound.
     Decode,
     /// Prefill: a prompt, or a batch; compute-bound.
@@ -51,14 +53,18 @@ const DECODE_TOKENS: usize = 16;
 
 /// One GEMM to time: `[tokens, inputs]` by a weight `[out, inputs]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Work {
-    pub(crate) shape: Shape,
-    pub(crate) dtype: WeightFormat,
-    pub(crate) tokens: usize,
+pub struct Work {
+    /// The weight's shape.
+    pub shape: Shape,
+    /// The weight's format.
+    pub dtype: WeightFormat,
+    /// Rows of the activations.
+    pub tokens: usize,
 }
 
 impl Work {
-    pub(crate) fn kind(&self) -> Kind {
+    /// Returns the kind that its number of tokens makes it.
+    pub fn kind(&self) -> Kind {
         if self.tokens <= DECODE_TOKENS { Kind::Decode } else { Kind::Prefill }
     }
 }
@@ -76,7 +82,7 @@ impl fmt::Display for Work {
 
 /// The library of a timed GEMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Who {
+pub enum Who {
     /// This project's 2:4 kernels.
     #[serde(rename = "twofour 2:4")]
     Sparse,
@@ -96,7 +102,7 @@ pub(crate) enum Who {
 
 impl Who {
     /// Returns whether it multiplies the whole weight.
-    pub(crate) fn is_dense(self) -> bool {
+    pub fn is_dense(self) -> bool {
         !matches!(self, Who::Sparse | Who::SparseF32 | Who::SparseI8)
     }
 }
@@ -115,33 +121,42 @@ impl fmt::Display for Who {
 
 /// One contender's times for one piece of work.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Row {
-    pub(crate) work: Kind,
-    pub(crate) dtype: WeightFormat,
+pub struct Row {
+    /// The kind of the work.
+    pub work: Kind,
+    /// The weight's format.
+    pub dtype: WeightFormat,
     /// Output and input features.
-    pub(crate) shape: [usize; 2],
-    pub(crate) tokens: usize,
-    pub(crate) threads: usize,
-    pub(crate) contender: Who,
-    pub(crate) median_us: f64,
-    pub(crate) min_us: f64,
-    pub(crate) max_us: f64,
-    pub(crate) rounds: usize,
+    pub shape: [usize; 2],
+    /// Rows of the activations.
+    pub tokens: usize,
+    /// Threads.
+    pub threads: usize,
+    /// The library.
+    pub contender: Who,
+    /// Median, microseconds.
+    pub median_us: f64,
+    /// The minimum, microseconds.
+    pub min_us: f64,
+    /// The maximum, microseconds.
+    pub max_us: f64,
+    /// Samples taken.
+    pub rounds: usize,
     /// Bytes of this contender's weight.
-    pub(crate) weight_bytes: usize,
+    pub weight_bytes: usize,
     /// Its weight's bytes divided by the median time, in 10^9 bytes a second.
-    pub(crate) gb_per_s: f64,
+    pub gb_per_s: f64,
     /// The dense weight's bytes divided by the 2:4 weight's: the speedup of a memory-bound GEMM.
-    pub(crate) byte_limit: f64,
+    pub byte_limit: f64,
     /// The read bandwidth with as many bytes as the dense weight has, interleaved with the contenders; decode only.
-    pub(crate) read_gb_per_s: Option<f64>,
+    pub read_gb_per_s: Option<f64>,
     /// `gb_per_s` as a share of `read_gb_per_s`.
-    pub(crate) read_share: Option<f64>,
+    pub read_share: Option<f64>,
 }
 
 impl Row {
     /// The work that was measured.
-    pub(crate) fn what(&self) -> Work {
+    pub fn what(&self) -> Work {
         let [out, inputs] = self.shape;
         Work { shape: Shape { out, inputs }, dtype: self.dtype, tokens: self.tokens }
     }
@@ -149,15 +164,16 @@ impl Row {
 
 /// The rows of one piece of work, by role.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Outcome<'a> {
-    pub(crate) sparse: &'a Row,
+pub struct Outcome<'a> {
+    /// The 2:4 kernel.
+    pub sparse: &'a Row,
     /// The fastest dense contender.
-    pub(crate) best_dense: &'a Row,
+    pub best_dense: &'a Row,
 }
 
 impl<'a> Outcome<'a> {
     /// Returns the outcome of the rows of one piece of work, or nothing where 2:4 or dense is missing.
-    pub(crate) fn of(rows: &'a [Row]) -> Option<Self> {
+    pub fn of(rows: &'a [Row]) -> Option<Self> {
         let sparse = rows.iter().find(|row| row.contender == Who::Sparse)?;
         let dense = rows.iter().filter(|row| row.contender.is_dense());
         let best_dense = dense.min_by(|a, b| a.median_us.total_cmp(&b.median_us))?;
@@ -165,7 +181,7 @@ impl<'a> Outcome<'a> {
     }
 
     /// Returns the time of the best dense GEMM divided by that of the 2:4 GEMM.
-    pub(crate) fn speed_up(&self) -> f64 {
+    pub fn speed_up(&self) -> f64 {
         self.best_dense.median_us / self.sparse.median_us
     }
 }

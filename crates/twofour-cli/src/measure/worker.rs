@@ -22,25 +22,31 @@ use super::{
     read::{ReadBandwidth, Reader, gb_per_s},
     work::{Kind, Row, Shape, Work},
 };
-use crate::{interrupt, threads, weight_format::WeightFormat};
+use crate::{exit::Verdict, interrupt, threads, weight_format::WeightFormat};
+
+/// The hidden command that [`work`] is run by, in every program that measures.
+pub const WORKER: &str = "measure-worker";
 
 /// A request to a worker.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Request {
+pub struct Request {
     /// Weights are kept from one piece of work to the next with the same shape and dtype.
-    pub(crate) works: Vec<Work>,
+    pub works: Vec<Work>,
     /// Time for each piece of work.
-    pub(crate) budget: Duration,
+    pub budget: Duration,
     /// The fewest rounds, even when the budget is used up.
-    pub(crate) least_rounds: usize,
-    pub(crate) bandwidth: Bandwidth,
-    pub(crate) arithmetic: Arithmetic,
-    pub(crate) single: Single,
+    pub least_rounds: usize,
+    /// Whether read bandwidth is measured too.
+    pub bandwidth: Bandwidth,
+    /// Whether arithmetic throughput is measured first.
+    pub arithmetic: Arithmetic,
+    /// Whether the kernel in f32 is interleaved.
+    pub single: Single,
 }
 
 impl Request {
     /// Returns a request to time the contenders only.
-    pub(crate) fn new(works: Vec<Work>, budget: Duration) -> Self {
+    pub fn new(works: Vec<Work>, budget: Duration) -> Self {
         Request {
             works,
             budget,
@@ -54,7 +60,7 @@ impl Request {
 
 /// Whether read bandwidth is measured too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Bandwidth {
+pub enum Bandwidth {
     /// Before everything and, for decode, interleaved with the contenders.
     Beside,
     /// Before everything only.
@@ -65,7 +71,7 @@ pub(crate) enum Bandwidth {
 
 /// Whether the arithmetic throughput of the dense contenders is measured first, on a large GEMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Arithmetic {
+pub enum Arithmetic {
     /// For this dtype.
     Before(WeightFormat),
     /// No.
@@ -74,7 +80,7 @@ pub(crate) enum Arithmetic {
 
 /// Whether the 2:4 kernel in f32 is interleaved with the contenders of other dtypes in compute-bound work, where fewer bytes are no advantage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Single {
+pub enum Single {
     /// It is interleaved.
     Beside,
     /// It is not.
@@ -83,15 +89,20 @@ pub(crate) enum Single {
 
 /// A message of a worker.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Message {
+pub enum Message {
     /// How fast memory is read.
     Bandwidth(ReadBandwidth),
     /// The arithmetic throughput of the fastest dense contender, 10^9 operations a second (a multiplication and an addition are two).
     Arithmetic(f64),
     /// A piece of work begins.
     Begun(Work),
-    /// A piece of work is complete: a row for each contender, and the time of each of its rounds in microseconds.
-    Done { rows: Vec<Row>, rounds_us: Vec<Vec<f64>> },
+    /// A piece of work is complete.
+    Done {
+        /// A row for each contender.
+        rows: Vec<Row>,
+        /// Microseconds of each round, by contender.
+        rounds_us: Vec<Vec<f64>>,
+    },
     /// The last message: an error, cause by cause.
     Failed(Vec<String>),
 }
@@ -122,11 +133,11 @@ impl Drop for Running {
 ///
 /// # Errors
 /// What went wrong in the process, that it ended early, [`interrupt::Interrupted`], and errors of `told`.
-pub(crate) fn measure(threads: usize, request: &Request, told: &mut dyn FnMut(Message) -> Result<()>) -> Result<()> {
+pub fn measure(threads: usize, request: &Request, told: &mut dyn FnMut(Message) -> Result<()>) -> Result<()> {
     let _guard = interrupt::guard();
     let program = env::current_exe().context("finding this program, to start it anew for measuring")?;
     let child = Command::new(program)
-        .args(["bench", "worker"])
+        .arg(WORKER)
         .env("RAYON_NUM_THREADS", threads.to_string())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -173,18 +184,23 @@ fn rebuild(causes: Vec<String>) -> anyhow::Error {
     causes.fold(WorkerError::Failed(last).into(), anyhow::Error::context)
 }
 
-/// The worker process: reads the request, measures, and writes the results. An error is part of the results.
+/// The worker process: reads the request on stdin, measures, and writes the results to stdout. An error is part of the results.
 ///
 /// # Errors
 /// Only where answering is impossible.
-pub(crate) fn work(input: impl io::Read, mut output: impl Write) -> Result<()> {
+pub fn work() -> Result<Verdict> {
+    serve(io::stdin().lock(), io::stdout().lock())?;
+    Ok(Verdict::Yes)
+}
+
+fn serve(input: impl io::Read, mut output: impl Write) -> Result<()> {
     let mut tell = |message: &Message| -> Result<()> {
         serde_json::to_writer(&mut output, message)?;
         output.write_all(b"\n")?;
         Ok(output.flush()?)
     };
     let done = serde_json::from_reader(input)
-        .context("the request is not one; `bench worker` is started by other commands only")
+        .with_context(|| format!("the request is not one; `{WORKER}` is started by other commands only"))
         .and_then(|request| answer(&request, &mut tell));
     match done {
         Ok(()) => Ok(()),
@@ -302,7 +318,7 @@ mod tests {
 
     fn answers(input: &[u8]) -> Vec<Message> {
         let mut output = Vec::new();
-        work(input, &mut output).unwrap();
+        serve(input, &mut output).unwrap();
         output.split(|b| *b == b'\n').filter(|l| !l.is_empty()).map(|l| serde_json::from_slice(l).unwrap()).collect()
     }
 

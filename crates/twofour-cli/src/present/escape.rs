@@ -35,7 +35,7 @@ pub(crate) fn line(text: &str) -> String {
 }
 
 /// Returns the path for a line: what is not UTF-8 in it as replacement characters.
-pub(crate) fn path(path: &Path) -> String {
+pub fn path(path: &Path) -> String {
     line(&path.display().to_string())
 }
 

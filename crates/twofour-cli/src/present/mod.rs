@@ -1,17 +1,17 @@
 //! What people and scripts see.
 
-pub(crate) mod escape;
+pub mod escape;
 pub(crate) mod layers;
-pub(crate) mod log;
-pub(crate) mod progress;
+pub mod log;
+pub mod progress;
 mod screen;
 pub(crate) mod shell;
-pub(crate) mod style;
-pub(crate) mod table;
+pub mod style;
+pub mod table;
 mod terminal;
-pub(crate) mod units;
+pub mod units;
 mod wrap;
 
-pub(crate) use progress::Progress;
-pub(crate) use screen::Screen;
+pub use progress::Progress;
+pub use screen::Screen;
 pub(crate) use wrap::shortened;

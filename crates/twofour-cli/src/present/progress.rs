@@ -26,7 +26,7 @@ const PER_SECOND: u8 = 20;
 static SHOWN: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
 /// Removes the bar from the terminal, before a line is written there or the process ends.
-pub(crate) fn clear() {
+pub fn clear() {
     if let Some(bar) = SHOWN.lock().unwrap_or_else(PoisonError::into_inner).take() {
         bar.finish_and_clear();
     }
@@ -43,7 +43,7 @@ pub(super) fn without<T>(write: impl FnOnce() -> T) -> T {
 
 /// A progress bar on stderr. It appears once the work has taken two seconds, and only on a terminal.
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub struct Progress {
     bar: ProgressBar,
     begun: Instant,
     shown: bool,
@@ -56,23 +56,23 @@ impl Progress {
     }
 
     /// A bar that never does.
-    pub(crate) fn hidden() -> Self {
+    pub fn hidden() -> Self {
         // As if it were shown already: it stays on its hidden target.
         Progress { bar: ProgressBar::hidden(), begun: Instant::now(), shown: true }
     }
 
     /// `done` of `total` bytes are through.
-    pub(crate) fn bytes(&mut self, message: &str, done: u64, total: u64) {
+    pub fn bytes(&mut self, message: &str, done: u64, total: u64) {
         self.update(message, done, total, |done, total| format!("{}/{}", HumanBytes(done), HumanBytes(total)));
     }
 
     /// `done` of `total` steps are through.
-    pub(crate) fn steps(&mut self, message: &str, done: u64, total: u64) {
+    pub fn steps(&mut self, message: &str, done: u64, total: u64) {
         self.update(message, done, total, |done, total| format!("{done}/{total}"));
     }
 
     /// Whether a person sees the bar, now or later.
-    pub(crate) fn can_show(&self) -> bool {
+    pub fn can_show(&self) -> bool {
         (!self.shown || !self.bar.is_hidden()) && std::io::stderr().is_terminal()
     }
 

@@ -19,7 +19,7 @@ use crate::arguments::Global;
 ///
 /// When the reader of stdout exits (`| head`), the rest is dropped silently and the command continues to its verdict.
 #[derive(Debug)]
-pub(crate) struct Screen {
+pub struct Screen {
     quiet: bool,
     json: bool,
     detailed: bool,
@@ -29,31 +29,31 @@ pub(crate) struct Screen {
 
 impl Screen {
     /// Returns the screen for the options.
-    pub(crate) fn new(global: &Global) -> Self {
+    pub fn new(global: &Global) -> Self {
         let Global { quiet, json, verbose, .. } = *global;
         Screen { quiet, json, detailed: verbose > 0, closed: false, stream: escape::Stream::default() }
     }
 
     /// Prints text of this program for people and a line break; names, paths and values in it are escaped by [`escape::line`] or [`escape::path`], which leave no
     /// line break of theirs. Nothing with `--quiet` or `--json`.
-    pub(crate) fn line(&mut self, text: impl std::fmt::Display) -> Result<()> {
+    pub fn line(&mut self, text: impl std::fmt::Display) -> Result<()> {
         if self.quiet || self.json { Ok(()) } else { self.styled(&escape::text(&format!("{text}\n"))) }
     }
 
     /// Prints an explanation of what stands above it, in lines that fit the terminal; nothing with `--quiet` or `--json`.
-    pub(crate) fn note(&mut self, text: &str) -> Result<()> {
+    pub fn note(&mut self, text: &str) -> Result<()> {
         let lines = text.lines().flat_map(|line| wrapped(line, terminal::columns()));
         lines.map(|line| paint(style::FAINT, line)).try_for_each(|line| self.line(line))
     }
 
     /// Prints the commands that may follow this one; nothing with `--quiet` or `--json`.
-    pub(crate) fn next(&mut self, commands: &[String]) -> Result<()> {
+    pub fn next(&mut self, commands: &[String]) -> Result<()> {
         let heading = |i: usize| if i == 0 { "\nNext: " } else { "      " };
         commands.iter().enumerate().try_for_each(|(i, command)| self.line(format!("{}{command}", heading(i))))
     }
 
     /// Prints the JSON answer, if `--json` is given.
-    pub(crate) fn json(&mut self, answer: &impl Serialize) -> Result<()> {
+    pub fn json(&mut self, answer: &impl Serialize) -> Result<()> {
         if !self.json {
             return Ok(());
         }
@@ -62,22 +62,22 @@ impl Screen {
     }
 
     /// Returns whether the answer is JSON.
-    pub(crate) fn is_json(&self) -> bool {
+    pub fn is_json(&self) -> bool {
         self.json
     }
 
     /// Returns whether `--verbose` asks for every detail.
-    pub(crate) fn is_detailed(&self) -> bool {
+    pub fn is_detailed(&self) -> bool {
         self.detailed
     }
 
     /// Returns whether the reader of stdout has exited.
-    pub(crate) fn is_closed(&self) -> bool {
+    pub fn is_closed(&self) -> bool {
         self.closed
     }
 
     /// Prints bytes of generated text, of which a model may have made anything, as a terminal may show them; nothing with `--json`.
-    pub(crate) fn stream(&mut self, bytes: &[u8]) -> Result<()> {
+    pub fn stream(&mut self, bytes: &[u8]) -> Result<()> {
         if self.json {
             return Ok(());
         }
@@ -95,7 +95,7 @@ impl Screen {
     }
 
     /// Prints bytes as they are, escape sequences too, without waiting for a line's end.
-    pub(crate) fn raw(&mut self, bytes: &[u8]) -> Result<()> {
+    pub fn raw(&mut self, bytes: &[u8]) -> Result<()> {
         if self.closed {
             return Ok(());
         }
@@ -114,7 +114,7 @@ impl Screen {
     }
 
     /// Warns on stderr; not with `--quiet`.
-    pub(crate) fn warn(&self, text: impl std::fmt::Display) {
+    pub fn warn(&self, text: impl std::fmt::Display) {
         if !self.quiet {
             let text = escape::line(&format!("{} {text}", paint(style::WARNING, "warning:")));
             let text = escape::text(&text);
@@ -123,7 +123,7 @@ impl Screen {
     }
 
     /// A progress bar on stderr, which shows after two seconds if a person is there to see it.
-    pub(crate) fn progress(&self) -> Progress {
+    pub fn progress(&self) -> Progress {
         if self.quiet { Progress::hidden() } else { Progress::new() }
     }
 }

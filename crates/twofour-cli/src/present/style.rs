@@ -4,21 +4,21 @@ use anstyle::{AnsiColor, Style};
 use clap::ValueEnum;
 
 /// An error.
-pub(crate) const ERROR: Style = AnsiColor::Red.on_default().bold();
+pub const ERROR: Style = AnsiColor::Red.on_default().bold();
 /// A warning: the work is done, and there is something to know.
-pub(crate) const WARNING: Style = AnsiColor::Yellow.on_default().bold();
+pub const WARNING: Style = AnsiColor::Yellow.on_default().bold();
 /// As it should be.
-pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
+pub const GOOD: Style = AnsiColor::Green.on_default();
 /// Not as it should be.
-pub(crate) const BAD: Style = AnsiColor::Red.on_default();
+pub const BAD: Style = AnsiColor::Red.on_default();
 /// Less important than the rest.
-pub(crate) const FAINT: Style = Style::new().dimmed();
+pub const FAINT: Style = Style::new().dimmed();
 /// A heading.
-pub(crate) const STRONG: Style = Style::new().bold();
+pub const STRONG: Style = Style::new().bold();
 
 /// When to use colors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub(crate) enum ColorChoice {
+pub enum ColorChoice {
     /// On a terminal, unless NO_COLOR is set.
     #[default]
     Auto,
@@ -30,7 +30,7 @@ pub(crate) enum ColorChoice {
 
 impl ColorChoice {
     /// Makes this the choice for all output to come.
-    pub(crate) fn apply(self) {
+    pub fn apply(self) {
         match self {
             ColorChoice::Auto => anstream::ColorChoice::Auto,
             ColorChoice::Always => anstream::ColorChoice::Always,
@@ -50,7 +50,7 @@ const FIRST_MARK: char = '\u{FDD0}';
 const END_MARK: char = '\u{FDEF}';
 
 /// The text in one of the styles of this module, between marks that [`escape::text`](super::escape::text) turns into the terminal's.
-pub(crate) fn paint(style: Style, text: impl std::fmt::Display) -> String {
+pub fn paint(style: Style, text: impl std::fmt::Display) -> String {
     let mark = PAINTS.iter().zip(FIRST_MARK..END_MARK).find(|(paint, _)| **paint == style);
     match mark {
         Some((_, mark)) => format!("{mark}{text}{END_MARK}"),

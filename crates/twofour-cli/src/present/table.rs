@@ -11,7 +11,7 @@ use super::{
 
 /// Which side of its column a cell keeps to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Align {
+pub enum Align {
     /// Words.
     Left,
     /// Numbers.
@@ -29,7 +29,7 @@ const LEAST_WORDS: usize = 16;
 /// Where that is wider than the terminal, words are wrapped: those of headings, then those of the columns of words; a name in the first column is put on a line of its own. What still does not fit follows in further blocks, whose rows
 /// begin with the words of the first columns again. A column without any cell is left out.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub struct Table {
     columns: Vec<Column>,
     rows: Vec<Row>,
 }
@@ -76,18 +76,18 @@ impl Cell {
 
 impl Table {
     /// An empty table.
-    pub(crate) fn new<N: Into<String>>(columns: impl IntoIterator<Item = (N, Align)>) -> Self {
+    pub fn new<N: Into<String>>(columns: impl IntoIterator<Item = (N, Align)>) -> Self {
         let columns = columns.into_iter().map(|(name, align)| Column { name: name.into(), align }).collect();
         Table { columns, rows: Vec::new() }
     }
 
     /// Adds a row; cells that are missing are empty. Cells may be painted.
-    pub(crate) fn row(&mut self, cells: impl Into<Vec<String>>) {
+    pub fn row(&mut self, cells: impl Into<Vec<String>>) {
         self.rows.push(Row { cells: cells.into().iter().map(|cell| Cell::of(cell)).collect(), note: None });
     }
 
     /// Adds a row with a note in the place of the cells that are missing.
-    pub(crate) fn row_with_note(&mut self, cells: impl Into<Vec<String>>, note: &str) {
+    pub fn row_with_note(&mut self, cells: impl Into<Vec<String>>, note: &str) {
         self.row(cells);
         if let Some(row) = self.rows.last_mut() {
             row.note = Some(Cell::of(note));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Bytes with a binary unit, three significant digits: `512 B`, `4.00 KiB`, `56.0 MiB`.
-pub(crate) fn bytes(count: u64) -> String {
+pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if count < 1024 {
         return format!("{count} B");
@@ -18,7 +18,7 @@ pub(crate) fn bytes(count: u64) -> String {
 }
 
 /// A time with a unit, three significant digits: `730 ns`, `15.2 us`, `1.25 ms`, `90.0 s`, `3 min 20 s`.
-pub(crate) fn time(duration: Duration) -> String {
+pub fn time(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     match seconds {
         s if s < 1e-6 => format!("{} ns", significant(s * 1e9)),
@@ -29,23 +29,28 @@ pub(crate) fn time(duration: Duration) -> String {
     }
 }
 
+/// A time in microseconds with a unit, as [`time`] writes it.
+pub fn microseconds(us: f64) -> String {
+    time(Duration::from_secs_f64(us * 1e-6))
+}
+
 /// A share in percent, with one decimal.
-pub(crate) fn percent(share: f64) -> String {
+pub fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
 /// How many times as much: `1.74x`.
-pub(crate) fn factor(value: f64) -> String {
+pub fn factor(value: f64) -> String {
     format!("{value:.2}x")
 }
 
 /// A ratio in words: `1.74x faster`, or for one below 1 its inverse, `1.30x slower`.
-pub(crate) fn factor_of(ratio: f64, above: &str, below: &str) -> String {
+pub fn factor_of(ratio: f64, above: &str, below: &str) -> String {
     if ratio >= 1.0 { format!("{} {above}", factor(ratio)) } else { format!("{} {below}", factor(1.0 / ratio)) }
 }
 
 /// A shape as in `4096x14336`; a scalar is `scalar`.
-pub(crate) fn shape(dims: &[usize]) -> String {
+pub fn shape(dims: &[usize]) -> String {
     if dims.is_empty() {
         return "scalar".to_owned();
     }
@@ -53,14 +58,14 @@ pub(crate) fn shape(dims: &[usize]) -> String {
 }
 
 /// A whole number with thin groups of three: `12 345`.
-pub(crate) fn count(value: usize) -> String {
+pub fn count(value: usize) -> String {
     let digits = value.to_string();
     let groups: Vec<&str> = digits.as_bytes().rchunks(3).rev().filter_map(|g| std::str::from_utf8(g).ok()).collect();
     groups.join(" ")
 }
 
 /// The right noun: `1 tensor`, `2 tensors`.
-pub(crate) fn plural(value: usize, noun: &str) -> String {
+pub fn plural(value: usize, noun: &str) -> String {
     format!("{} {noun}{}", count(value), if value == 1 { "" } else { "s" })
 }
 

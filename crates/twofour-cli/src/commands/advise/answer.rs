@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{finding::Finding, timing::Timing};
 use crate::weight_format::WeightFormat;
 use crate::{
-    measure::{Interval, Machine, Shape, cuda::Gpu, load_average},
+    measure::{Gpu, Interval, Machine, Shape, load_average},
     present::{
         Screen,
         style::{self, paint},

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     interrupt,
-    measure::{Pass, Shape, cuda},
+    measure::{self, Pass, Shape},
     present::{Screen, units},
     weight_format::WeightFormat,
 };
@@ -84,7 +84,7 @@ pub(super) fn measure(
         answers.push(ShapeAnswer { out: shape.out, inputs: shape.inputs, layers, timings });
     }
     drop(progress);
-    Ok((Machinery::Gpu(cuda::gpu(&device)?), answers))
+    Ok((Machinery::Gpu(measure::gpu(&device)?), answers))
 }
 
 /// Returns a problem whose result is bf16 where the library supports that.

@@ -20,10 +20,11 @@ use twofour::{
     file::{Reader, ValueFormat},
 };
 
-use super::{next, train::TrainDevice};
+use super::next;
 
 use self::answer::{Answer, Machinery, Total, verdict};
 use crate::{
+    device::ComputeDevice,
     dtype,
     exit::{Usage, Verdict},
     hub,
@@ -97,7 +98,7 @@ pub(crate) struct Advise {
 
     /// Where the model is to run: cpu, cuda, or cuda:NUMBER
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
-    device: TrainDevice,
+    device: ComputeDevice,
 
     /// Threads to compute with [default: all]; on a CPU
     #[arg(long, value_name = "COUNT", value_parser = threads::option)]
@@ -117,11 +118,11 @@ impl Advise {
         let dtype = Chosen::of(self.dtype, stored, &self.device);
         let threads = self.threads.unwrap_or_else(threads::of_machine);
         let (machine, shapes) = match &self.device {
-            TrainDevice::Cpu => {
+            ComputeDevice::Cpu => {
                 let machine = Machine { threads, ..measure::machine()? };
                 (Machinery::Cpu(machine), cpu::measure(&self, dtype.format, screen, threads, &shapes)?)
             }
-            TrainDevice::Cuda(numbers) => {
+            ComputeDevice::Cuda(numbers) => {
                 let &[number] = numbers.as_slice() else {
                     bail!(Usage("speed is measured on one GPU; name one, as in --device cuda:0".to_owned()))
                 };
@@ -193,11 +194,11 @@ struct Chosen {
 
 impl Chosen {
     /// What was asked for, or else what the model has, as far as the device has 2:4 kernels for it.
-    fn of(asked: Option<WeightFormat>, stored: Option<WeightFormat>, device: &TrainDevice) -> Self {
+    fn of(asked: Option<WeightFormat>, stored: Option<WeightFormat>, device: &ComputeDevice) -> Self {
         let usual = WeightFormat::Plain(DataType::BF16);
         let is_measured = |format: &WeightFormat| match device {
-            TrainDevice::Cpu => dtype::ON_CPU.contains(format),
-            TrainDevice::Cuda(_) => {
+            ComputeDevice::Cpu => dtype::ON_CPU.contains(format),
+            ComputeDevice::Cuda(_) => {
                 !matches!(format, WeightFormat::Plain(DataType::F32 | DataType::I32) | WeightFormat::Int4)
             }
         };
@@ -225,8 +226,8 @@ mod tests {
         assert_eq!(most(&[(10, Some(f32)), (4, Some(bf16)), (4, Some(bf16))]), Some(f32));
         assert_eq!(most(&[(7, Some(f32)), (4, Some(bf16)), (4, Some(bf16))]), Some(bf16));
         assert_eq!(most(&[]), None);
-        let (cpu, gpu) = (TrainDevice::Cpu, TrainDevice::Cuda(vec![0]));
-        let format = |asked, stored, device: &TrainDevice| Chosen::of(asked, stored, device).format;
+        let (cpu, gpu) = (ComputeDevice::Cpu, ComputeDevice::Cuda(vec![0]));
+        let format = |asked, stored, device: &ComputeDevice| Chosen::of(asked, stored, device).format;
         assert_eq!(format(None, Some(f32), &cpu), f32);
         assert_eq!(format(None, Some(f32), &gpu), bf16);
         assert_eq!(format(Some(i8), Some(f32), &cpu), i8);

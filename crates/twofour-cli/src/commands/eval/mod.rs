@@ -15,8 +15,9 @@ use twofour_nn::{
     model::{EncoderCheckpoint, Perplexity, SavedModel, Windows},
 };
 
-use super::{model::ModelArguments, next, text, train::TrainDevice};
+use super::{model::ModelArguments, next, text};
 use crate::{
+    device::ComputeDevice,
     exit::{Usage, Verdict},
     present::Screen,
 };
@@ -126,7 +127,7 @@ impl Eval {
         }
         let directory = SavedModel::locate(self.model.directory());
         if self.against.is_some() || EncoderCheckpoint::is_at(&directory) {
-            if self.stride.is_some() || *self.model.device() != TrainDevice::Cpu {
+            if self.stride.is_some() || *self.model.device() != ComputeDevice::Cpu {
                 bail!(Usage("encoders and embeddings are measured on the CPU, in windows that do not overlap: leave out --stride and --device".to_owned()));
             }
             return match &self.against {
@@ -135,8 +136,8 @@ impl Eval {
             };
         }
         let (found, windows, dtype, begin) = match self.model.device() {
-            TrainDevice::Cpu => self.on_cpu(&text::read(text)?, screen)?,
-            TrainDevice::Cuda(_) => self.on_gpu(self.model.gpu()?, &text::read(text)?, screen)?,
+            ComputeDevice::Cpu => self.on_cpu(&text::read(text)?, screen)?,
+            ComputeDevice::Cuda(_) => self.on_gpu(self.model.gpu()?, &text::read(text)?, screen)?,
         };
         let answer = Answer {
             perplexity: found.perplexity,

@@ -3,7 +3,6 @@
 //! | file | holds |
 //! |---|---|
 //! | `decay` | the trial runs that decide the decay of pruned weights |
-//! | `device` | where a run computes |
 //! | `folder` | the run's folder: its lock, its recipe, its files |
 //! | `dry_run` | the plan as a table |
 //! | `tokens` | the text as tokens |
@@ -14,7 +13,7 @@
 
 mod data;
 mod decay;
-mod device;
+
 mod dry_run;
 mod folder;
 mod outcome;
@@ -41,10 +40,10 @@ use twofour_nn::{
     },
 };
 
-pub(crate) use self::device::TrainDevice;
 use self::{data::RunData, folder::Folder, report::Report, run::Beginning};
 use super::next;
 use crate::{
+    device::ComputeDevice,
     exit::{Usage, UsageList, Verdict},
     interrupt::{self, Interrupted},
     memory,
@@ -93,7 +92,7 @@ pub(crate) struct Train {
 
     /// Where to compute: cpu, cuda, cuda:NUMBER, or several GPUs that share each batch, as in cuda:0,1
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
-    device: TrainDevice,
+    device: ComputeDevice,
 
     /// Replace a value of the recipe, as in training.steps=20; may be given several times
     #[arg(long, value_name = "KEY=VALUE")]
@@ -123,14 +122,14 @@ impl Train {
             return Ok(Verdict::Yes);
         };
         match self.device {
-            TrainDevice::Cpu => {
+            ComputeDevice::Cpu => {
                 let what =
                     format!("the run, with {} of it for activations, takes", units::bytes(plan.memory.activations));
                 let remedy = "lower model.width, model.layers, training.batch or training.micro_batch";
                 memory::expect_room(plan.memory.total(), &what, remedy)?;
                 train_in(&output, Engines::One(CpuEngine), &loaded, &plan, screen)
             }
-            TrainDevice::Cuda(numbers) => {
+            ComputeDevice::Cuda(numbers) => {
                 let open = |number: usize| Ok(CudaEngine::new(&Device::open(number)?, compute)?);
                 let mut engines = numbers.into_iter().map(open).collect::<Result<Vec<_>>>()?;
                 let engines = match engines.pop_if(|_| plan.devices == 1) {

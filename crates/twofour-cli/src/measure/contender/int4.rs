@@ -26,8 +26,11 @@ pub(super) struct Int4Weights {
     int8: Int8Weights,
 }
 
-/// A random int4 weight in canonical form.
-pub(in crate::measure) fn random_int4(random: &mut Random, out: usize, inputs: usize) -> Result<Int4> {
+/// Returns a random int4 weight `[out, inputs]` in canonical form, with a scale for every 128 columns.
+///
+/// # Errors
+/// Those of [`Int4::from_parts`].
+pub fn random_int4(random: &mut Random, out: usize, inputs: usize) -> Result<Int4> {
     let granularity = Granularity::Group;
     let weight: Vec<i8> = (0..out * inputs).map(|_| (random.bits() >> 56) as i8 >> 4).collect();
     let scales =

@@ -13,10 +13,10 @@ use anyhow::Result;
 use half::{bf16, f16};
 use twofour::DataType;
 
-pub(super) use self::int4::random_int4;
+pub use self::int4::random_int4;
 use self::{float::FloatWeights, int4::Int4Weights, int8::Int8Weights, single::Single};
 use super::work::{Shape, Who};
-use crate::weight_format::WeightFormat;
+use crate::{dtype, weight_format::WeightFormat};
 
 /// A GEMM implementation, with copies of the weight that calls rotate through.
 pub(crate) trait Contender: fmt::Debug {
@@ -41,21 +41,15 @@ pub(crate) trait Weights: fmt::Debug {
 }
 
 /// Returns a random weight.
-pub(crate) fn weights(shape: Shape, dtype: WeightFormat) -> Result<Box<dyn Weights>> {
-    Ok(match dtype {
+pub(crate) fn weights(shape: Shape, format: WeightFormat) -> Result<Box<dyn Weights>> {
+    Ok(match format {
         WeightFormat::Plain(DataType::F32) => Box::new(FloatWeights::<f32>::new(shape)?),
         WeightFormat::Plain(DataType::BF16) => Box::new(FloatWeights::<bf16>::new(shape)?),
         WeightFormat::Plain(DataType::F16) => Box::new(FloatWeights::<f16>::new(shape)?),
         WeightFormat::Plain(DataType::I8) => Box::new(Int8Weights::new(shape)?),
         WeightFormat::Int4 => Box::new(Int4Weights::new(shape)?),
-        other => return Err(not_on_cpu(other)),
+        other => return Err(dtype::not_on_cpu(other)),
     })
-}
-
-/// The error for a data type that CPU kernels do not multiply.
-pub(super) fn not_on_cpu(format: WeightFormat) -> anyhow::Error {
-    let known = crate::dtype::ON_CPU.map(WeightFormat::name).join(", ");
-    anyhow::anyhow!("a GEMM on a CPU does not support weights of {format}; supported: {known}")
 }
 
 /// Returns the 2:4 kernel in f32, to be interleaved with the contenders of another dtype.

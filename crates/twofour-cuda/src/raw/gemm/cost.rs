@@ -4,7 +4,7 @@
 //! Loops run in waves of as many CTAs as the device holds concurrently. A step takes the longer of the kernel's own time for a step and of L2's time
 //! to deliver all CTAs' operands. Split-K adds the exchange of accumulators.
 //!
-//! Coefficients were fitted to 24 000 timings in bf16 on an H200 (`examples/sweep.rs`; docs/kernels/cuda-gemm.md has the quality of its choices).
+//! Coefficients were fitted to 24 000 timings in bf16 on an H200 (`twofour-bench cuda sweep`; docs/kernels/cuda-gemm.md has the quality of its choices).
 
 use super::{GemmMethod, GemmProblem};
 use crate::problem::EpilogueKind;
@@ -161,7 +161,7 @@ const fn time(fixed: f64, results: f64) -> EpilogueTime {
     EpilogueTime { fixed, results }
 }
 
-/// Times of a family's epilogues, fitted to all methods of 392 products of 11 layers in bf16 and i8, measured on an H100 (`examples/sweep.rs`). Those of GELU in tiles
+/// Times of a family's epilogues, fitted to all methods of 392 products of 11 layers in bf16 and i8, measured on an H100 (`twofour-bench cuda sweep`). Those of GELU in tiles
 /// without split-K are fitted to 28 products of 7 layers in bf16 on an H200. SiLU was not measured, and is taken for GELU.
 struct EpilogueTimes {
     /// A bias, alone or with ReLU.

@@ -1,0 +1,290 @@
+//! The suite `generate`: a whole model's decoding, with random weights of a named shape, by a replayed CUDA graph.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde::Serialize;
+use twofour_cli::{
+    exit::Usage,
+    present::table::{Align, Table},
+};
+use twofour_cuda::{DataType, Device, layer::LayerContext};
+use twofour_nn::{
+    engine::Nonlinearity,
+    model::{CudaInference, CudaRandomWeights, CudaSession, DecoderBiases, DecoderConfig, NormKind, Positions, Rope},
+};
+
+use super::suite::{Bench, Suite};
+
+/// Tokens of each prompt.
+const PROMPT: usize = 64;
+
+/// Steps between two readings of the clock.
+const STEPS: usize = 16;
+
+/// Steps before the first reading: the first plans, the second is captured.
+const WARM_UP: usize = 4;
+
+/// One form of weights at one batch size.
+#[derive(Debug, Serialize)]
+pub(crate) struct GenerationRow {
+    /// The model whose shape it is.
+    model: String,
+    /// The form of the linear layers' weights; embedding and head are dense, of the type to compute in.
+    weights: String,
+    /// The type to compute in.
+    dtype: &'static str,
+    /// Sequences.
+    batch: usize,
+    /// Tokens of a sequence that the cache has room for.
+    context: usize,
+    /// Tokens in the cache, at the first and at the last timed step.
+    positions: [usize; 2],
+    /// Median milliseconds of a step.
+    step_ms: f64,
+    /// The minimum and the maximum.
+    step_ms_range: [f64; 2],
+    /// Tokens a second of all sequences, by the median.
+    tokens_per_s: f64,
+    /// Bytes of the linear layers' weights and of the head.
+    weight_bytes: usize,
+    /// Bytes of weights, keys and values that a step reads, over its time.
+    gb_per_s: f64,
+    /// Bytes of device memory that are allocated: embedding and weights, cache, and tensors of a step. The workspace, which all forms share, counts for the first.
+    allocated_bytes: usize,
+}
+
+/// Measure whole-model decoding
+///
+/// Random weights of a model's shape, prompts of 64 tokens, by a replayed CUDA graph, for each of --batch and --weights: tokens a second, bytes,
+/// bandwidth. All forms of weights are in memory at a time.
+#[derive(Debug, Args)]
+#[command(after_help = "Example: twofour-bench cuda generate --batch 1,8 --weights dense-bf16,2:4-bf16 --rounds 5")]
+pub(crate) struct Generate {
+    /// The model's shape: llama-3-8b, llama-3.2-1b or llama-3.2-3b
+    #[arg(long, value_name = "NAME", default_value = "llama-3-8b")]
+    model: String,
+
+    /// Sequences at a time
+    #[arg(long, value_delimiter = ',', default_value = "1,8,32", value_name = "NUMBERS", value_parser = clap::value_parser!(u32).range(1..=256))]
+    batch: Vec<u32>,
+
+    /// Tokens that a sequence's cache has room for
+    #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(128..=8192))]
+    context: u32,
+
+    /// Forms of weights: dense-bf16, 2:4-bf16, dense-int8, 2:4-int8, 2:4-int4; dense-int8-cublaslt, int8-weight-only (dense, a scale for each row),
+    /// int4-weight-only (dense, groups of 64)
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "dense-bf16,2:4-bf16,dense-int8,2:4-int8,2:4-int4",
+        value_name = "FORMS"
+    )]
+    weights: Vec<String>,
+}
+
+impl Generate {
+    fn forms(&self) -> Result<Vec<(String, CudaRandomWeights)>> {
+        let form = |name: &String| match WEIGHTS.iter().find(|(known, _)| known == name) {
+            Some((_, form)) => Ok((name.clone(), *form)),
+            None => {
+                let known: Vec<&str> = WEIGHTS.iter().map(|(name, _)| *name).collect();
+                bail!(Usage(format!("--weights {name}: expected some of {}", known.join(", "))));
+            }
+        };
+        self.weights.iter().map(form).collect()
+    }
+
+    fn config(&self) -> Result<DecoderConfig> {
+        let model = &self.model;
+        shape(model)
+            .with_context(|| Usage(format!("--model {model}: expected llama-3-8b, llama-3.2-1b or llama-3.2-3b")))
+    }
+}
+
+impl Suite for Generate {
+    const NAME: &'static str = "generate";
+    const NOTE: &'static str =
+        "Medians of rounds of 16 steps. GB/s: of the weights, keys and values that a step reads.";
+    type Row = GenerationRow;
+
+    fn expect_valid(&self) -> Result<()> {
+        self.config()?;
+        self.forms().map(drop)
+    }
+
+    fn measure(&self, bench: &mut Bench<'_>) -> Result<Vec<GenerationRow>> {
+        let (config, weights) = (self.config()?, self.forms()?);
+        let batches: Vec<usize> = self.batch.iter().map(|batch| *batch as usize).collect();
+        let (mut done, all) = (0, weights.len() * (1 + batches.len()));
+        let settings = (batches.as_slice(), self.context as usize, bench.rounds as usize);
+        generation(bench.device, &self.model, &config, &weights, settings, &mut |what| {
+            bench.begin(what, done, all);
+            done += 1;
+        })
+    }
+
+    fn table(rows: &[GenerationRow]) -> Table {
+        let mut table = Table::new([
+            ("model", Align::Left),
+            ("weights", Align::Left),
+            ("batch", Align::Right),
+            ("step", Align::Right),
+            ("tokens/s", Align::Right),
+            ("weight GB", Align::Right),
+            ("GB/s", Align::Right),
+            ("memory GB", Align::Right),
+        ]);
+        for row in rows {
+            table.row([
+                row.model.clone(),
+                row.weights.clone(),
+                row.batch.to_string(),
+                format!("{:.3} ms", row.step_ms),
+                format!("{:.1}", row.tokens_per_s),
+                format!("{:.2}", row.weight_bytes as f64 * 1e-9),
+                format!("{:.0}", row.gb_per_s),
+                format!("{:.1}", row.allocated_bytes as f64 * 1e-9),
+            ]);
+        }
+        table
+    }
+
+    fn told(&self) -> String {
+        let batch: Vec<String> = self.batch.iter().map(u32::to_string).collect();
+        let (batch, weights) = (batch.join(","), self.weights.join(","));
+        format!(" --model {} --batch {batch} --context {} --weights {weights}", self.model, self.context)
+    }
+}
+
+/// A named shape.
+fn shape(name: &str) -> Option<DecoderConfig> {
+    let (layers, width, heads, feed_forward, tied) = match name {
+        "llama-3-8b" => (32, 4096, 32, 14_336, false),
+        "llama-3.2-1b" => (16, 2048, 32, 8192, true),
+        "llama-3.2-3b" => (28, 3072, 24, 8192, true),
+        _ => return None,
+    };
+    Some(DecoderConfig {
+        vocabulary: 128_256,
+        context: 8192,
+        layers,
+        width,
+        heads,
+        kv_heads: 8,
+        head_dim: if layers == 16 { 64 } else { 128 },
+        feed_forward,
+        norm: NormKind::RootMeanSquare,
+        epsilon: 1e-5,
+        positions: Positions::Rotary(Rope { base: 500_000.0, scaling: None }),
+        activation: Nonlinearity::Silu,
+        gated: true,
+        biases: DecoderBiases { qkv: false, out: false, feed_forward: false },
+        head_norms: false,
+        tied,
+        windows: vec![],
+    })
+}
+
+/// The forms of weights by name.
+const WEIGHTS: [(&str, CudaRandomWeights); 8] = [
+    ("dense-bf16", CudaRandomWeights::Dense),
+    ("2:4-bf16", CudaRandomWeights::TwoFour),
+    ("dense-int8", CudaRandomWeights::DenseInt8),
+    ("dense-int8-cublaslt", CudaRandomWeights::DenseInt8ByLibrary),
+    ("int8-weight-only", CudaRandomWeights::Int8WeightOnly),
+    ("int4-weight-only", CudaRandomWeights::Int4WeightOnly),
+    ("2:4-int8", CudaRandomWeights::TwoFourInt8),
+    ("2:4-int4", CudaRandomWeights::TwoFourInt4),
+];
+
+/// Times the forms at one batch size, interleaved: each has `STEPS` steps in every round. All forms are in memory at a time.
+fn generation(
+    device: &Device,
+    name: &str,
+    config: &DecoderConfig,
+    weights: &[(String, CudaRandomWeights)],
+    (batches, context, rounds): (&[usize], usize, usize),
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<GenerationRow>> {
+    let dtype = DataType::BF16;
+    let shared = LayerContext::new(device)?;
+    let (mut models, mut of_weights) = (vec![], vec![]);
+    for (form, weights) in weights {
+        progress(&format!("weights {form}"));
+        let before = device.pooled_memory()?.in_use;
+        models.push(CudaInference::random(shared.clone(), config, *weights, dtype)?);
+        shared.synchronize()?;
+        of_weights.push(device.pooled_memory()?.in_use.saturating_sub(before));
+    }
+    let mut rows = vec![];
+    for &batch in batches {
+        let mut sessions = vec![];
+        for (model, (form, _)) in models.iter().zip(weights) {
+            progress(&format!("{form}, batch {batch}"));
+            let before = device.pooled_memory()?.in_use;
+            let mut session = model.session(batch, context)?;
+            prefill(&mut session, batch, config.vocabulary)?;
+            session.decode()?;
+            shared.synchronize()?;
+            // The pool keeps what it took for other sessions: what is allocated is counted.
+            sessions.push((session, device.pooled_memory()?.in_use.saturating_sub(before)));
+        }
+        // A graph is captured once no memory is freed any more.
+        for (session, _) in &mut sessions {
+            for _ in 1..WARM_UP {
+                session.decode()?;
+            }
+        }
+        let mut times = vec![vec![]; sessions.len()];
+        let rounds = rounds.min((context - PROMPT - WARM_UP - 1) / STEPS);
+        for round in 0..rounds {
+            // Another contender is first in every round.
+            for index in 0..sessions.len() {
+                let index = (index + round) % sessions.len();
+                let session = &mut sessions[index].0;
+                // Uploads of a graph and of what another model left are not timed.
+                shared.synchronize()?;
+                let begun = Instant::now();
+                for _ in 0..STEPS {
+                    session.decode()?;
+                }
+                shared.synchronize()?;
+                times[index].push(begun.elapsed().as_secs_f64() * 1e3 / STEPS as f64);
+            }
+        }
+        for (index, (model, times)) in models.iter().zip(&mut times).enumerate() {
+            times.sort_by(f64::total_cmp);
+            let step_ms = times[times.len() / 2];
+            let last = PROMPT + WARM_UP + rounds * STEPS;
+            let middle = (PROMPT + WARM_UP + last) / 2;
+            let cached = 2 * dtype.bytes() * config.layers * batch * middle * config.kv_width();
+            rows.push(GenerationRow {
+                model: name.to_owned(),
+                weights: weights[index].0.clone(),
+                dtype: dtype.name(),
+                batch,
+                context,
+                positions: [PROMPT + WARM_UP, last],
+                step_ms,
+                step_ms_range: [times[0], times[times.len() - 1]],
+                tokens_per_s: batch as f64 / step_ms * 1e3,
+                weight_bytes: model.weight_bytes(),
+                gb_per_s: (model.weight_bytes() + cached) as f64 / step_ms * 1e-6,
+                allocated_bytes: of_weights[index] + sessions[index].1,
+            });
+        }
+    }
+    Ok(rows)
+}
+
+/// Feeds each sequence another prompt.
+fn prefill(session: &mut CudaSession<'_>, batch: usize, vocabulary: usize) -> Result<()> {
+    for sequence in 0..batch {
+        let prompt: Vec<u32> = (0..PROMPT).map(|i| ((sequence * 977 + i * 7919) % vocabulary) as u32).collect();
+        session.prefill(sequence, &prompt)?;
+    }
+    Ok(session.choose()?)
+}

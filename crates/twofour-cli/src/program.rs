@@ -1,0 +1,33 @@
+//! What every program of this project does around its command.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::{
+    arguments::Global,
+    exit::{self, Verdict},
+    file_size, interrupt, panics,
+    present::{Screen, log},
+    threads,
+};
+
+/// Parses the arguments, sets up colours, the log, Ctrl-C and threads as the options say, runs the command, and returns the exit code. An error is
+/// printed to stderr.
+pub fn program<A>(
+    parse: impl FnOnce() -> (Global, A) + Send,
+    run: impl FnOnce(A, &mut Screen) -> Result<Verdict> + Send,
+) -> ExitCode {
+    let command = move || {
+        let (global, arguments) = parse();
+        global.color.apply();
+        log::start(global.verbose);
+        interrupt::install()?;
+        let mut screen = Screen::new(&global);
+        threads::start(&screen)?;
+        run(arguments, &mut screen)
+    };
+    panics::install();
+    file_size::expect_errors();
+    exit::code(|| threads::with_stack(command)?)
+}
