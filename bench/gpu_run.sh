@@ -112,7 +112,7 @@ step() {
     done
 }
 
-# Those whose table docs/benchmarks.md has.
+# Those whose table docs/reference/benchmarks.md has.
 encoder() {
     try encoder-sam-vit-b "$here/twofour-bench" encoder sam-vit-b --batch 1,8 --rounds 5 --device cuda --force -o "$out/encoder-sam-vit-b.json"
     try encoder-sam-vit-h "$here/twofour-bench" encoder sam-vit-h --batch 4 --rounds 5 --device cuda --force -o "$out/encoder-sam-vit-h.json"

@@ -1,10 +1,10 @@
-"""Writes the tables of README.md and docs/benchmarks.md from the raw results: `python3 bench/readme_tables.py` (--check only compares).
+"""Writes the tables of README.md and docs/reference/benchmarks.md from the raw results: `python3 bench/readme_tables.py` (--check only compares).
 
 Replaces what stands between markers such as `<!-- cpu-table -->` and `<!-- /cpu-table -->`. README.md has two short tables: eight CPU figures
 of every machine (`bench/results/*/cpu.json`, made by `twofour-bench cpu -o cpu.json`), and eight GPU figures, from `grid.json` where it has
-them, else from `gemm.json` and `decode.json`; where docs/grid-h200.svg exists, the heat map stands above them. docs/benchmarks.md has every
+them, else from `gemm.json` and `decode.json`; where docs/grid-h200.svg exists, the heat map stands above them. docs/reference/benchmarks.md has every
 result: `cpu.json`, and of GPUs `grid.json`, `gemm.json`, `decode.json`, `layer*.json`,
-`step*.json` (ViT-L beside `python-vit_step.json`) and `prune.json` (`twofour-bench cuda ...`), docs/python.md has `python-*.json` (`python_tables.py`); `prune.json` with `prune-torch.json` (`bench/pytorch_prune.py`) beside it. With a file's name as the argument it
+`step*.json` (ViT-L beside `python-vit_step.json`) and `prune.json` (`twofour-bench cuda ...`), docs/how-to/pytorch.md has `python-*.json` (`python_tables.py`); `prune.json` with `prune-torch.json` (`bench/pytorch_prune.py`) beside it. With a file's name as the argument it
 prints that `cpu.json`'s table.
 """
 
@@ -230,7 +230,7 @@ def attention_table(path):
         if row["contender"] == "fused":
             ours.setdefault(key(row), {})[row["part"]] = row
     peer = f"torch {torch['torch']}, cuDNN {torch['cudnn']}"
-    lines = [where(path, result), f"Contender: the fastest engine of `scaled_dot_product_attention` ({peer}; [raw](../bench/results/{path.parent.name}/attention-torch.json)).", ""]
+    lines = [where(path, result), f"Contender: the fastest engine of `scaled_dot_product_attention` ({peer}; [raw]({link(path.with_name('attention-torch.json'))})).", ""]
     lines += ["| tokens | heads | mask | forward | backward | both | torch's best, both | of its speed |", "|---|---|---|---|---|---|---|---|"]
     for (shape, causal), rows in ours.items():
         batch, positions, heads, head_dim = shape
@@ -376,7 +376,7 @@ DOCUMENTS = {
         "short-cpu-table": (None, short_cpu_table),
         "short-gpu-table": (None, short_gpu_table),
     },
-    "docs/benchmarks.md": {
+    "docs/reference/benchmarks.md": {
         "cpu-table": ("cpu.json", table),
         "cpu-generate-table": ("cpu-generate-*.json", lambda path: generate_tables.table(path, link(path))),
         "grid-table": ("grid.json", grid_table),
@@ -390,7 +390,7 @@ DOCUMENTS = {
         "step-table": ("step*.json", step_table),
         "prune-table": ("prune.json", prune_table),
     },
-    "docs/python.md": {
+    "docs/how-to/pytorch.md": {
         "python-host-table": ("python-host.json", python_tables.tables(python_tables.host_table)),
         "python-linear-table": ("python-linear.json", python_tables.tables(python_tables.linear_table)),
         "python-int4-table": ("python-int4.json", python_tables.tables(python_tables.int4_table)),
@@ -398,11 +398,11 @@ DOCUMENTS = {
         "python-parallel-table": ("python-ddp_step.json", python_tables.tables(python_tables.parallel_table)),
         "python-study-table": ("python-gpt_study.json", python_tables.tables(python_tables.study_table)),
     },
-    "docs/training.md": {
+    "docs/how-to/training.md": {
         "accuracy-table": ("accuracy/dense-0.json", lambda path: accuracy_tables.table(path.parent)),
         "vision-table": ("vision/dense-0.json", lambda path: vision_tables.table(path.parent)),
     },
-    "docs/pruning.md": {
+    "docs/how-to/pruning.md": {
         "decoder-table": ("decoder-study.json", decoder_tables.table),
     },
 }

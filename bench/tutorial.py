@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A pretrained encoder that answers questions, pruned to 2:4, fine-tuned and accelerated: the steps of docs/tutorial.md, one after the other, by the `twofour` command.
+"""A pretrained encoder that answers questions, pruned to 2:4, fine-tuned and accelerated: the steps of docs/tutorial/encoder.md, one after the other, by the `twofour` command.
 
     python3 bench/tutorial.py OUT --twofour target/release/twofour --model minilm/ --train wikitext2-test.txt --held-out wikitext2-valid.txt
         [--steps 600] [--tune-steps 600] [--window 256] [--batch 16] [--device cpu] [--methods magnitude] [--lengths 128] [--latency-devices cpu]

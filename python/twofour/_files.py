@@ -1,4 +1,4 @@
-"""Models on disk, in the format of the command line tool: safetensors, plain and compressed (docs/format.md)."""
+"""Models on disk, in the format of the command line tool: safetensors, plain and compressed (docs/reference/format.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which linear layers of a model are worth pruning: the choice of the command, from names and shapes (``docs/pruning.md``)."""
+"""Which linear layers of a model are worth pruning: the choice of the command, from names and shapes (``docs/how-to/pruning.md``)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from ._int4 import GROUP, PER_CHANNEL, Int4Linear
 from ._linear import DTYPES, Linear
 from .quantization import QuantizedLinear
 
-#: The newest version of the format that is read (docs/format.md).
+#: The newest version of the format that is read (docs/reference/format.md).
 VERSION = 2
 
 _DTYPES = {stored: name for name, stored in STORED.items()} | {"I4": "int4"}

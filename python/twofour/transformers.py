@@ -11,7 +11,7 @@ Importing this module registers the method; it must be imported before a model i
     model = AutoModelForCausalLM.from_pretrained("folder-24")
 
 Each ``nn.Linear`` becomes a :class:`twofour.Linear`, weight by weight while the checkpoint is read. Folders are those
-of the command line tool (docs/format.md): what it compressed or quantized is loaded, integers as
+of the command line tool (docs/reference/format.md): what it compressed or quantized is loaded, integers as
 :class:`twofour.quantization.QuantizedLinear` and :class:`twofour.Int4Linear`, and it reads what ``save_pretrained``
 writes, of models whose layers :func:`twofour.quantization.quantize_` replaced as well. What is packed the files say
 themselves; ``config.json`` names the method and the layers that are dense. The files are named

@@ -136,18 +136,3 @@ fn names_are_found_in_text_tables_and_code() {
     let expected = ["twofour::file::Reader", "twofour_candle::sparsify", "twofour_cuda::a::b"];
     assert_eq!(named(text), expected.map(str::to_owned).into());
 }
-
-/// Paths in backticks and links that begin with a folder of the repository.
-#[test]
-fn every_file_that_documents_link_to_exists() {
-    for path in documents() {
-        let text = fs::read_to_string(&path).unwrap();
-        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            let file = target.split('#').next().unwrap_or_default();
-            if !file.is_empty() && !file.contains("://") {
-                let linked = path.parent().unwrap().join(file);
-                assert!(linked.exists(), "{}: {target}", path.display());
-            }
-        }
-    }
-}

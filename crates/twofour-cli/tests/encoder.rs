@@ -20,12 +20,9 @@ fn minilm() -> Option<PathBuf> {
     found
 }
 
-/// Texts of this repository, a paragraph each.
+/// Paragraphs of technical prose: a fixture, so that no edit of a document changes what is measured.
 fn paragraphs() -> Vec<String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let texts = ["docs/pruning.md", "docs/training.md", "docs/estimators.md", "docs/format.md"];
-    let texts = texts.map(|name| fs::read_to_string(root.join(name)).unwrap()).join("\n\n");
-    texts.split("\n\n").filter(|part| part.len() > 80 && !part.contains('|')).map(str::to_owned).collect()
+    include_str!("fixtures/paragraphs.txt").split("\n\n").map(str::to_owned).collect()
 }
 
 /// Embeddings as sentence-transformers makes them of this model: means of the last hidden states, of unit length.

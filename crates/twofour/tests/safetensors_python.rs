@@ -118,9 +118,9 @@ fn the_package_reads_our_files() {
     assert_eq!(output, expected);
 }
 
-/// The text of the first block of `docs/format.md` that is marked with that language.
+/// The text of the first block of `docs/reference/format.md` that is marked with that language.
 fn block_of_the_specification(language: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/format.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/format.md");
     let text = std::fs::read_to_string(path).unwrap();
     let begin =
         text.find(&format!("\n```{language}\n")).expect("the specification has such a block") + 5 + language.len();

@@ -40,7 +40,7 @@ Examples:
   twofour compress mixed.safetensors -o small.safetensors --keep-dense
   twofour compress dense.safetensors -o small.safetensors --prune
 
-A chosen weight that is not 2:4 along its rows is an error that names tensor, row and group, unless --prune or --keep-dense is given. The format is specified in docs/format.md.")]
+A chosen weight that is not 2:4 along its rows is an error that names tensor, row and group, unless --prune or --keep-dense is given. The format is specified in docs/reference/format.md.")]
 pub(crate) struct Compress {
     /// The model: a .safetensors file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face hub
     input: PathBuf,

@@ -46,7 +46,7 @@ Examples:
 
 int8 has a scale for each row, --group 128 one for 128 columns of a row. With --head int8 embeddings and head are stored in 8 bits, too, dense; with --include '*' where they are 2:4.
 
-The error of a weight is ‖W - Q‖ / ‖W‖ in the Frobenius norm. The format is specified in docs/format.md; `decompress` writes the weights dense again.")]
+The error of a weight is ‖W - Q‖ / ‖W‖ in the Frobenius norm. The format is specified in docs/reference/format.md; `decompress` writes the weights dense again.")]
 pub(crate) struct Quantize {
     /// The model: a .safetensors file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face hub
     input: PathBuf,

@@ -109,7 +109,7 @@ pub fn input_gradient(
     Ok(())
 }
 
-/// The weight for twofour's dense kernels, which are faster than the `gemm` crate (`docs/kernels/cpu.md`); on a machine
+/// The weight for twofour's dense kernels, which are faster than the `gemm` crate (`docs/explanation/kernels/cpu.md`); on a machine
 /// whose instructions they do not use, nothing.
 fn kernels(w: &[f32], outputs: usize, inputs: usize) -> Result<Option<DenseRef<'_, f32>>> {
     Ok(match Engine::best()? {

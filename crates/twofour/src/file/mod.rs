@@ -1,7 +1,7 @@
 //! Weights on disk: safetensors files, plain and compressed.
 //!
 //! A compressed weight `w` is stored as the tensors `w.values` and `w.meta` (and `w.scales` for scaled I8 and 4-bit integers), with an entry
-//! in the file's metadata; anything else in the file is an ordinary tensor. `docs/format.md` is the specification.
+//! in the file's metadata; anything else in the file is an ordinary tensor. `docs/reference/format.md` is the specification.
 //!
 //! [`compress`](compress()), [`decompress`](decompress()), [`prune`](prune()), [`prune_with`], [`prune_and_quantize_with`] and [`quantize`](quantize()) convert whole models, one tensor at a time.
 //! They look at their input twice: first every tensor that is to change is checked and the output planned, then it is

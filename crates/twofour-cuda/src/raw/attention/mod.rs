@@ -35,7 +35,7 @@ const VARIABLE: &str = "TWOFOUR_ATTENTION";
 /// Which calls take Hopper's own kernels, where there are some. Both passes take the same family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Selection {
-    /// Those that they were measured to be faster for (docs/kernels/cuda-attention.md).
+    /// Those that they were measured to be faster for (docs/explanation/kernels/cuda-attention.md).
     Faster,
     /// All.
     Tma,

@@ -4,7 +4,7 @@
 //! Loops run in waves of as many CTAs as the device holds concurrently. A step takes the longer of the kernel's own time for a step and of L2's time
 //! to deliver all CTAs' operands. Split-K adds the exchange of accumulators.
 //!
-//! Coefficients were fitted to 24 000 timings in bf16 on an H200 (`twofour-bench cuda sweep`; docs/kernels/cuda-gemm.md has the quality of its choices).
+//! Coefficients were fitted to 24 000 timings in bf16 on an H200 (`twofour-bench cuda sweep`; docs/explanation/kernels/cuda-gemm.md has the quality of its choices).
 
 use super::{GemmMethod, GemmProblem};
 use crate::problem::EpilogueKind;

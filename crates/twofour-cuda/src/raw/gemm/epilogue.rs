@@ -46,7 +46,7 @@ impl Epilogue {
 }
 
 /// The epilogues that a kernel has fast code for. One with an epilogue computes any other, too, one result at a time. A kernel has few, because code that a launch does not run
-/// slows it down (docs/kernels/cuda-gemm.md).
+/// slows it down (docs/explanation/kernels/cuda-gemm.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KernelEpilogue {
     /// For no epilogue.

@@ -21,7 +21,7 @@ struct Output {
 enum Ending { FINISHED_EACH = 0, PLAIN_EIGHTS = 1, BIAS_EIGHTS = 2, PLAIN_EACH = 3, FINISHED_EIGHTS = 4 };
 
 // The epilogues that a kernel has fast code for: it computes any other one result at a time. WITHOUT is for none. LINEAR: scales, biases and ReLU. ACTIVATED: the same with
-// GELU or SiLU. Kernels are compiled for one, because code that a launch does not run slows it down, too (docs/kernels/cuda-gemm.md).
+// GELU or SiLU. Kernels are compiled for one, because code that a launch does not run slows it down, too (docs/explanation/kernels/cuda-gemm.md).
 enum KernelEpilogue { WITHOUT = 0, LINEAR = 1, ACTIVATED = 2, EVERY = 3 };
 // In place of the results' type where it comes with the launch.
 constexpr u32 ANY_OUTPUT = 99;

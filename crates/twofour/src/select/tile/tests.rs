@@ -160,7 +160,7 @@ fn a_nan_is_named() {
     assert!(matches!(error, Error::NotANumber { row: 5, col: 6 }), "{error}");
 }
 
-/// The shares of Gaussian weights that each rule keeps, as `docs/masks.md` states them.
+/// The shares of Gaussian weights that each rule keeps, as `docs/explanation/masks.md` states them.
 #[test]
 fn kept_mass_on_gaussian_weights() {
     // Box and Muller over a linear congruential generator: any fair Gaussian will do.

@@ -72,7 +72,7 @@ impl Int4RingsParameters {
 mod tests {
     use super::*;
 
-    /// The rows of a CTA that were fastest on an H200: docs/kernels/cuda-int4.md.
+    /// The rows of a CTA that were fastest on an H200: docs/explanation/kernels/cuda-int4.md.
     #[test]
     fn weights_get_blocks_of_the_rows_that_were_fastest() {
         for tokens in [8, 16] {

@@ -1,0 +1,62 @@
+"""Checks that every relative link and anchor of the repository's Markdown leads somewhere: `check_links.py [FILE...]`.
+
+Without arguments it checks all Markdown files that git knows. Links to other hosts are not followed.
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"`[^`\n]*`")
+LINK = re.compile(r"\]\(\s*([^)\s]+)(?:\s+\"[^\"]*\")?\s*\)|^\[[^\]]+\]:\s*(\S+)|\b(?:src|href)=\"([^\"]+)\"", re.MULTILINE)
+HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*$", re.MULTILINE)
+NAMED = re.compile(r"<[^>]*\b(?:id|name)=\"([^\"]+)\"")
+
+
+def slug(heading):
+    """The anchor that GitHub gives a heading."""
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+    return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+
+
+def anchors(path):
+    text = FENCE.sub("", path.read_text())
+    found, seen = set(NAMED.findall(text)), {}
+    for heading in HEADING.findall(text):
+        name = slug(heading)
+        count = seen.get(name, 0)
+        seen[name] = count + 1
+        found.add(f"{name}-{count}" if count else name)
+    return found
+
+
+def problems(path):
+    # Code is blanked out and not removed, so that lines keep their numbers.
+    blank = lambda found: re.sub(r"[^\n]", " ", found[0])
+    text = CODE.sub(blank, FENCE.sub(blank, path.read_text()))
+    for found in LINK.finditer(text):
+        target = next(group for group in found.groups() if group)
+        file, _, anchor = target.partition("#")
+        line = text.count("\n", 0, found.start()) + 1
+        if re.match(r"[a-z][a-z0-9+.-]*:", target):
+            continue
+        linked = (path.parent / file).resolve() if file else path
+        if not linked.exists():
+            yield f"{path.relative_to(ROOT)}:{line}: {target}: there is no such file"
+        elif anchor and linked.suffix == ".md" and anchor not in anchors(linked):
+            yield f"{path.relative_to(ROOT)}:{line}: {target}: no heading has this anchor"
+
+
+def main():
+    names = sys.argv[1:] or subprocess.run(["git", "ls-files", "-z", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+    paths = [(ROOT / name).resolve() for name in names if name]
+    found = [problem for path in paths if path.exists() for problem in problems(path)]
+    print("\n".join(found + [f"{len(paths)} documents, {len(found)} links that lead nowhere"]))
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
