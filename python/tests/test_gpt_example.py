@@ -41,7 +41,7 @@ def test_every_method_learns(text, method):
 
 
 def test_the_study_goes_on_where_it_was(text, tmp_path, monkeypatch, capsys):
-    study = module(ROOT / "bench/python/gpt_study.py")
+    study = module(ROOT / "bench/studies/gpt_study.py")
     results = tmp_path / "results.json"
 
     def run(*options):

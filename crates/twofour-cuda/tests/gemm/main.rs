@@ -1,7 +1,7 @@
 //! On a device: the results of GEMMs are those of a reference in f64, within the rounding of their data types, and nothing else is written. Without a
 //! device the tests skip.
 //!
-//! `bench/gpu_run.sh` selects tests for racecheck by parts of their names.
+//! `bench/remote/gpu_run.sh` selects tests for racecheck by parts of their names.
 
 mod accumulation;
 mod activation;

@@ -19,7 +19,7 @@ use twofour_cuda::{
     raw::engine::{Engine, Product, Weight},
 };
 
-/// The first device, or a message why the test is skipped. With `TWOFOUR_REQUIRE_GPU` set, as `bench/gpu_run.sh` does, a missing
+/// The first device, or a message why the test is skipped. With `TWOFOUR_REQUIRE_GPU` set, as `bench/remote/gpu_run.sh` does, a missing
 /// device is a failure; a GPU of another architecture than a test is for still skips that test.
 pub(crate) fn device() -> Option<Device> {
     match Device::open(0) {

@@ -15,7 +15,7 @@ use twofour_cli::{
 
 use crate::load::warn_if_busy;
 
-/// The answer; `bench/readme_tables.py` reads its JSON.
+/// The answer; `bench/tables/readme_tables.py` reads its JSON.
 #[derive(Debug, Serialize)]
 pub(super) struct Answer {
     machine: Machine,

@@ -102,7 +102,7 @@ fn number(text: &str) -> Result<usize, String> {
     }
 }
 
-/// The answer; `bench/readme_tables.py` reads its JSON.
+/// The answer; `bench/tables/readme_tables.py` reads its JSON.
 #[derive(Debug, Serialize)]
 struct Answer<R> {
     machine: Gpu,

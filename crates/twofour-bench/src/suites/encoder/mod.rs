@@ -88,7 +88,7 @@ pub(crate) struct Encoder {
     output: Output,
 }
 
-/// The answer; `bench/tutorial.py` reads its JSON.
+/// The answer; `bench/studies/tutorial.py` reads its JSON.
 #[derive(Debug, Serialize)]
 struct Answer {
     machine: Measured,

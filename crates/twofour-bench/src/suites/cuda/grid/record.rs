@@ -13,7 +13,7 @@ use super::{
     row::{Fault, GridRow, Unsupported},
 };
 
-/// Results of the suite `grid`; `bench/readme_tables.py` reads its JSON.
+/// Results of the suite `grid`; `bench/tables/readme_tables.py` reads its JSON.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::suites) struct GridRecord {
     /// The GPU.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Perplexity of a decoder by pruning method, before and after fine-tuning and in integers: a study that runs the `twofour` command.
 
-    python3 bench/decoder_study.py OUT --twofour target/release/twofour --text FILE... [--recipe recipes/decoder-25m.toml] [--device cuda] [--seed 0]
+    python3 bench/studies/decoder_study.py OUT --twofour target/release/twofour --text FILE... [--recipe recipes/decoder-25m.toml] [--device cuda] [--seed 0]
         [--tune-steps 150] [--tune-rate 3e-4] [--samples 64] [--length 512] [--device-jobs 2] [--cpu-jobs 4] [--limit SECONDS] [--set KEY=VALUE...]
 
 The model trains on the first nine tenths of each text; perplexity is that of the rest, which nothing else sees. Then it is pruned to 2:4 by every method, calibrated on the training
@@ -221,7 +221,7 @@ def main():
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--twofour", type=pathlib.Path, required=True)
     parser.add_argument("--text", type=pathlib.Path, nargs="+", required=True)
-    parser.add_argument("--recipe", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent / "recipes/decoder-25m.toml")
+    parser.add_argument("--recipe", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parents[2] / "recipes/decoder-25m.toml")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tune-steps", type=int, default=150)

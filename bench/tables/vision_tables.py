@@ -1,4 +1,4 @@
-"""The table of the study of vision transformers, from what `bench/vision_study.py` left: `python3 bench/vision_tables.py FOLDER`."""
+"""The table of the study of vision transformers, from what `bench/studies/vision_study.py` left: `python3 bench/tables/vision_tables.py FOLDER`."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""The table of the study of pruning methods, from `bench/results/*/decoder-study.json`: what `bench/decoder_study.py` left as `study.json`."""
+"""The table of the study of pruning methods, from `bench/results/*/decoder-study.json`: what `bench/studies/decoder_study.py` left as `study.json`."""
 
 import json
 
@@ -37,4 +37,17 @@ def table(path):
         if joint := results.get("joint"):
             cells = [f"{NAMES.get(method, method)}, quantized in the same pass", "", "", shown(joint, "int8"), shown(joint, "int4"), "", "", "", "", ""]
             lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def short_table(path):
+    """A row for each method: how much worse than dense it is, pruned and fine-tuned."""
+    study = json.loads(path.read_text())
+    lines = ["| method | perplexity, pruned | over dense | fine-tuned under the mask | over dense, trained as long |", "|---|---|---|---|---|"]
+    lines.append(f"| dense | {study['dense']:.3f} | | {study['dense_tuned']:.3f} | |")
+    for method, results in sorted(study["methods"].items(), key=lambda item: item[1]["pruned"]["bf16"]):
+        cells = [NAMES.get(method, method)]
+        for found, base in ((results["pruned"]["bf16"], study["dense"]), (results["tuned"]["bf16"], study["dense_tuned"])):
+            cells += [f"{found:.3f}", f"{100 * (found / base - 1):+.1f} %"]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""The table and the picture of the study of accuracy, from `bench/results/*/accuracy/*.json`: what `bench/accuracy_study.py` left."""
+"""The table and the picture of the study of accuracy, from `bench/results/*/accuracy/*.json`: what `bench/studies/accuracy_study.py` left."""
 
 import json
 import statistics

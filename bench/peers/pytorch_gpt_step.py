@@ -6,7 +6,7 @@ feed-forward with exact GELU, final norm, untied head; AdamW with decay for matr
 left out (it costs nothing). Attention is scaled_dot_product_attention; the optimizer is whichever of PyTorch's foreach and
 fused AdamW is faster here.
 
-    python bench/pytorch_gpt_step.py [--steps 8] [--batch 4] [--threads 2]
+    python bench/peers/pytorch_gpt_step.py [--steps 8] [--batch 4] [--threads 2]
 
 Prints one JSON object. The other side: cargo run --release -p twofour-nn --example train_step.
 """

@@ -1,6 +1,6 @@
 """Times PyTorch's dense linear on this machine's CPU, on the shapes of `twofour-bench cpu`, for the record.
 
-    python3 bench/pytorch_cpu.py --threads 1,2 --json out.json
+    python3 bench/peers/pytorch_cpu.py --threads 1,2 --json out.json
 
 f32 and bf16 through `torch.nn.functional.linear` (MKL, oneDNN); int8 through `torch._int_mm`, and through the dynamically quantised
 linear where this PyTorch has an engine for it. Weights rotate over enough copies that no cache holds them; medians of the time
@@ -119,7 +119,7 @@ def main():
                     rows.append(row)
                     print(f"{threads} thr {work:8}{dtype:5}{shape!s:15}{tokens:5} tok  {name:22}{row['median_us']:12.1f} us", flush=True)
     machine = {"cpu": cpu_name(), "torch": torch.__version__}
-    command = f"python3 bench/pytorch_cpu.py --threads {args.threads} --works {args.works} --dtypes {args.dtypes} --seconds {args.seconds}"
+    command = f"python3 bench/peers/pytorch_cpu.py --threads {args.threads} --works {args.works} --dtypes {args.dtypes} --seconds {args.seconds}"
     result = {"machine": machine, "command": command, "rows": rows}
     if args.json:
         with open(args.json, "w") as file:

@@ -1,4 +1,4 @@
-"""The tables of docs/how-to/pytorch.md, from `bench/results/*/python-*.json`: what `bench/python/{host,linear,int4,vit_step,ddp_step,gpt_study}.py` and the tutorial's
+"""The tables of docs/reference/pytorch-benchmarks.md, from `bench/results/*/python-*.json`: what `bench/python/{host,linear,int4,vit_step,ddp_step,gpt_study}.py` and the tutorial's
 example wrote."""
 
 import json

@@ -1,7 +1,7 @@
 """SparseGPT's solve (Hessian given), ours against the published algorithm in torch, in turns on the same CPU.
 
     cargo build --release -p twofour --example solvers
-    python bench/python/sparsegpt.py target/release/examples/solvers [--rows 4096 --cols 4096 --rounds 5 --threads 2]
+    python bench/peers/sparsegpt.py target/release/examples/solvers [--rows 4096 --cols 4096 --rounds 5 --threads 2]
 
 The contender follows the published implementation step for step: Cholesky factorization, inverse, upper Cholesky factor of the inverse; blocks of 128 columns,
 in each a loop over columns with rank-one updates, 2:4 masks by topk, and one GEMM for the columns after the block. All in f32.

@@ -2,20 +2,20 @@
 # Tokens a second of data parallel training, on one GPU and on two: a GPT of 774 M parameters (36 layers of width 1280, 20 heads, context 1024), 8 sequences
 # a GPU, 14 steps of which the last 10 count (their median). Prints one JSON object for each run, and the ratio.
 #
-#   bench/two_gpus.sh TWOFOUR FOLDER [METHOD [MASK]]
+#   bench/remote/two_gpus.sh TWOFOUR FOLDER [METHOD [MASK]]
 #
 # TWOFOUR is the command; FOLDER is where runs are kept, with 1 MB each: they are killed after 14 steps, before a checkpoint. METHOD is that of a recipe,
 # `dense` if none is given, MASK its mask. DEVICES="0 0,1 0,1,2,3" chooses other GPUs. NCCL_DEBUG=INFO shows what NCCL does.
 set -euo pipefail
-twofour=$(realpath "${1:?usage: bench/two_gpus.sh TWOFOUR FOLDER [METHOD [MASK]]}")
-folder=${2:?usage: bench/two_gpus.sh TWOFOUR FOLDER [METHOD [MASK]]}
+twofour=$(realpath "${1:?usage: bench/remote/two_gpus.sh TWOFOUR FOLDER [METHOD [MASK]]}")
+folder=${2:?usage: bench/remote/two_gpus.sh TWOFOUR FOLDER [METHOD [MASK]]}
 method=${3:-dense}
 mask=${4:-}
 steps=14
 counted=10
 mkdir -p "$folder"
 folder=$(realpath "$folder")
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 
 for devices in ${DEVICES:-0 0,1}; do
     count=$(tr ',' '\n' <<<"$devices" | wc -l)

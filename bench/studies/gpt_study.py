@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The final loss of a small GPT, dense and with each of twofour's recipes, over seeds.
 
-    python bench/python/gpt_study.py text.txt results.json [--seeds 3] [--methods dense semi-sparse s-ste fst] [options of the example]
+    python bench/studies/gpt_study.py text.txt results.json [--seeds 3] [--methods dense semi-sparse s-ste fst] [options of the example]
 
 The model and its training are those of python/examples/gpt_pretrain.py. Every finished run is written to the results at once; a run that is
 there is not repeated, so that an interrupted study goes on where it was. Other settings than those of the file are refused.

@@ -1,4 +1,4 @@
-"""Writes a GGUF model with random weights for `llama_cpp.mjs`: `python3 bench/llama_cpp_model.py SHAPE TYPE FILE [--layers N] [--vocabulary N]`.
+"""Writes a GGUF model with random weights for `llama_cpp.mjs`: `python3 bench/peers/llama_cpp_model.py SHAPE TYPE FILE [--layers N] [--vocabulary N]`.
 
 SHAPE is a name that `twofour-bench generate --model` takes; TYPE is bf16, q8_0 or q4_0, of every matrix, embedding and head included. Needs `pip install gguf numpy`.
 """

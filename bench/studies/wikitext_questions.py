@@ -1,7 +1,7 @@
 """Makes questions in SQuAD's JSON format (version 1.1) from a wikitext file.
 
-    python bench/python/wikitext_questions.py wikitext2-test.txt -o train.json
-    python bench/python/wikitext_questions.py wikitext2-valid.txt -o held-out.json
+    python bench/studies/wikitext_questions.py wikitext2-test.txt -o train.json
+    python bench/studies/wikitext_questions.py wikitext2-valid.txt -o held-out.json
 
 A question is a part of one sentence in which a year, a count or a name is replaced by "which year", "how many" or "what"; its answer is what was replaced, and its context the
 paragraph. Words of the sentence outside of that part are left out of the question, so the model has to find the sentence by some of its words and the answer by its kind. The

@@ -1,4 +1,4 @@
-"""Tests of the tables' arithmetic on made-up results: `python3 bench/test_tables.py`."""
+"""Tests of the tables' arithmetic on made-up results: `python3 bench/tables/test_tables.py`."""
 
 import json
 import pathlib
@@ -230,6 +230,19 @@ class Readme(unittest.TestCase):
     def test_without_a_grid_there_is_no_picture(self):
         table = readme_tables.short_gpu_table(None)
         self.assertNotIn("grid", table)
+
+    def test_the_readmes_table_of_speed_has_the_fastest_dense_baseline_of_a_cpu_and_of_a_gpu(self):
+        folder, wanted = readme_tables.SPEED_CPU
+        rows = []
+        for work, dtype, tokens, shape in wanted:
+            for contender, us in (("gemm", 9000.0), ("twofour dense", 6000.0), ("twofour 2:4", 4000.0), ("twofour 2:4 f32", 100.0)):
+                rows.append({"work": work, "dtype": dtype, "tokens": tokens, "shape": list(shape), "threads": 2, "contender": contender, "median_us": us})
+        (self.results.parent / folder).mkdir()
+        (self.results.parent / folder / "cpu.json").write_text(json.dumps({"rows": rows}))
+        lines = readme_tables.speed_table(None).splitlines()
+        self.assertEqual(len(lines), 2 + len(wanted) + len(readme_tables.SPEED_GPU))
+        self.assertIn("| f32, 1 token | [14336, 4096] | 6.0 ms | 4.0 ms | 1.50x |", lines[2])
+        self.assertTrue(lines[2 + len(wanted)].startswith("| [NVIDIA H200](bench/results/h200) | bf16, 1 token | [28672, 4096] |"))
 
     def test_the_grid_table_names_its_source(self):
         path = self.results / "grid.json"

@@ -1,7 +1,7 @@
 """Checks the registers of Hopper's asynchronous products (wgmma) in compiled kernels, without a GPU.
 
     twofour kernels --arch sm_90a                    # compiles all kernels to the cache
-    python3 bench/wgmma_registers.py CUBIN... [--nvdisasm PATH]
+    python3 bench/remote/wgmma_registers.py CUBIN... [--nvdisasm PATH]
 
 A CUBIN is a file of that cache, or any cubin. nvdisasm is part of the CUDA toolkit, and of triton's wheel (triton/backends/nvidia/bin).
 

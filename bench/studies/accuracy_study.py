@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Validation loss of a GPT by training method, over seeds: many runs of `twofour train`.
 
-    python3 bench/accuracy_study.py OUT --twofour target/release/twofour --text FILE... [--recipe recipes/study.toml] [--device cuda] [--seeds 3]
+    python3 bench/studies/accuracy_study.py OUT --twofour target/release/twofour --text FILE... [--recipe recipes/study.toml] [--device cuda] [--seeds 3]
         [--only METHOD...] [--jobs 4] [--limit SECONDS] [--set KEY=VALUE...]
 
 Each run leaves OUT/<method>-<seed>.json, what `twofour train` reports, without the recipe's paths. A run whose file is there is not repeated, and one that was stopped goes on where it
