@@ -10,7 +10,7 @@
 // A consumer warpgroup computes HEIGHT times 64 rows, a warp 16 of each. The last warpgroup may have fewer; the surplus is not stored.
 constexpr u32 GROUPS = (FEATURES + 64 * HEIGHT - 1) / (64 * HEIGHT), MULTIPLIERS = GROUPS * 128, SIXTEENS = FEATURES / 16;
 // Producer warps. One alone takes longer to issue the copies of all stages than their first bytes take to arrive, and four are no faster than two, as
-// measured on an H200 (docs/explanation/kernels/cuda-gemm.md).
+// measured on an H200 (docs/explanation/kernels/cuda-gemm-cluster.md).
 constexpr u32 FEEDERS = 2;
 static_assert(FEEDERS <= STAGES, "a buffer for each");
 static_assert(THREADS == MULTIPLIERS + 128, "a warpgroup that feeds");

@@ -98,7 +98,7 @@ impl Sm90Plan {
     }
 
     /// Returns the last token at which a tile may start, so that the last of several tiles is full: one that is not slows the others down, too
-    /// (docs/explanation/kernels/cuda-gemm.md). A tile whose results are added to the output has its own tokens alone, and boxes of X across start at multiples of
+    /// (docs/explanation/kernels/cuda-gemm-tiled.md). A tile whose results are added to the output has its own tokens alone, and boxes of X across start at multiples of
     /// their size.
     fn last_token(&self) -> u32 {
         let overlaps = !self.problem.accumulate && self.problem.x == XOrder::TokensFirst;
