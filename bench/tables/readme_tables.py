@@ -425,7 +425,7 @@ DOCUMENTS = {
         "python-parallel-table": ("python-ddp_step.json", python_tables.tables(python_tables.parallel_table)),
         "python-study-table": ("python-gpt_study.json", python_tables.tables(python_tables.study_table)),
     },
-    "docs/how-to/training.md": {
+    "docs/explanation/accuracy.md": {
         "accuracy-table": ("accuracy/dense-0.json", lambda path: accuracy_tables.table(path.parent)),
         "vision-table": ("vision/dense-0.json", lambda path: vision_tables.table(path.parent)),
     },
