@@ -428,8 +428,6 @@ DOCUMENTS = {
     "docs/explanation/accuracy.md": {
         "accuracy-table": ("accuracy/dense-0.json", lambda path: accuracy_tables.table(path.parent)),
         "vision-table": ("vision/dense-0.json", lambda path: vision_tables.table(path.parent)),
-    },
-    "docs/how-to/pruning.md": {
         "decoder-table": ("decoder-study.json", decoder_tables.table),
     },
 }
