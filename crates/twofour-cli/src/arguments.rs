@@ -41,7 +41,7 @@ Start here:
 A model is a .safetensors file, a *.safetensors.index.json of a sharded one, or a directory that holds either.
 
 Environment:
-  TWOFOUR_ENGINE      kernel engine: scalar, avx2, avx512 or amx
+  TWOFOUR_ENGINE      kernel engine: scalar, neon, avx2, avx512 or amx
   TWOFOUR_CACHE       folder for compiled GPU kernels
   TWOFOUR_NVRTC       folder of NVRTC, which compiles them
   TWOFOUR_LOG         log filter, such as twofour=trace; wins over --verbose

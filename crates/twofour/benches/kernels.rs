@@ -71,12 +71,12 @@ fn dense_float<T: KernelElement>(bencher: Bencher<'_, '_>, tokens: usize) {
 fn sparse_int8(bencher: Bencher<'_, '_>, tokens: usize) {
     let values = int8();
     let compressed = Compressed::from_pruned(matrix(&values)).expect("integers");
-    let weight = SparseWeightI8::pack(compressed, vec![0.01; OUT]).expect("an engine");
+    let weight = SparseWeightI8::with_scales(compressed, vec![0.01; OUT]).expect("an engine");
     multiply::<f32>(bencher, tokens, weight.bytes(), |x, y| weight.linear(x, tokens, EPILOGUE, y));
 }
 
 fn dense_int8(bencher: Bencher<'_, '_>, tokens: usize) {
-    let weight = DenseWeightI8::pack(matrix(&int8()), vec![0.01; OUT]).expect("an engine");
+    let weight = DenseWeightI8::with_scales(matrix(&int8()), vec![0.01; OUT]).expect("an engine");
     multiply::<f32>(bencher, tokens, weight.bytes(), |x, y| weight.linear(x, tokens, EPILOGUE, y));
 }
 
@@ -180,5 +180,35 @@ mod compress {
         let values = random::<T>(OUT * IN);
         let compressed = Compressed::from_pruned(matrix(&values)).expect("finite");
         bencher.counter(ItemsCount::new(OUT * IN)).bench_local(|| compressed.to_dense());
+    }
+}
+
+/// What it costs to split a layer's work: a pass over as many numbers as the layer keeps, in eight parts, from a thread outside rayon's pool.
+#[divan::bench_group(max_time = 0.5)]
+mod threads {
+    use rayon::prelude::*;
+
+    use super::*;
+
+    /// Input and output features.
+    const FEATURES: [usize; 4] = [256, 512, 1024, 2048];
+    const PARTS: usize = 8;
+
+    fn pass(part: &mut [f32]) {
+        part.iter_mut().for_each(|v| *v = 1.0 - *v);
+    }
+
+    #[divan::bench(args = FEATURES)]
+    fn shared(bencher: Bencher<'_, '_>, features: usize) {
+        let mut kept = random::<f32>(features * features / 2);
+        let part = kept.len() / PARTS;
+        bencher.bench_local(|| twofour::kernel::share(kept.chunks_mut(part), || (), |(), part| pass(part)));
+    }
+
+    #[divan::bench(args = FEATURES)]
+    fn by_rayon(bencher: Bencher<'_, '_>, features: usize) {
+        let mut kept = random::<f32>(features * features / 2);
+        let part = kept.len() / PARTS;
+        bencher.bench_local(|| kept.par_chunks_mut(part).for_each(pass));
     }
 }

@@ -15,7 +15,7 @@ struct CacheLine([u8; CACHE_LINE]);
 
 /// Elements that start at a cache line.
 #[derive(Debug, Clone)]
-pub(crate) struct Aligned<T> {
+pub struct Aligned<T> {
     lines: Vec<CacheLine>,
     len: usize,
     element: PhantomData<T>,

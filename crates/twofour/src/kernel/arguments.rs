@@ -3,8 +3,8 @@
 use bytemuck::Pod;
 
 use super::{
-    element::KernelElement,
     epilogue::Epilogue,
+    format::KernelElement,
     scratch::Scratch,
     share::{LEAST_PART, share_elements},
     strips::ROWS,
@@ -23,13 +23,13 @@ pub(super) fn expect_bias(epilogue: &Epilogue<'_>, out_features: usize) -> Resul
 }
 
 /// Widens activations to f32.
-pub(super) fn widen<T: KernelElement>(x: &[T]) -> Vec<f32> {
+pub(super) fn widened<T: KernelElement>(x: &[T]) -> Vec<f32> {
     x.iter().map(|v| v.to_f32()).collect()
 }
 
 /// Sums of products, `[strip, stride, ROWS]`.
 #[derive(Debug)]
-pub(super) struct Sums<S: Pod> {
+pub(in crate::kernel) struct Sums<S: Pod> {
     pub(super) values: Scratch<S>,
     /// Tokens of a strip; those past the ones asked for mean nothing.
     pub(super) stride: usize,

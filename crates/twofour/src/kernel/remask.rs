@@ -12,11 +12,12 @@ use std::{
 use rayon::prelude::*;
 
 use super::{
-    strips::{Order, ROWS, Strips},
+    format::KernelElement,
+    strips::{ROWS, Strips},
     widest::widest,
 };
 use crate::{
-    Arithmetic, Element, Error, Mask, MatrixRef, Result,
+    Element, Error, Mask, MatrixRef, Result,
     compressed::{self, code},
     select::{Transposable, nm, tile},
 };
@@ -48,7 +49,7 @@ struct Line {
     values: [Lanes<f32>; 2],
 }
 
-impl<T: Order + Arithmetic, B: DerefMut<Target = [u8]>> Strips<T, B> {
+impl<T: KernelElement, B: DerefMut<Target = [u8]>> Strips<T, B> {
     /// Chooses the mask of `matrix`, writes it to `mask`, packs what it keeps, and returns how many mask elements changed.
     ///
     /// # Errors
@@ -61,7 +62,7 @@ impl<T: Order + Arithmetic, B: DerefMut<Target = [u8]>> Strips<T, B> {
         selection: Selection,
         mask: &mut Mask,
     ) -> Result<u64> {
-        let expected = (self.rows(), self.cols());
+        let expected = (self.shape.rows, self.shape.cols);
         if (matrix.rows(), matrix.cols()) != expected {
             return Err(Error::Shape { what: "repacked matrix", expected, found: (matrix.rows(), matrix.cols()) });
         }
@@ -114,9 +115,7 @@ struct Pass<'a, M> {
 impl<M: Element> Pass<'_, M> {
     /// Fills the memory of a strip and its rows of the mask.
     #[inline(always)]
-    fn strip<T: Order + Arithmetic>(&self, bytes: &mut [u8], bits: &mut [u64]) -> Done {
-        // Integer weights, of two groups a line, are quantized from a mask and have no pass of their own.
-        const { assert!(T::GROUPS == 1) };
+    fn strip<T: KernelElement>(&self, bytes: &mut [u8], bits: &mut [u64]) -> Done {
         let height = ROWS.min(self.matrix.rows() - self.first_row);
         let groups = compressed::groups_per_row(self.matrix.cols());
         let block_groups = T::BLOCK_LINES;
@@ -130,7 +129,7 @@ impl<M: Element> Pass<'_, M> {
                 if row < height { (bits[self.word(row, first)] >> shift(first)) as u32 } else { 0 }
             });
             let mut after = [0u32; ROWS];
-            let lines = values.chunks_exact_mut(T::LINE).zip(codes.as_chunks_mut::<2>().0);
+            let lines = values.chunks_exact_mut(2 * ROWS).zip(codes.as_chunks_mut::<2>().0);
             for (i, (values, codes)) in lines.enumerate() {
                 let line = self.line(first + i, height, before.map(|bits| bits >> (4 * i) & 15), &mut done.failed);
                 for (which, (lanes, positions)) in line.values.iter().zip(&line.positions).enumerate() {
@@ -296,12 +295,12 @@ mod tests {
 
     use super::*;
     use crate::{
-        Axis, Compressed, Pattern,
+        Arithmetic, Axis, Compressed, Pattern,
         estimate::{Estimator, estimate},
         select,
     };
 
-    fn check<M: Arithmetic, T: Order + Arithmetic>(rows: usize, cols: usize, data: &[f32]) {
+    fn check<M: Arithmetic, T: KernelElement>(rows: usize, cols: usize, data: &[f32]) {
         let data: Vec<M> = data.iter().map(|v| M::from_f32(*v)).collect();
         let converted: Vec<T> = data.iter().map(|v| T::from_f32(v.to_f32())).collect();
         let matrix = MatrixRef::new(rows, cols, &data).unwrap();
@@ -314,19 +313,19 @@ mod tests {
         }
         for (selection, expected) in cases {
             let (mut strips, mut mask) =
-                (Strips::<T>::pack(&blank).unwrap(), Mask::from_fn(rows, cols, |r, c| (r + c) % 4 < 2));
+                (Strips::<T>::pack(&blank, ()).unwrap(), Mask::from_fn(rows, cols, |r, c| (r + c) % 4 < 2));
             let flips = (mask.flip_rate(&expected).unwrap() * (rows * cols) as f64).round() as u64;
             assert_eq!(strips.remask(matrix, selection, &mut mask).unwrap(), flips);
             assert_eq!(mask, expected, "{selection:?}");
             let packed = Compressed::from_masked(of_values, &expected).unwrap();
             assert_eq!(strips.to_compressed(), packed, "{selection:?}");
             // Repacking with the mask as it is changes nothing.
-            let mut again = Strips::<T>::pack(&blank).unwrap();
+            let mut again = Strips::<T>::pack(&blank, ()).unwrap();
             assert_eq!(again.remask(matrix, Selection::Mask, &mut mask).unwrap(), 0);
             assert_eq!((again.to_compressed(), &mask), (packed, &expected));
         }
         if data.iter().all(|v| v.to_f32().is_finite()) {
-            let (mut strips, mut mask) = (Strips::<T>::pack(&blank).unwrap(), empty);
+            let (mut strips, mut mask) = (Strips::<T>::pack(&blank, ()).unwrap(), empty);
             strips.remask(matrix, Selection::SoftThreshold { scale: 1.25 }, &mut mask).unwrap();
             let expected = estimate::<M, T>(matrix, Estimator::SoftThreshold, 1.25).unwrap();
             assert_eq!(strips.to_compressed(), expected);
@@ -362,7 +361,7 @@ mod tests {
         let blank =
             Compressed::from_masked(MatrixRef::new(rows, cols, &data).unwrap(), &Mask::empty(rows, cols)).unwrap();
         let run = |data: &[f32], selection, mut mask: Mask| {
-            Strips::pack(&blank)
+            Strips::<f32>::pack(&blank, ())
                 .unwrap()
                 .remask(MatrixRef::new(rows, cols, data).unwrap(), selection, &mut mask)
                 .unwrap_err()

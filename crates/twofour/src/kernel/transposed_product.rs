@@ -1,18 +1,7 @@
 //! The dense GEMM with a transposed left factor, `c = aᵀ · b`: weight gradients, whose reduction runs over tokens.
 
-#[cfg(target_arch = "x86_64")]
-use super::prefill::{Many, Prefill};
-use super::{
-    dense_block::DenseBlock,
-    engine::{Cpu, Engine},
-    reference, share,
-};
-use crate::{MatrixRef, Result};
-
-/// Stores a part of a row of `aᵀ · b`.
-pub(crate) trait StoreRow<C>: Fn(usize, usize, &mut [f32], &mut [C]) + Sync {}
-
-impl<C, F: Fn(usize, usize, &mut [f32], &mut [C]) + Sync> StoreRow<C> for F {}
+use super::{dense::Rows, engine::Cpu, many::TransposedProduct, share};
+use crate::{MatrixRef, Result, kernel::Engine};
 
 /// `aᵀ · b` in f32: `a` is `[depth, rows]`, `b` is `[depth, cols]`, `c` is `[rows, cols]`, and as long. Each element of `c` is stored
 /// once, in parallel: `store(row, first_col, products, c)` receives some elements of a row from `first_col` on.
@@ -22,26 +11,30 @@ impl<C, F: Fn(usize, usize, &mut [f32], &mut [C]) + Sync> StoreRow<C> for F {}
 pub(crate) fn transposed_product<C: Send>(
     engine: Engine,
     (a, b): (MatrixRef<'_, f32>, MatrixRef<'_, f32>),
-    store: impl StoreRow<C>,
+    store: impl Fn(usize, usize, &mut [f32], &mut [C]) + Sync,
     c: &mut [C],
 ) -> Result<()> {
     let cpu = Cpu::detect(engine)?;
-    let [a, b] = [a, b].map(|m| DenseBlock { rows: m.rows(), cols: m.cols(), values: m.data() });
+    let [a, b] = [a, b].map(Rows::of);
     assert!(a.rows == b.rows && c.len() == a.cols * b.cols, "factors and product must fit");
     if c.is_empty() {
         return Ok(());
     }
-    #[cfg(target_arch = "x86_64")]
-    if let Some(prefill) = Prefill::choose(cpu, a.rows, Many::TRANSPOSED) {
-        prefill.transposed_product(a, b, store, c);
+    if a.rows >= cpu.many().transposed {
+        cpu.run(TransposedProduct { a, b, store, c });
         return Ok(());
     }
-    let _ = cpu;
     share(
         c.chunks_mut(b.cols).enumerate(),
         || vec![0f32; b.cols],
         |sums, (row, c)| {
-            reference::transposed_product(a, b, row, sums);
+            sums.fill(0.0);
+            // Added up in order of depth.
+            for depth in 0..a.rows {
+                let factor = a.values[depth * a.cols + row];
+                let values = &b.values[depth * b.cols..][..b.cols];
+                sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += factor * value);
+            }
             store(row, 0, sums, c);
         },
     );

@@ -57,6 +57,19 @@ macro_rules! packed_element {
 
 packed_element!(f32: F32, bf16: Bf16, f16: F16);
 
+/// What `$body` is of a packed weight of any type.
+macro_rules! of_any {
+    ($weight:expr, $w:ident => $body:expr) => {
+        match $weight {
+            PackedWeight::F32($w) => $body,
+            PackedWeight::Bf16($w) => $body,
+            PackedWeight::F16($w) => $body,
+            PackedWeight::I8($w) => $body,
+            PackedWeight::Int4($w) => $body,
+        }
+    };
+}
+
 /// A 2:4 linear layer for inference, `y = activation(x · Wᵀ + bias)`, packed once. Input gradients pass through it, where the
 /// weight is of floats; it has no weight gradient.
 #[derive(Debug, Clone)]
@@ -89,7 +102,7 @@ impl PackedLinear {
         bias: Option<Vec<f32>>,
         activation: Activation,
     ) -> Result<Self> {
-        Self::with(PackedWeight::I8(SparseWeightI8::pack(weight, scales)?), bias, activation)
+        Self::with(PackedWeight::I8(SparseWeightI8::with_scales(weight, scales)?), bias, activation)
     }
 
     /// Quantizes a compressed weight to 8-bit integers, symmetrically and with a scale for each row, and packs it.
@@ -125,13 +138,13 @@ impl PackedLinear {
     }
 
     /// Packs a weight of 4-bit integers, which stays in four bits. Activations are quantized to 8 bits for each token.
-    /// [`SparseWeightInt4Ref`](crate::kernel::SparseWeightInt4Ref) multiplies activations that are not quantized, and [`PackedLinear::new`] packs the
-    /// weight that [`Int4::dequantize`] returns.
+    /// [`SparseWeightInt4::linear_floats`] multiplies activations that are not quantized, and [`PackedLinear::new`] packs the weight that
+    /// [`Int4::dequantize`] returns.
     ///
     /// # Errors
     /// [`Error::Length`] for a bias that does not fit, [`Error::TooLarge`].
     pub fn new_int4(weight: &Int4, bias: Option<Vec<f32>>, activation: Activation) -> Result<Self> {
-        Self::with(PackedWeight::Int4(SparseWeightInt4::pack(weight)?), bias, activation)
+        Self::with(PackedWeight::Int4(SparseWeightInt4::of(weight)?), bias, activation)
     }
 
     fn with(weight: PackedWeight, bias: Option<Vec<f32>>, activation: Activation) -> Result<Self> {
@@ -165,13 +178,7 @@ impl PackedLinear {
         expect_length("the input", elements(tokens, self.in_features())?, x.len())?;
         expect_length("the output", elements(tokens, self.out_features())?, y.len())?;
         let epilogue = Epilogue { bias: self.bias.as_deref(), activation };
-        match &self.weight {
-            PackedWeight::F32(w) => converted(x, y, |x, y| w.linear(x, tokens, epilogue, y)),
-            PackedWeight::Bf16(w) => converted(x, y, |x, y| w.linear(x, tokens, epilogue, y)),
-            PackedWeight::F16(w) => converted(x, y, |x, y| w.linear(x, tokens, epilogue, y)),
-            PackedWeight::I8(w) => converted(x, y, |x, y| w.linear(x, tokens, epilogue, y)),
-            PackedWeight::Int4(w) => converted(x, y, |x, y| w.linear(x, tokens, epilogue, y)),
-        }
+        of_any!(&self.weight, w => converted(x, y, |x, y| w.linear(x, tokens, epilogue, y)))
     }
 
     /// `dx = dy · W`, for the gradient `dy` of the pre-activation.
@@ -195,35 +202,17 @@ impl PackedLinear {
 
     /// Number of output features.
     pub fn out_features(&self) -> usize {
-        match &self.weight {
-            PackedWeight::F32(w) => w.out_features(),
-            PackedWeight::Bf16(w) => w.out_features(),
-            PackedWeight::F16(w) => w.out_features(),
-            PackedWeight::I8(w) => w.out_features(),
-            PackedWeight::Int4(w) => w.out_features(),
-        }
+        of_any!(&self.weight, w => w.out_features())
     }
 
     /// Number of input features.
     pub fn in_features(&self) -> usize {
-        match &self.weight {
-            PackedWeight::F32(w) => w.in_features(),
-            PackedWeight::Bf16(w) => w.in_features(),
-            PackedWeight::F16(w) => w.in_features(),
-            PackedWeight::I8(w) => w.in_features(),
-            PackedWeight::Int4(w) => w.in_features(),
-        }
+        of_any!(&self.weight, w => w.in_features())
     }
 
     /// Bytes of the packed weight: values, metadata and scales.
     pub fn bytes(&self) -> usize {
-        match &self.weight {
-            PackedWeight::F32(w) => w.bytes(),
-            PackedWeight::Bf16(w) => w.bytes(),
-            PackedWeight::F16(w) => w.bytes(),
-            PackedWeight::I8(w) => w.bytes(),
-            PackedWeight::Int4(w) => w.bytes(),
-        }
+        of_any!(&self.weight, w => w.bytes())
     }
 
     /// The type of the stored values; `None` for 4-bit integers.

@@ -25,7 +25,7 @@ pub struct SparseActivationLinear {
 /// A pruned input `[tokens, in_features]`, packed along its features and along its tokens: what the forward pass leaves to the
 /// backward pass.
 #[derive(Debug, Clone)]
-pub struct PackedActivation<T> {
+pub struct PackedActivation<T: KernelElement> {
     mask: Mask,
     rows: SparseWeight<T>,
     columns: SparseWeight<T>,

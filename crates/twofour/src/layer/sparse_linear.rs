@@ -20,7 +20,7 @@ use crate::{
 ///
 /// Where a method that packs returns an error, mask and packed weight are unspecified until one succeeds.
 #[derive(Debug)]
-pub struct SparseLinear<T> {
+pub struct SparseLinear<T: KernelElement> {
     settings: SparseLinearSettings,
     mask: Mask,
     packed: SparseWeight<T>,
@@ -31,7 +31,7 @@ pub struct SparseLinear<T> {
     seed: AtomicU64,
 }
 
-impl<T: Clone> Clone for SparseLinear<T> {
+impl<T: KernelElement> Clone for SparseLinear<T> {
     fn clone(&self) -> Self {
         SparseLinear {
             settings: self.settings,

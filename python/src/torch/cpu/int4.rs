@@ -44,7 +44,8 @@ pub(super) fn canonical(packed: Tensor, rows: i64, cols: i64, group_size: i64) -
     let (shape, granularity) = ((dimension("rows", rows)?, dimension("cols", cols)?), granularity(group_size)?);
     let expected = packed_bytes_int4(shape.0, shape.1, granularity)?;
     expect_packed_int4(&packed, expected, shape, &packed)?;
-    to_tensors(&SparseWeightInt4Ref::new(shape, granularity, packed.bytes("the packed weight")?)?.to_int4()?)
+    let memory = linear::Memory::of(packed.bytes("the packed weight")?);
+    to_tensors(&SparseWeightInt4Ref::with_granularity(shape, granularity, &memory)?.to_int4()?)
 }
 
 /// `y = x · Wᵀ` for floats `x` of shape `[..., in_features]` and a weight of integers with scales.
@@ -77,11 +78,12 @@ fn forward<T: Float>(
     let (rows, granularity) = (dimension("out_features", out_features)?, granularity(group_size)?);
     let (tokens, cols) = rows_and_last(x, "the input")?;
     expect_packed_int4(packed, packed_bytes_int4(rows, cols, granularity)?, (rows, cols), x)?;
-    let weight = SparseWeightInt4Ref::new((rows, cols), granularity, packed.bytes("the packed weight")?)?;
+    let memory = linear::Memory::of(packed.bytes("the packed weight")?);
+    let weight = SparseWeightInt4Ref::with_granularity((rows, cols), granularity, &memory)?;
     let values = x.elements::<T>("the input", T::SCALAR)?;
     let bias = bias.map(|bias| linear::widened(bias, T::SCALAR)).transpose()?;
     let epilogue = Epilogue { bias: bias.as_deref(), activation };
     let mut y = with_last(x, Device::HOST, out_features, T::SCALAR)?;
-    on_torch_threads(|| weight.linear(&values, tokens, epilogue, y.elements_mut()?).map_err(Failure::from))?;
+    on_torch_threads(|| weight.linear_floats(&values, tokens, epilogue, y.elements_mut()?).map_err(Failure::from))?;
     Ok(y)
 }

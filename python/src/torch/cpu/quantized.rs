@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use half::{bf16, f16};
 use twofour::{
     Compressed, MatrixRef,
-    kernel::{Activation, Epilogue, SparseWeightI8Ref, pack_i8, packed_bytes_i8, quantize},
+    kernel::{Activation, Epilogue, SparseWeightI8Ref, pack_i8, packed_bytes, quantize},
 };
 
 use super::{Failure, Float, Result, ScalarType, Tensor, for_floats, linear, on_pool, on_torch_threads};
@@ -19,14 +19,14 @@ use crate::torch::{
 
 /// Elements of a packed weight.
 fn packed_len(rows: usize, cols: usize) -> Result<usize> {
-    Ok(packed_bytes_i8(rows, cols)? + 4 * rows)
+    Ok(packed_bytes::<i8>(rows, cols)? + 4 * rows)
 }
 
 /// The packed form of a weight.
 pub(super) fn packed_of(weight: &Compressed<i8>) -> Result<Tensor> {
     let (rows, cols) = (weight.rows(), weight.cols());
     let mut packed = Tensor::empty(&[packed_len(rows, cols)? as i64], ScalarType::I8)?;
-    let (strips, sums) = packed.bytes_mut()?.split_at_mut(packed_bytes_i8(rows, cols)?);
+    let (strips, sums) = packed.bytes_mut()?.split_at_mut(packed_bytes::<i8>(rows, cols)?);
     let found = on_pool(|| pack_i8(weight, strips))??;
     sums.copy_from_slice(bytemuck::cast_slice(&found));
     Ok(packed)
@@ -43,9 +43,9 @@ pub(super) fn compressed(packed: &Tensor, rows: usize, cols: usize) -> Result<Co
     }
     let memory = linear::Memory::of(packed.bytes("the packed weight")?);
     // Scales play no part.
-    let (strips, sums) = memory.split_at(packed_bytes_i8(rows, cols)?);
+    let (strips, sums) = memory.split_at(packed_bytes::<i8>(rows, cols)?);
     let (scales, sums) = (vec![1.0; rows], bytemuck::pod_collect_to_vec(sums));
-    Ok(SparseWeightI8Ref::new((rows, cols), strips, &scales, &sums)?.to_compressed())
+    Ok(SparseWeightI8Ref::with_sums((rows, cols), strips, &scales, &sums)?.to_compressed())
 }
 
 /// Quantizes a matrix to 8-bit integers, symmetrically, with a scale for each row.
@@ -100,10 +100,10 @@ fn dynamic(
     let (tokens, cols) = rows_and_last(x, "the input")?;
     expect_packed(packed, packed_len(rows, cols)?, ScalarType::I8, (rows, cols), x)?;
     let memory = linear::Memory::of(packed.bytes("the packed weight")?);
-    let (strips, sums) = memory.split_at(packed_bytes_i8(rows, cols)?);
+    let (strips, sums) = memory.split_at(packed_bytes::<i8>(rows, cols)?);
     let sums: Vec<i32> = bytemuck::pod_collect_to_vec(sums);
     let scales = scales.elements::<f32>("the scales", ScalarType::F32)?;
-    let weight = SparseWeightI8Ref::new((rows, cols), strips, &scales, &sums)?;
+    let weight = SparseWeightI8Ref::with_sums((rows, cols), strips, &scales, &sums)?;
     let bias = bias.map(|bias| linear::widened(bias, dtype)).transpose()?;
     let epilogue = Epilogue { bias: bias.as_deref(), activation };
     let values = for_floats!(dtype, "the input", widened::<T>(x, "the input"))?;
@@ -132,9 +132,9 @@ pub(super) fn linear_i8(x: Tensor, packed: Tensor, out_features: i64) -> Result<
     expect_packed(&packed, packed_len(rows, cols)?, ScalarType::I8, (rows, cols), &x)?;
     let values = x.elements::<i8>("the input", ScalarType::I8)?;
     let memory = linear::Memory::of(packed.bytes("the packed weight")?);
-    let (strips, sums) = memory.split_at(packed_bytes_i8(rows, cols)?);
+    let (strips, sums) = memory.split_at(packed_bytes::<i8>(rows, cols)?);
     let (scales, sums) = (vec![1.0; rows], bytemuck::pod_collect_to_vec::<u8, i32>(sums));
-    let weight = SparseWeightI8Ref::new((rows, cols), strips, &scales, &sums)?;
+    let weight = SparseWeightI8Ref::with_sums((rows, cols), strips, &scales, &sums)?;
     let mut y = with_last(&x, Device::HOST, out_features, ScalarType::I32)?;
     on_torch_threads(|| weight.product(&values, tokens, y.elements_mut()?).map_err(Failure::from))?;
     Ok(y)

@@ -190,14 +190,14 @@ fn int8_layer(Work { shape: Shape { out, inputs }, tokens, .. }: Work) -> Result
     let weight: Vec<i8> = (0..out * inputs).map(|_| (random.bits() >> 56) as i8).collect();
     let x: Vec<f32> = (0..tokens * inputs).map(|_| random.float()).collect();
     let compressed = Compressed::from_pruned(MatrixRef::new(out, inputs, &weight)?)?;
-    let weight = SparseWeightI8::pack(compressed, vec![0.01; out])?;
+    let weight = SparseWeightI8::with_scales(compressed, vec![0.01; out])?;
     let mut y = vec![0.0; tokens * out];
     Ok(Box::new(move || Ok(weight.linear(&x, tokens, Epilogue::default(), &mut y)?)))
 }
 
 fn int4_layer(Work { shape: Shape { out, inputs }, tokens, .. }: Work) -> Result<Call> {
     let mut random = Random::new();
-    let weight = SparseWeightInt4::pack(&random_int4(&mut random, out, inputs)?)?;
+    let weight = SparseWeightInt4::of(&random_int4(&mut random, out, inputs)?)?;
     let x: Vec<f32> = (0..tokens * inputs).map(|_| random.float()).collect();
     let mut y = vec![0.0; tokens * out];
     Ok(Box::new(move || Ok(weight.linear(&x, tokens, Epilogue::default(), &mut y)?)))

@@ -8,7 +8,11 @@ use twofour::{
     kernel::{DenseWeight, KernelElement, SparseWeight},
 };
 
-use super::{Contender, Weights, gemm::Gemm, own::Own};
+use super::{
+    Contender, Weights,
+    gemm::Gemm,
+    own::{Own, OwnWeight},
+};
 use crate::measure::{memory::Rotation, random::Random, work::Shape};
 
 /// A random weight of `T`, pruned to 2:4 for the sparse kernel alone.
@@ -39,7 +43,11 @@ impl<T: KernelElement> FloatWeights<T> {
     }
 }
 
-impl<T: KernelElement> Weights for FloatWeights<T> {
+impl<T: KernelElement> Weights for FloatWeights<T>
+where
+    SparseWeight<T>: OwnWeight<Activation = T>,
+    DenseWeight<T>: OwnWeight<Activation = T>,
+{
     fn contenders(&self, tokens: usize) -> Result<Vec<Box<dyn Contender>>> {
         let x: Rc<Vec<T>> = Rc::new(random(tokens * self.shape.inputs));
         let mut contenders: Vec<Box<dyn Contender>> = vec![

@@ -45,7 +45,7 @@ pub fn random_int4(random: &mut Random, out: usize, inputs: usize) -> Result<Int
 impl Int4Weights {
     pub(super) fn new(shape: Shape) -> Result<Self> {
         let Shape { out, inputs } = shape;
-        let sparse = SparseWeightInt4::pack(&random_int4(&mut Random::new(), out, inputs)?)?;
+        let sparse = SparseWeightInt4::of(&random_int4(&mut Random::new(), out, inputs)?)?;
         let sparse_bytes = sparse.bytes();
         let sparse = Rc::new(Rotation::new(sparse, sparse_bytes, Clone::clone));
         Ok(Int4Weights { inputs, sparse, sparse_bytes, int8: Int8Weights::new(shape)? })

@@ -28,8 +28,8 @@ impl Int8Weights {
         let weight: Vec<i8> = (0..out * inputs).map(|_| (random.bits() >> 56) as i8).collect();
         let scales: Vec<f32> = (0..out).map(|_| random.float().abs() / 127.0 + 1e-3).collect();
         let matrix = MatrixRef::new(out, inputs, &weight)?;
-        let sparse = SparseWeightI8::pack(Compressed::from_pruned(matrix)?, scales.clone())?;
-        let dense = DenseWeightI8::pack(matrix, scales)?;
+        let sparse = SparseWeightI8::with_scales(Compressed::from_pruned(matrix)?, scales.clone())?;
+        let dense = DenseWeightI8::with_scales(matrix, scales)?;
         let (dense_bytes, sparse_bytes) = (dense.bytes(), sparse.bytes());
         Ok(Int8Weights {
             inputs,

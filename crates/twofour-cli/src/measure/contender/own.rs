@@ -3,6 +3,7 @@
 use std::{fmt, rc::Rc};
 
 use anyhow::Result;
+use half::{bf16, f16};
 use twofour::{
     Element, Result as KernelResult,
     kernel::{DenseWeight, DenseWeightI8, Epilogue, KernelElement, SparseWeight, SparseWeightI8, SparseWeightInt4},
@@ -23,8 +24,8 @@ pub(super) trait OwnWeight: fmt::Debug {
 
 /// The methods that the kernels' types have in common.
 macro_rules! own_weight {
-    ($weight:ty, $activation:ty, $who:expr $(, $t:ident)?) => {
-        impl $(<$t: KernelElement>)? OwnWeight for $weight {
+    ($weight:ty, $activation:ty, $who:expr) => {
+        impl OwnWeight for $weight {
             type Activation = $activation;
             const WHO: Who = $who;
             fn bytes(&self) -> usize {
@@ -40,8 +41,12 @@ macro_rules! own_weight {
     };
 }
 
-own_weight!(SparseWeight<T>, T, Who::Sparse, T);
-own_weight!(DenseWeight<T>, T, Who::Dense, T);
+own_weight!(SparseWeight<f32>, f32, Who::Sparse);
+own_weight!(SparseWeight<bf16>, bf16, Who::Sparse);
+own_weight!(SparseWeight<f16>, f16, Who::Sparse);
+own_weight!(DenseWeight<f32>, f32, Who::Dense);
+own_weight!(DenseWeight<bf16>, bf16, Who::Dense);
+own_weight!(DenseWeight<f16>, f16, Who::Dense);
 own_weight!(SparseWeightI8, f32, Who::Sparse);
 own_weight!(SparseWeightInt4, f32, Who::Sparse);
 own_weight!(DenseWeightI8, f32, Who::Dense);

@@ -180,7 +180,7 @@ impl<T: KernelElement> LinearPart<T> {
             Weight::Dense(values) => PackedWeight::Dense(DenseWeight::pack(MatrixRef::new(outputs, inputs, &values)?)?),
             Weight::Sparse(weight) => PackedWeight::Sparse(SparseWeight::pack(weight)?),
             Weight::DenseInt8 { values, scales } => {
-                PackedWeight::DenseInt8(DenseWeightI8::pack(MatrixRef::new(outputs, inputs, &values)?, scales)?)
+                PackedWeight::DenseInt8(DenseWeightI8::with_scales(MatrixRef::new(outputs, inputs, &values)?, scales)?)
             }
             Weight::F32(weight) => PackedWeight::Compressed(PackedLinear::new(weight, bias.take(), plain)?),
             Weight::Bf16(weight) => PackedWeight::Compressed(PackedLinear::new(weight, bias.take(), plain)?),
