@@ -137,7 +137,11 @@ impl<'a, F: Format> Walk<'a, F> {
         // `new` checked to cover the padded columns, and the CPU has the instructions, as this function requires.
         unsafe {
             let out: [[_; N]; S] = sums.map(|start| std::array::from_fn(|n| out.add(start + n * ROWS)));
-            F::sums::<V, S, N>(strips.map(|strip| self.weight.strip_of(self.range.start + strip)), x, self.stride, out);
+            let mut of = [self.weight.strip_of(self.range.start + strips[0]); S];
+            for s in 1..S {
+                of[s] = self.weight.strip_of(self.range.start + strips[s]);
+            }
+            F::sums::<V, S, N>(of, x, self.stride, out);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The loops of f32, f16 and bf16, whose weights are widened to f32 registers.
 
-use super::KernelElement;
+use super::{Block, KernelElement, blocks};
 use crate::kernel::{
     aligned::CACHE_LINE,
     dense::Rows,
@@ -30,13 +30,11 @@ pub(super) unsafe fn sums<V: Vector, T: KernelElement, const S: usize, const N: 
         let x: [_; N] = std::array::from_fn(|n| x.add(n * stride));
         let mut sums = [[V::zero_rows(); N]; S];
         let start = strips.map(|strip| strip.as_ptr());
-        let lines = strips[0].lines();
-        for (block, first) in (0..lines).step_by(T::BLOCK_LINES).enumerate() {
-            let block = block * T::BLOCK_BYTES;
+        for Block { start: block, first, count } in blocks::<T>(strips[0].lines()) {
             for strip in start {
                 V::prefetch(strip.wrapping_add(block + AHEAD));
             }
-            for i in 0..T::BLOCK_LINES.min(lines - first) {
+            for i in 0..count {
                 let mut four = [V::four(x[0].add(4 * (first + i))); N];
                 for n in 1..N {
                     four[n] = V::four(x[n].add(4 * (first + i)));

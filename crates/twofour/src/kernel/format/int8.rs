@@ -5,7 +5,7 @@
 
 use std::{borrow::Cow, ops::Deref};
 
-use super::{DenseFormat, Format, Weight};
+use super::{Block, DenseFormat, Format, Weight, blocks};
 use crate::{
     Compressed, Error, MatrixRef, Result,
     kernel::{
@@ -110,13 +110,11 @@ unsafe impl Format for i8 {
             let x: [_; N] = std::array::from_fn(|n| x.add(n * stride));
             let mut sums = [[V::zero_sum_rows(); N]; S];
             let start = strips.map(|strip| strip.as_ptr());
-            let lines = strips[0].lines();
-            for (block, first) in (0..lines).step_by(i8::BLOCK_LINES).enumerate() {
-                let block = block * i8::BLOCK_BYTES;
+            for Block { start: block, first, count } in blocks::<i8>(strips[0].lines()) {
                 for strip in start {
                     V::prefetch(strip.wrapping_add(block + V::AHEAD));
                 }
-                for i in 0..i8::BLOCK_LINES.min(lines - first) {
+                for i in 0..count {
                     let mut eight = [V::eight(x[0].add(8 * (first + i))); N];
                     for n in 1..N {
                         eight[n] = V::eight(x[n].add(8 * (first + i)));

@@ -110,6 +110,25 @@ pub unsafe trait Format: Sized + Send + Sync + 'static {
     );
 }
 
+/// A block of a strip.
+pub(super) struct Block {
+    /// Where it starts, in bytes.
+    pub(super) start: usize,
+    /// Its first line.
+    pub(super) first: usize,
+    /// How many lines it has.
+    pub(super) count: usize,
+}
+
+/// The blocks of a strip of so many lines, of a format without headers.
+#[inline(always)]
+pub(super) fn blocks<F: Format>(lines: usize) -> impl Iterator<Item = Block> {
+    (0..lines.div_ceil(F::BLOCK_LINES)).map(move |block| {
+        let first = block * F::BLOCK_LINES;
+        Block { start: block * F::BLOCK_BYTES, first, count: (lines - first).min(F::BLOCK_LINES) }
+    })
+}
+
 /// A format that dense weights have, too.
 ///
 /// # Safety

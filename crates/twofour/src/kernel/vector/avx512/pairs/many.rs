@@ -13,7 +13,7 @@ use super::{
 };
 use crate::kernel::{
     few::strips::passes,
-    format::Format,
+    format::{Block, Format, blocks},
     scratch::Scratch,
     strips::{ROWS, Strip, StripsRef},
     vector::{Has, Vector, Work},
@@ -31,11 +31,11 @@ unsafe fn expand(strip: Strip<'_, Pairs>, indices: &mut [u16]) {
     let lines = strip.lines();
     assert!(indices.len() == lines * LANES);
     let (start, indices) = (strip.as_ptr(), indices.as_mut_ptr());
-    for (block, first) in (0..lines).step_by(Pairs::BLOCK_LINES).enumerate() {
-        for i in 0..Pairs::BLOCK_LINES.min(lines - first) {
+    for Block { start: block, first, count } in blocks::<Pairs>(lines) {
+        for i in 0..count {
             // SAFETY: AVX-512 with VBMI is there, as this function requires; the strip has the block and its line, for which `indices` have a register.
             unsafe {
-                let codes = start.add(block * Pairs::BLOCK_BYTES).cast::<u32>().add(i * Pairs::CODE_WORDS);
+                let codes = start.add(block).cast::<u32>().add(i * Pairs::CODE_WORDS);
                 _mm512_storeu_si512(indices.add((first + i) * LANES).cast(), expanded(codes, i));
             }
         }

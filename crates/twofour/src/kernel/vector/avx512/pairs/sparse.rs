@@ -20,7 +20,7 @@ use crate::kernel::{
         self, Size,
         strips::{Walk, passes},
     },
-    format::Format,
+    format::{Block, Format, blocks},
     scratch::Scratch,
     share::share_elements,
     strips::{ROWS, Strip, StripsRef},
@@ -179,14 +179,12 @@ pub(super) unsafe fn sums<const STORED: bool, const S: usize, const N: usize>(
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); N]; S];
         let start = strips.map(|strip| strip.as_ptr());
-        let lines = strips[0].lines();
         let mut x = x;
-        for (block, first) in (0..lines).step_by(Pairs::BLOCK_LINES).enumerate() {
-            let block = block * Pairs::BLOCK_BYTES;
+        for Block { start: block, first, count } in blocks::<Pairs>(strips[0].lines()) {
             for strip in start {
                 Avx512::prefetch(strip.wrapping_add(block + AHEAD));
             }
-            for i in 0..Pairs::BLOCK_LINES.min(lines - first) {
+            for i in 0..count {
                 let x = if S * N > 8 { hidden(x) } else { x };
                 for s in 0..S {
                     let codes = start[s].add(block).cast::<u32>().add(i * Pairs::CODE_WORDS);
