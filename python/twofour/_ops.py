@@ -295,9 +295,11 @@ def _(values, meta, scales, cols, group_size):
         # Padded to 16 rows and 128 columns.
         tall, wide = -(-rows // 16) * 16, -(-cols // 128) * 128
         return values.new_empty((tall * wide // 4 + tall * wide // 8 + 2 * tall * per_row,), dtype=torch.int8)
-    groups, strips = -(-cols // 4), -(-rows // 16)
-    # As for floats, with a byte for each row of a line; then sixteen scales of float32 for each strip.
-    return values.new_empty((strips * (-(-groups // 8) * 64 + groups * 16 + per_row * 64),), dtype=torch.int8)
+    blocks, strips = -(-cols // 32), -(-rows // 16)
+    # A header of 64 bytes for each scale of a row, or for 256 columns of a row with one scale. A block of 32 columns has
+    # 64 bytes of positions and 128 of integers.
+    headers = per_row if group_size > 0 else max(1, -(-blocks // 8))
+    return values.new_empty((strips * (headers * 64 + blocks * 192),), dtype=torch.int8)
 
 
 @torch.library.register_fake("twofour::canonical_int4")

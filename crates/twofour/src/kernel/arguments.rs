@@ -36,7 +36,8 @@ pub(in crate::kernel) struct Sums<S: Pod> {
 }
 
 impl<S: Pod + Sync> Sums<S> {
-    /// Stores them as `[tokens, out_features]`: `output(sums, token, first, y)` fills `y`, a token's outputs from `first` on.
+    /// Stores them as `[tokens, out_features]`: `output(sums, token, first, y)` fills `y`, a token's outputs from
+    /// `first` on.
     pub(super) fn store<T: Send>(
         &self,
         tokens: usize,

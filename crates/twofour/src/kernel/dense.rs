@@ -46,8 +46,8 @@ impl<T> Rows<'_, T> {
     }
 }
 
-/// A dense weight `[out_features, in_features]` of format `T`, for one [`Engine`]. `B` is its memory: of its own ([`DenseWeight`]), or that of somebody else
-/// ([`DenseRef`]).
+/// A dense weight `[out_features, in_features]` of format `T`, for one [`Engine`]. `B` is its memory: of its own
+/// ([`DenseWeight`]), or that of somebody else ([`DenseRef`]).
 ///
 /// ```
 /// use twofour::{MatrixRef, kernel::{DenseRef, Engine, Epilogue}};
@@ -136,9 +136,11 @@ impl<'a, T: KernelElement> DenseRef<'a, T> {
 }
 
 impl<T: KernelElement, B: Deref<Target = [T]>> Dense<'_, T, B> {
-    /// `y = act(x · Wᵀ + bias)`: `x` is `[tokens, in_features]`, `y` is `[tokens, out_features]`. Products accumulate in f32.
+    /// `y = act(x · Wᵀ + bias)`: `x` is `[tokens, in_features]`, `y` is `[tokens, out_features]`. Products accumulate
+    /// in f32.
     ///
-    /// bf16 from [`Engine::Avx512`] on is multiplied by instructions that take subnormal factors, products and sums (magnitudes below 2^-126) for zero.
+    /// bf16 from [`Engine::Avx512`] on is multiplied by instructions that take subnormal factors, products and sums
+    /// (magnitudes below 2^-126) for zero.
     ///
     /// # Errors
     /// [`crate::Error::Length`] where `x`, `y` or the bias does not fit.

@@ -5,15 +5,17 @@ use std::{fmt, str::FromStr, sync::OnceLock};
 use super::Engine;
 use crate::{Error, Result};
 
-/// The environment variable that forces an engine: `TWOFOUR_ENGINE=scalar|neon|avx2|avx512|amx`. `avx2` multiplies bf16 in f32 arithmetic, `avx512` by AVX512_BF16.
+/// The environment variable that forces an engine: `TWOFOUR_ENGINE=scalar|neon|avx2|avx512|amx`. `avx2` multiplies bf16
+/// in f32 arithmetic, `avx512` by AVX512_BF16.
 pub const ENGINE_VARIABLE: &str = "TWOFOUR_ENGINE";
 
 /// An engine that this machine can run. Unlike an [`Engine`], which is a name, it exists only after detection.
 #[derive(Debug, Clone, Copy)]
 pub struct Cpu(Engine);
 
-/// The table of instruction sets: for each its name, the configuration that can have it, its [`Vector`](super::vector::Vector) and, where it has tiles,
-/// their [`Tile`](super::tile::Tile). From the slowest to the fastest of each architecture.
+/// The table of instruction sets: for each its name, the configuration that can have it, its
+/// [`Vector`](super::vector::Vector) and, where it has tiles, their [`Tile`](super::tile::Tile). From the slowest to
+/// the fastest of each architecture.
 macro_rules! instruction_sets {
     ($($(#[$doc:meta])* $name:ident = $text:literal: $arch:meta, $vector:ty $(, $tiles:path)?;)*) => {
         /// A set of kernels for one kind of CPU.

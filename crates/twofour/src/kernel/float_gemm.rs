@@ -162,8 +162,8 @@ pub(crate) fn multiply<T: Float>(
     if m == 0 || n == 0 || k == 0 {
         return;
     }
-    // SAFETY: `Block::check` ran for all three rectangles, so every element addressed by these sizes and strides lies inside its slice. `dst` is
-    // borrowed mutably and so overlaps neither operand. Strides fit isize because slices do.
+    // SAFETY: `Block::check` ran for all three rectangles, so every element addressed by these sizes and strides lies
+    // inside its slice. `dst` is borrowed mutably and so overlaps neither operand. Strides fit isize because slices do.
     unsafe {
         gemm::gemm(
             m,
@@ -189,7 +189,8 @@ pub(crate) fn multiply<T: Float>(
     }
 }
 
-/// `dst -= a · bᵀ` for three rectangles of one matrix with rows of `stride` elements, where `dst` overlaps neither other.
+/// `dst -= a · bᵀ` for three rectangles of one matrix with rows of `stride` elements, where `dst` overlaps neither
+/// other.
 pub(crate) fn subtract_within<T: Float>(data: &mut [T], stride: usize, dst: Block, a: Block, b: Block) {
     for block in [dst, a, b] {
         block.check(data.len(), stride);
@@ -201,8 +202,8 @@ pub(crate) fn subtract_within<T: Float>(data: &mut [T], stride: usize, dst: Bloc
     }
     let start = data.as_mut_ptr();
     let at = |block: Block| block.row * stride + block.col;
-    // SAFETY: `Block::check` ran for all three rectangles, so every element addressed lies inside `data`, whose only pointer is `start`. The
-    // destination's elements are no operand's: the rectangles are disjoint.
+    // SAFETY: `Block::check` ran for all three rectangles, so every element addressed lies inside `data`, whose only
+    // pointer is `start`. The destination's elements are no operand's: the rectangles are disjoint.
     unsafe {
         gemm::gemm(
             dst.rows,

@@ -1,13 +1,15 @@
 //! Multiplying with a 2:4 weight on a CPU: `y = act(x · Wᵀ + bias)` and `dx = dy · W`.
 //!
-//! A [`Compressed`](crate::Compressed) weight becomes a [`SparseWeight`], in strips of sixteen rows, for one [`Engine`]; a dense one becomes a [`DenseWeight`], or is
-//! multiplied where it lies as a [`DenseRef`], whose loops are written with the same care, so that comparing the two is fair. Activations are `[tokens, features]`,
-//! row-major. [`Engine::best`] picks the instructions once; `TWOFOUR_ENGINE` forces one.
+//! A [`Compressed`](crate::Compressed) weight becomes a [`SparseWeight`], in strips of sixteen rows, for one
+//! [`Engine`]; a dense one becomes a [`DenseWeight`], or is multiplied where it lies as a [`DenseRef`], whose loops are
+//! written with the same care, so that comparing the two is fair. Activations are `[tokens, features]`, row-major.
+//! [`Engine::best`] picks the instructions once; `TWOFOUR_ENGINE` forces one.
 //!
 //! # The layout
 //!
-//! A *strip* is sixteen rows of the weight: one for each lane. It is one stream of memory, a sequence of *blocks* of 32 columns. A block is a cache line of
-//! positions, and then its *lines*. A line holds what all sixteen rows keep of one group of four columns (int8: of two groups).
+//! A *strip* is sixteen rows of the weight: one for each lane. It is one stream of memory, a sequence of *blocks* of 32
+//! columns. A block is a cache line of positions, and then its *lines*. A line holds what all sixteen rows keep of one
+//! group of four columns (int8: of two groups).
 //!
 //! ```text
 //! weight, 2:4                     strip 0: one stream
@@ -30,7 +32,8 @@
 //! | int8 | 2 groups | (first, second, first, second) of row 0, of row 1, … | four words: see `format/int8.rs` |
 //! | int4 | 8 groups | as int8, two lines in a cache line, in the halves of its bytes | sixteen words, as int8 |
 //!
-//! A group of int4 columns with one scale has a header before its blocks: a cache line of scales, and of the rows' sums.
+//! A group of int4 columns with one scale has a header before its blocks: a cache line of scales, and of the rows'
+//! sums.
 //!
 //! # How a product passes over it
 //!
@@ -49,19 +52,21 @@
 //!     store sums                                        no addition across lanes
 //! ```
 //!
-//! *Many tokens* (`many/`): arithmetic is what limits, so tokens are the lanes and the strip's values are listed. Each kept value is broadcast and multiplied with the
-//! activations of many tokens at its column; what is pruned is never touched. `dy · W` lists columns instead of rows. With *tiles* (`tile/`), strips are expanded to
-//! dense tiles, once for all tokens.
+//! *Many tokens* (`many/`): arithmetic is what limits, so tokens are the lanes and the strip's values are listed. Each
+//! kept value is broadcast and multiplied with the activations of many tokens at its column; what is pruned is never
+//! touched. `dy · W` lists columns instead of rows. With *tiles* (`tile/`), strips are expanded to dense tiles, once
+//! for all tokens.
 //!
 //! # A place for each addition
 //!
 //! | what | where |
 //! |---|---|
-//! | an instruction set | a file `vector/NAME.rs` with an `impl Vector`, and its row in the table of `vector/mod.rs` |
+//! | an instruction set | a file `vector/NAME.rs` with an `impl Vector`, and its `mod` line and row in the table of `vector/mod.rs` |
 //! | one with tiles | also a file `tile/NAME.rs` with an `impl Tile` |
 //! | a weight format | a file `format/NAME.rs` with an `impl Format` |
 //!
-//! Loops are generic over both, and are written once. The scalar engine is an instruction set of one lane. Work is split among threads by [`share`].
+//! Loops are generic over both, and are written once. The scalar engine is an instruction set of one lane. Work is
+//! split among threads by [`share`].
 
 mod aligned;
 mod arguments;

@@ -20,8 +20,8 @@ use crate::{Compressed, Element, Mask, MatrixRef, Result, kernel::Engine};
 /// Alignment in bytes that the memory of a packed weight must have.
 pub const PACKED_ALIGNMENT: usize = CACHE_LINE;
 
-/// Bytes of a packed weight of `F`, `[out_features, in_features]`. The layout is the same for every engine of a CPU. It may change
-/// between versions, so it is no file format. [`packed_bytes_int4`](super::packed_bytes_int4) is for int4.
+/// Bytes of a packed weight of `F`, `[out_features, in_features]`. The layout is the same for every engine of a CPU. It
+/// may change between versions, so it is no file format. [`packed_bytes_int4`](super::packed_bytes_int4) is for int4.
 ///
 /// # Errors
 /// [`crate::Error::TooLarge`].
@@ -29,8 +29,9 @@ pub fn packed_bytes<F: Format<Grouping = ()>>(out_features: usize, in_features: 
     Shape::<F> { rows: out_features, cols: in_features, grouping: () }.bytes()
 }
 
-/// A 2:4 weight `[out_features, in_features]` of format `F` in strips of sixteen rows, for one [`Engine`]. `B` is its memory: of its own ([`SparseWeight`]),
-/// borrowed ([`SparseWeightRef`]), or borrowed to be filled ([`SparseWeightMut`]).
+/// A 2:4 weight `[out_features, in_features]` of format `F` in strips of sixteen rows, for one [`Engine`]. `B` is its
+/// memory: of its own ([`SparseWeight`]), borrowed ([`SparseWeightRef`]), or borrowed to be filled
+/// ([`SparseWeightMut`]).
 ///
 /// ```
 /// use twofour::{Compressed, MatrixRef, kernel::{Epilogue, SparseWeight}};
@@ -114,12 +115,12 @@ impl<T: KernelElement> SparseWeight<T> {
         Ok(Self { weight: Strips::pack(&weight, ())?, beside: (), cpu: Cpu::detect(engine)? })
     }
 
-    /// Compresses a matrix of the same shape into this weight's memory, keeping what the mask keeps: what sparse training
-    /// does after every step.
+    /// Compresses a matrix of the same shape into this weight's memory, keeping what the mask keeps: what sparse
+    /// training does after every step.
     ///
     /// # Errors
-    /// [`crate::Error::Shape`] where a shape differs, [`crate::Error::TooManyKept`] where the mask is not 2:4 along rows; the
-    /// weight's contents are then unspecified.
+    /// [`crate::Error::Shape`] where a shape differs, [`crate::Error::TooManyKept`] where the mask is not 2:4 along
+    /// rows; the weight's contents are then unspecified.
     pub fn repack(&mut self, matrix: MatrixRef<'_, T>, mask: &Mask) -> Result<()> {
         self.weight.repack(matrix, mask)
     }
@@ -131,12 +132,12 @@ impl<T: KernelElement> SparseWeight<T> {
 }
 
 impl<'a, T: KernelElement> SparseWeightRef<'a, T> {
-    /// The weight in `bytes`, to be multiplied by [`Engine::best`]. Any contents are a weight: a GEMM with memory that was never filled is
-    /// sound, but its result is meaningless.
+    /// The weight in `bytes`, to be multiplied by [`Engine::best`]. Any contents are a weight: a GEMM with memory that
+    /// was never filled is sound, but its result is meaningless.
     ///
     /// # Errors
-    /// [`crate::Error::Length`] for another length than [`packed_bytes`], [`crate::Error::Unaligned`] for another alignment than
-    /// [`PACKED_ALIGNMENT`], [`crate::Error::TooLarge`]; those of [`Engine::best`].
+    /// [`crate::Error::Length`] for another length than [`packed_bytes`], [`crate::Error::Unaligned`] for another
+    /// alignment than [`PACKED_ALIGNMENT`], [`crate::Error::TooLarge`]; those of [`Engine::best`].
     pub fn new(out_features: usize, in_features: usize, bytes: &'a [u8]) -> Result<Self> {
         let shape = Shape { rows: out_features, cols: in_features, grouping: () };
         Ok(Self::of(Strips::over(shape, bytes)?, Cpu::detect(Engine::best()?)?))
@@ -148,11 +149,13 @@ impl<'a, T: KernelElement> SparseWeightRef<'a, T> {
 }
 
 impl<T: KernelElement, B: Deref<Target = [u8]>> Packed<'_, T, B> {
-    /// `y = act(x · Wᵀ + bias)`: `x` is `[tokens, in_features]`, `y` is `[tokens, out_features]`. Products accumulate in f32.
+    /// `y = act(x · Wᵀ + bias)`: `x` is `[tokens, in_features]`, `y` is `[tokens, out_features]`. Products accumulate
+    /// in f32.
     ///
     /// A pruned weight takes no part in any sum, so an infinity or a NaN that meets one leaves no trace.
     ///
-    /// bf16 from [`Engine::Avx512`] on is multiplied by instructions that take subnormal factors, products and sums (magnitudes below 2^-126) for zero.
+    /// bf16 from [`Engine::Avx512`] on is multiplied by instructions that take subnormal factors, products and sums
+    /// (magnitudes below 2^-126) for zero.
     ///
     /// # Errors
     /// [`crate::Error::Length`] where `x`, `y` or the bias does not fit.
@@ -176,7 +179,8 @@ impl<T: KernelElement, B: Deref<Target = [u8]>> Packed<'_, T, B> {
     /// `dx = dy · W`: `dy` is `[tokens, out_features]`, `dx` is `[tokens, in_features]` and is overwritten.
     /// Products accumulate in f32.
     ///
-    /// A pruned weight takes no part in any sum, so an infinite or NaN gradient that meets one leaves no trace. Every type is multiplied in f32 arithmetic.
+    /// A pruned weight takes no part in any sum, so an infinite or NaN gradient that meets one leaves no trace. Every
+    /// type is multiplied in f32 arithmetic.
     ///
     /// # Errors
     /// [`crate::Error::Length`] where `dy` or `dx` does not fit.
@@ -217,7 +221,8 @@ impl<'a, T: KernelElement> SparseWeightMut<'a, T> {
     /// Memory for a weight of that shape.
     ///
     /// # Errors
-    /// [`crate::Error::Length`], [`crate::Error::Unaligned`] and [`crate::Error::TooLarge`], as in [`SparseWeightRef::new`].
+    /// [`crate::Error::Length`], [`crate::Error::Unaligned`] and [`crate::Error::TooLarge`], as in
+    /// [`SparseWeightRef::new`].
     pub fn new(out_features: usize, in_features: usize, bytes: &'a mut [u8]) -> Result<Self> {
         let shape = Shape { rows: out_features, cols: in_features, grouping: () };
         // Packing writes no rows past the weight's: those of the last strip hold zeros.
@@ -235,8 +240,8 @@ impl<'a, T: KernelElement> SparseWeightMut<'a, T> {
         self.weight.pack_again(weight)
     }
 
-    /// Chooses the mask of a matrix of the same shape, writes it to `mask`, packs what it keeps, and returns how many mask elements changed:
-    /// one pass.
+    /// Chooses the mask of a matrix of the same shape, writes it to `mask`, packs what it keeps, and returns how many
+    /// mask elements changed: one pass.
     ///
     /// # Errors
     /// Those of [`Strips::remask`].

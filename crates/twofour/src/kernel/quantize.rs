@@ -3,8 +3,8 @@
 use super::share::{LEAST_PART, share_elements};
 use crate::{Error, MatrixRef, Result};
 
-/// Quantises a matrix row by row: the int8 values, `[rows, cols]`, and a scale for each row, `amax / 127` (0 for a row of
-/// zeros). Zeros stay zeros, so a 2:4 matrix stays 2:4.
+/// Quantises a matrix row by row: the int8 values, `[rows, cols]`, and a scale for each row, `amax / 127` (0 for a row
+/// of zeros). Zeros stay zeros, so a 2:4 matrix stays 2:4.
 ///
 /// # Errors
 /// [`Error::NotANumber`] or [`Error::Infinite`] with the place of the first value that is not finite.
@@ -18,7 +18,8 @@ pub fn quantize(matrix: MatrixRef<'_, f32>) -> Result<(Vec<i8>, Vec<f32>)> {
     Ok(quantize_rows(matrix.data(), matrix.rows(), matrix.cols()))
 }
 
-/// Quantises `[rows, cols]` values. A row with a NaN or an infinity gets a scale of NaN, which makes every product with it NaN.
+/// Quantises `[rows, cols]` values. A row with a NaN or an infinity gets a scale of NaN, which makes every product with
+/// it NaN.
 pub(super) fn quantize_rows(values: &[f32], rows: usize, cols: usize) -> (Vec<i8>, Vec<f32>) {
     let (mut quantized, mut scales) = (vec![0; values.len()], vec![0.0; rows]);
     if cols > 0 {
@@ -44,8 +45,8 @@ fn quantize_row(row: &[f32], quantized: &mut [i8]) -> f32 {
     // Adding 1.5 * 2^23 rounds to nearest even and leaves the integer in the lowest bits.
     const ROUND: f32 = 12_582_912.0;
     for (q, v) in quantized.iter_mut().zip(row) {
-        // Dividing, not multiplying by the inverse: the inverse of a subnormal scale is infinite. Such a scale is rough, too, so
-        // that the quotient may exceed 127.
+        // Dividing, not multiplying by the inverse: the inverse of a subnormal scale is infinite. Such a scale is
+        // rough, too, so that the quotient may exceed 127.
         *q = ((v / scale).clamp(-127.0, 127.0) + ROUND).to_bits() as i8;
     }
     scale

@@ -1,8 +1,9 @@
 //! Choosing a mask and packing what it keeps, in one pass over the dense weight: what sparse training does once per
 //! optimizer step.
 //!
-//! A group of sixteen rows is loaded as four columns of sixteen elements, so that the comparisons, the choice of values and
-//! their positions are the same operations on every lane. The compiler turns the loops over lanes into vector instructions.
+//! A group of sixteen rows is loaded as four columns of sixteen elements, so that the comparisons, the choice of values
+//! and their positions are the same operations on every lane. The compiler turns the loops over lanes into vector
+//! instructions.
 
 use std::{
     ops::DerefMut,
@@ -22,8 +23,8 @@ use crate::{
     select::{Transposable, nm, tile},
 };
 
-/// Which elements of a matrix are kept, and with which values: a [`MaskRule`](crate::layer::MaskRule) at one step, with the scale that it needs, or the
-/// mask of an earlier step.
+/// Which elements of a matrix are kept, and with which values: a [`MaskRule`](crate::layer::MaskRule) at one step, with
+/// the scale that it needs, or the mask of an earlier step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Selection {
     /// The two largest magnitudes of each group.
@@ -50,12 +51,14 @@ struct Line {
 }
 
 impl<T: KernelElement, B: DerefMut<Target = [u8]>> Strips<T, B> {
-    /// Chooses the mask of `matrix`, writes it to `mask`, packs what it keeps, and returns how many mask elements changed.
+    /// Chooses the mask of `matrix`, writes it to `mask`, packs what it keeps, and returns how many mask elements
+    /// changed.
     ///
     /// # Errors
     /// [`Error::Shape`] where a shape differs; [`Error::NotANumber`] with the place of the first NaN,
-    /// [`Error::Infinite`] with that of the first infinity where the selection is the soft threshold, [`Error::TooManyKept`]
-    /// where a mask that is to be kept is not 2:4 along rows. After these three, mask and values are unspecified.
+    /// [`Error::Infinite`] with that of the first infinity where the selection is the soft threshold,
+    /// [`Error::TooManyKept`] where a mask that is to be kept is not 2:4 along rows. After these three, mask and values
+    /// are unspecified.
     pub(super) fn remask<M: Element>(
         &mut self,
         matrix: MatrixRef<'_, M>,

@@ -1,5 +1,5 @@
-//! Working memory that outlives a product, so that the next one need not ask the operating system for pages again (measured:
-//! a tenth of the time of a product with 512 tokens).
+//! Working memory that outlives a product, so that the next one need not ask the operating system for pages again
+//! (measured: a tenth of the time of a product with 512 tokens).
 
 use std::{
     marker::PhantomData,

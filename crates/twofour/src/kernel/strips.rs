@@ -1,6 +1,7 @@
 //! The layout that kernels multiply with: a 2:4 weight in strips of sixteen rows; see [the drawing](super).
 //!
-//! The layout is a bijection of the canonical form, made in memory only; rows and groups that complete the last strip and line hold zeros.
+//! The layout is a bijection of the canonical form, made in memory only; rows and groups that complete the last strip
+//! and line hold zeros.
 
 use std::ops::{Deref, DerefMut, Range};
 
@@ -207,8 +208,8 @@ impl<F: Format, B: Deref<Target = [u8]>> Strips<F, B> {
     /// The weight that lies in `bytes`, which may have any contents.
     ///
     /// # Errors
-    /// [`Error::TooLarge`]; [`Error::Length`] for memory of another length than [`Shape::bytes`], [`Error::Unaligned`] for memory that does
-    /// not start at a cache line.
+    /// [`Error::TooLarge`]; [`Error::Length`] for memory of another length than [`Shape::bytes`], [`Error::Unaligned`]
+    /// for memory that does not start at a cache line.
     pub(super) fn over(shape: Shape<F>, bytes: B) -> Result<Self> {
         let expected = shape.bytes()?;
         if bytes.len() != expected {
@@ -285,8 +286,8 @@ impl<F: Format, B: DerefMut<Target = [u8]>> Strips<F, B> {
     /// Fills with what `mask` keeps of `matrix`.
     ///
     /// # Errors
-    /// [`Error::Shape`] where a shape differs, [`Error::TooManyKept`] where the mask is not 2:4 along rows; the contents are
-    /// then unspecified.
+    /// [`Error::Shape`] where a shape differs, [`Error::TooManyKept`] where the mask is not 2:4 along rows; the
+    /// contents are then unspecified.
     pub(super) fn repack(&mut self, matrix: MatrixRef<'_, F::Value>, mask: &Mask) -> Result<()> {
         let expected = (self.shape.rows, self.shape.cols);
         if (matrix.rows(), matrix.cols()) != expected {

@@ -68,9 +68,10 @@ fn epsilon<T: KernelElement>() -> f64 {
     }
 }
 
-/// `found` must be the value of `exact` but for rounding: of the sum, whose terms' magnitudes add up to `mass`, and of the output. Every addition rounds to
-/// nearest, whether it is fused with its product (f32 arithmetic) or not (`vdpbf16ps`, whose products are exact), and what `vdpbf16ps` flushes to zero is below
-/// 2^-126 a term, far below the constant.
+/// `found` must be the value of `exact` but for rounding: of the sum, whose terms' magnitudes add up to `mass`, and of
+/// the output. Every addition rounds to nearest, whether it is fused with its product (f32 arithmetic) or not
+/// (`vdpbf16ps`, whose products are exact), and what `vdpbf16ps` flushes to zero is below 2^-126 a term, far below the
+/// constant.
 fn assert_close<T: KernelElement>(found: T, exact: f64, mass: f64, terms: usize, what: &str) {
     let found = f64::from(found.to_f32());
     let allowed = exact.abs() * 2.0 * epsilon::<T>() + 1.5 * mass * (terms as f64 + 4.0) * 2f64.powi(-23) + 1e-6;

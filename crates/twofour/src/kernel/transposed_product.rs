@@ -3,8 +3,9 @@
 use super::{dense::Rows, engine::Cpu, many::TransposedProduct, share};
 use crate::{MatrixRef, Result, kernel::Engine};
 
-/// `aᵀ · b` in f32: `a` is `[depth, rows]`, `b` is `[depth, cols]`, `c` is `[rows, cols]`, and as long. Each element of `c` is stored
-/// once, in parallel: `store(row, first_col, products, c)` receives some elements of a row from `first_col` on.
+/// `aᵀ · b` in f32: `a` is `[depth, rows]`, `b` is `[depth, cols]`, `c` is `[rows, cols]`, and as long. Each element of
+/// `c` is stored once, in parallel: `store(row, first_col, products, c)` receives some elements of a row from
+/// `first_col` on.
 ///
 /// # Errors
 /// [`crate::Error::Engine`] where this machine cannot run the engine.

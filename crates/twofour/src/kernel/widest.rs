@@ -1,6 +1,7 @@
 //! Loops that the compiler turns into vector instructions, compiled for the vectors of the machine.
 
-/// Runs `work` compiled for the vectors that every AVX2 machine has, if this machine has them. `work` must be inlined into it.
+/// Runs `work` compiled for the vectors that every AVX2 machine has, if this machine has them. `work` must be inlined
+/// into it.
 #[inline(always)]
 pub(crate) fn widest<R>(work: impl FnOnce() -> R) -> R {
     #[cfg(target_arch = "x86_64")]
@@ -18,7 +19,8 @@ pub(crate) fn widest<R>(work: impl FnOnce() -> R) -> R {
     work()
 }
 
-/// Work whose `run` is marked `#[inline(always)]`: that of a large closure may be compiled as a function of its own, without those vectors.
+/// Work whose `run` is marked `#[inline(always)]`: that of a large closure may be compiled as a function of its own,
+/// without those vectors.
 pub(crate) trait Inlined {
     /// What it returns.
     type Output;

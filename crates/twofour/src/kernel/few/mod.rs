@@ -1,7 +1,7 @@
 //! Few tokens: every weight is read once and the memory is what limits.
 //!
-//! Strips of rows are split among threads, and each thread multiplies a strip with all tokens before it goes on to the next, so
-//! that the weight comes from memory once. Sums are kept as `[strip, token, ROWS]` until they are stored.
+//! Strips of rows are split among threads, and each thread multiplies a strip with all tokens before it goes on to the
+//! next, so that the weight comes from memory once. Sums are kept as `[strip, token, ROWS]` until they are stored.
 
 pub(super) mod rows;
 pub(super) mod strips;
@@ -22,18 +22,19 @@ use super::{
 /// Parts of a product for each thread, at most: a few even out what else the machine is doing.
 const PARTS: usize = 8;
 
-/// Bytes to multiply from which it is worth a second thread, even one that is awake: about ten microseconds for one thread. What two threads hand to
-/// each other, and each other's caches, takes one or two of them.
+/// Bytes to multiply from which it is worth a second thread, even one that is awake: about ten microseconds for one
+/// thread. What two threads hand to each other, and each other's caches, takes one or two of them.
 const LEAST_SHARED: usize = 1 << 20;
 
 /// Bytes to multiply that a part has at least, from a core's own cache read in three microseconds or so.
 const LEAST_PART: usize = 128 << 10;
 
-/// Tokens that a core multiplies with what it reads while it reads, roughly: more of them take as long as reading the weight more than once.
+/// Tokens that a core multiplies with what it reads while it reads, roughly: more of them take as long as reading the
+/// weight more than once.
 const TOKENS_OF_A_READ: usize = 4;
 
-/// Bytes of the weight that a core multiplies in a microsecond, from the last-level cache and with one token: so fast that a guess of the time with it
-/// is rather too short.
+/// Bytes of the weight that a core multiplies in a microsecond, from the last-level cache and with one token: so fast
+/// that a guess of the time with it is rather too short.
 const BYTES_PER_MICROSECOND: usize = 40_000;
 
 /// Kernels walk so many strips at once, so parts are a multiple of it.
@@ -46,8 +47,8 @@ pub(super) struct Size {
     pub(super) bytes: usize,
 }
 
-/// `x · Wᵀ` for activations `[tokens, stride]` as the weight's loop wants them. `multiply(strips, stride, out)` multiplies some strips with all of them:
-/// `[strip, token, ROWS]`.
+/// `x · Wᵀ` for activations `[tokens, stride]` as the weight's loop wants them. `multiply(strips, stride, out)`
+/// multiplies some strips with all of them: `[strip, token, ROWS]`.
 pub(super) fn product<A, S: Pod + Send>(
     Size { rows, bytes }: Size,
     x: &[A],

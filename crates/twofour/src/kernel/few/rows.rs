@@ -1,7 +1,7 @@
 //! Few tokens by a dense weight, row by row.
 //!
-//! A thread walks [`STREAMS`] parts of its rows side by side, each of them sequentially, so that the memory system sees a few long
-//! streams and the activations that are loaded serve several rows.
+//! A thread walks [`STREAMS`] parts of its rows side by side, each of them sequentially, so that the memory system sees
+//! a few long streams and the activations that are loaded serve several rows.
 
 use std::ops::Range;
 
@@ -58,7 +58,8 @@ impl<T: DenseFormat> Work for Walk<'_, T> {
                 // As few passes as can be, of as equal numbers of tokens as can be.
                 let left = tokens - first;
                 let n = left.div_ceil(left.div_ceil(T::dense_tokens::<V>()));
-                // SAFETY: there is proof of the instructions, there are as many tokens as each pass takes, and they are completed, by the assertion.
+                // SAFETY: there is proof of the instructions, there are as many tokens as each pass takes, and they are
+                // completed, by the assertion.
                 unsafe {
                     match n {
                         1 => pass::<V, T, 1>(weight, steps.clone(), first, x, stride, out),
@@ -76,7 +77,8 @@ impl<T: DenseFormat> Work for Walk<'_, T> {
 /// Multiplies a few rows of each stream with `N` tokens from `first` on. A stream that has ended repeats its last row.
 ///
 /// # Safety
-/// The CPU has `V`'s instructions; there are `N` tokens from `first` on, of [`DenseFormat::completed`] activations or more.
+/// The CPU has `V`'s instructions; there are `N` tokens from `first` on, of [`DenseFormat::completed`] activations or
+/// more.
 #[inline(always)]
 unsafe fn pass<V: Vector, T: DenseFormat, const N: usize>(
     weight: Rows<'_, T::Stored>,

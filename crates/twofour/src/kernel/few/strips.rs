@@ -33,8 +33,9 @@ pub(in crate::kernel) fn multiply<F: Format>(
     })
 }
 
-/// Some strips that are multiplied with all tokens of `stride` activations each: `[strip, token, ROWS]`. Where the registers allow, several strips are read
-/// side by side, each of them sequentially: the memory system serves a few long streams better than one.
+/// Some strips that are multiplied with all tokens of `stride` activations each: `[strip, token, ROWS]`. Where the
+/// registers allow, several strips are read side by side, each of them sequentially: the memory system serves a few
+/// long streams better than one.
 pub(in crate::kernel) struct Walk<'a, F: Format> {
     weight: StripsRef<'a, F>,
     range: Range<usize>,
@@ -99,7 +100,8 @@ impl<'a, F: Format> Walk<'a, F> {
         }
     }
 
-    /// Multiplies `S` strips, counted from the range's start, with all tokens: between passes they stay in the second cache.
+    /// Multiplies `S` strips, counted from the range's start, with all tokens: between passes they stay in the second
+    /// cache.
     ///
     /// # Safety
     /// The CPU has `V`'s instructions.
@@ -133,8 +135,9 @@ impl<'a, F: Format> Walk<'a, F> {
         assert!(sums.iter().all(|start| start + N * ROWS <= self.out.len()));
         // All pointers come from one borrow of the slice, so that none is invalid when another is used.
         let out = self.out.as_mut_ptr();
-        // SAFETY: by the assertion, `out` has `N` tokens' sums from each start on. The strips are of one weight, `x` has `N * stride` activations, which
-        // `new` checked to cover the padded columns, and the CPU has the instructions, as this function requires.
+        // SAFETY: by the assertion, `out` has `N` tokens' sums from each start on. The strips are of one weight, `x`
+        // has `N * stride` activations, which `new` checked to cover the padded columns, and the CPU has the
+        // instructions, as this function requires.
         unsafe {
             let out: [[_; N]; S] = sums.map(|start| std::array::from_fn(|n| out.add(start + n * ROWS)));
             let mut of = [self.weight.strip_of(self.range.start + strips[0]); S];

@@ -1,5 +1,5 @@
-//! bfloat16. A line is a pair for each row: a factor of instructions that multiply pairs of bf16, and elsewhere a shift makes f32 of the first value and a mask
-//! of the second.
+//! bfloat16. A line is a pair for each row: a factor of instructions that multiply pairs of bf16, and elsewhere a shift
+//! makes f32 of the first value and a mask of the second.
 
 use half::bf16;
 
@@ -76,7 +76,8 @@ mod tests {
         (0..count).map(|i| bf16::from_f32(value(i))).collect()
     }
 
-    /// A pass adds up each sum in the same order, so tokens in one pass, in many and in more than one go have the same bits.
+    /// A pass adds up each sum in the same order, so tokens in one pass, in many and in more than one go have the same
+    /// bits.
     #[test]
     fn a_token_has_the_same_bits_whatever_tokens_are_beside_it() {
         if !Engine::available().contains(&Engine::Avx512) {

@@ -11,8 +11,8 @@ use crate::kernel::{
 /// How far ahead of its reading a strip, or a row, is fetched, in bytes.
 const AHEAD: usize = 1024;
 
-/// See [`Format::sums`](super::Format::sums). The four activations of a group stand in one register; a shuffle picks for each row of the strip the one that its
-/// first, then its second value multiplies. Each lane is one row's sum.
+/// See [`Format::sums`](super::Format::sums). The four activations of a group stand in one register; a shuffle picks
+/// for each row of the strip the one that its first, then its second value multiplies. Each lane is one row's sum.
 ///
 /// # Safety
 /// As there.
@@ -24,8 +24,9 @@ pub(super) unsafe fn sums<V: Vector, T: KernelElement, const S: usize, const N: 
     stride: usize,
     out: [[*mut f32; N]; S],
 ) {
-    // SAFETY: `block_start + CACHE_LINE + i * LINE_BYTES` is the start of the strip's line `first + i`, which exists; a token has four activations for each
-    // line; `out` has ROWS sums, which the parts cover. Prefetching may point anywhere.
+    // SAFETY: `block_start + CACHE_LINE + i * LINE_BYTES` is the start of the strip's line `first + i`, which exists; a
+    // token has four activations for each line; `out` has ROWS sums, which the parts cover. Prefetching may point
+    // anywhere.
     unsafe {
         let x: [_; N] = std::array::from_fn(|n| x.add(n * stride));
         let mut sums = [[V::zero_rows(); N]; S];
@@ -76,7 +77,8 @@ pub(super) unsafe fn dots<V: Vector, T: KernelElement, const R: usize, const N: 
     rows: [usize; R],
     x: [*const f32; N],
 ) -> [[f32; N]; R] {
-    // SAFETY: a register is loaded from each `col` with `col + LANES <= cols`, and single elements below `cols`; prefetching may point anywhere.
+    // SAFETY: a register is loaded from each `col` with `col + LANES <= cols`, and single elements below `cols`;
+    // prefetching may point anywhere.
     unsafe {
         let values = rows.map(|row| weight.values.as_ptr().add(row * weight.cols));
         let mut sums = [[V::zero(); N]; R];
@@ -116,7 +118,8 @@ pub(super) unsafe fn dots<V: Vector, T: KernelElement, const R: usize, const N: 
     }
 }
 
-/// `impl Format` and `impl DenseFormat` for a float: where the first (`which` 0) and the second value of a row of a line are.
+/// `impl Format` and `impl DenseFormat` for a float: where the first (`which` 0) and the second value of a row of a
+/// line are.
 macro_rules! float_format {
     ($type:ty, $value:expr) => {
         // SAFETY: `sums` reads the strips' lines and four activations for each.

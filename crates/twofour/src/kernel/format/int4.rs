@@ -1,15 +1,17 @@
 //! 4-bit integers with f16 scales for rows, or for 128 or 64 of their columns.
 //!
-//! A block of 32 columns has the positions of an int8 block and two cache lines of integers: the lower halves of bytes are lines 0 and 2 of the int8 block, the
-//! upper ones lines 1 and 3. Before the blocks of a group of columns with one scale comes a header of one cache line: sixteen f16 scales, and sixteen i16 sums
-//! of the rows' integers. So what a product reads is one stream for each strip.
+//! A block of 32 columns has the positions of an int8 block and two cache lines of integers: the lower halves of bytes
+//! are lines 0 and 2 of the int8 block, the upper ones lines 1 and 3. Before the blocks of a group of columns with one
+//! scale comes a header of one cache line: sixteen f16 scales, and sixteen i16 sums of the rows' integers. So what a
+//! product reads is one stream for each strip.
 //!
 //! Two kinds of activations meet the same strips:
 //!
-//! - quantized to int8 token by token (W4A8): `y = act(scale_x[token] · Σ_g scale_w[row, g] · (Σ q_x q_w) + bias)`. The sums of a group are exact, those of
-//!   groups are added in f32 in order of column, fused; so every engine gives the same bits. The weight stays in four bits for any number of tokens;
-//! - as they are (W4A16): parts of the weight become floats, `q · scale`, in a core's own cache, and the loops of floats multiply those. The memory is read as
-//!   four bits.
+//! - quantized to int8 token by token (W4A8): `y = act(scale_x[token] · Σ_g scale_w[row, g] · (Σ q_x q_w) + bias)`. The
+//!   sums of a group are exact, those of groups are added in f32 in order of column, fused; so every engine gives the
+//!   same bits. The weight stays in four bits for any number of tokens;
+//! - as they are (W4A16): parts of the weight become floats, `q · scale`, in a core's own cache, and the loops of
+//!   floats multiply those. The memory is read as four bits.
 
 use std::{
     any::TypeId,
@@ -79,7 +81,8 @@ fn header_of(block: usize, granularity: Granularity) -> usize {
     block / blocks * (CACHE_LINE + blocks * Int4::BLOCK_BYTES)
 }
 
-// SAFETY: `sums` reads the strips and, of each token, the activations of their blocks, to which the padded columns are completed.
+// SAFETY: `sums` reads the strips and, of each token, the activations of their blocks, to which the padded columns are
+// completed.
 unsafe impl Format for Int4 {
     type Value = i8;
     type Stored = u8;
@@ -90,7 +93,8 @@ unsafe impl Format for Int4 {
     // A line is a whole block.
     const GROUPS: usize = BLOCK_COLS / 4;
     const LINE_BYTES: usize = 2 * CACHE_LINE;
-    // The sums of groups in f32 are in the output, not in registers. More tokens than int8 has in a pass, since unpacking takes longer.
+    // The sums of groups in f32 are in the output, not in registers. More tokens than int8 has in a pass, since
+    // unpacking takes longer.
     const TOKENS: usize = 8;
 
     fn borrow(_: &()) {}
@@ -141,8 +145,8 @@ unsafe impl Format for Int4 {
         out: [[*mut f32; N]; S],
     ) {
         let (all, most) = (strips[0].lines(), group_blocks(strips[0].shape().grouping));
-        // SAFETY: for each group of blocks a strip has a header and `blocks` times BLOCK_BYTES, and a token has BLOCK_COLS activations for each block; `out` is
-        // valid for ROWS sums each. Prefetching may point anywhere.
+        // SAFETY: for each group of blocks a strip has a header and `blocks` times BLOCK_BYTES, and a token has
+        // BLOCK_COLS activations for each block; `out` is valid for ROWS sums each. Prefetching may point anywhere.
         unsafe {
             let (mut x, mut at) = ([x; N], [strips[0].as_ptr(); S]);
             for n in 0..N {
@@ -200,8 +204,8 @@ unsafe fn line<V: Vector, const S: usize, const N: usize, const LINE: usize>(
     x: [*const i8; N],
     sums: &mut [[V::SumRows; N]; S],
 ) {
-    // SAFETY: a block has four lines of positions and two cache lines of integers, and a token LINE_COLS activations for each line; prefetching may point
-    // anywhere.
+    // SAFETY: a block has four lines of positions and two cache lines of integers, and a token LINE_COLS activations
+    // for each line; prefetching may point anywhere.
     unsafe {
         let mut eight = [V::eight(x[0].add(LINE * LINE_COLS)); N];
         for n in 1..N {
@@ -251,8 +255,8 @@ fn fill<B: DerefMut<Target = [u8]>>(strips: &mut Strips<Int4, B>, weight: &Int4)
     Ok(())
 }
 
-/// Bytes of a packed four-bit weight `[out_features, in_features]`. The layout is the same for every engine of a CPU. It may change between versions,
-/// so it is no file format.
+/// Bytes of a packed four-bit weight `[out_features, in_features]`. The layout is the same for every engine of a CPU.
+/// It may change between versions, so it is no file format.
 ///
 /// # Errors
 /// [`crate::Error::TooLarge`].
@@ -263,7 +267,8 @@ pub fn packed_bytes_int4(out_features: usize, in_features: usize, granularity: G
 /// Packs a four-bit weight into borrowed memory of [`packed_bytes_int4`] bytes.
 ///
 /// # Errors
-/// [`crate::Error::Length`], [`crate::Error::TooLarge`], [`crate::Error::Unaligned`] ([`PACKED_ALIGNMENT`](crate::kernel::PACKED_ALIGNMENT)).
+/// [`crate::Error::Length`], [`crate::Error::TooLarge`], [`crate::Error::Unaligned`]
+/// ([`PACKED_ALIGNMENT`](crate::kernel::PACKED_ALIGNMENT)).
 pub fn pack_int4(weight: &Int4, bytes: &mut [u8]) -> Result<()> {
     bytes.fill(0);
     fill(&mut Strips::over(shape_of(weight), bytes)?, weight)
@@ -294,12 +299,12 @@ impl SparseWeightInt4 {
 }
 
 impl<'a> SparseWeightInt4Ref<'a> {
-    /// The weight in `bytes`, to be multiplied by [`Engine::best`]. Any contents are a weight: a GEMM with memory that was never filled is sound, but
-    /// its result is meaningless.
+    /// The weight in `bytes`, to be multiplied by [`Engine::best`]. Any contents are a weight: a GEMM with memory that
+    /// was never filled is sound, but its result is meaningless.
     ///
     /// # Errors
-    /// [`crate::Error::Length`] for another length than [`packed_bytes_int4`], [`crate::Error::Unaligned`], [`crate::Error::TooLarge`]; those of
-    /// [`Engine::best`].
+    /// [`crate::Error::Length`] for another length than [`packed_bytes_int4`], [`crate::Error::Unaligned`],
+    /// [`crate::Error::TooLarge`]; those of [`Engine::best`].
     pub fn with_granularity(
         (out_features, in_features): (usize, usize),
         granularity: Granularity,
@@ -339,8 +344,8 @@ impl<B: Deref<Target = [u8]>> Packed<'_, Int4, B> {
         expect_bias(epilogue, self.out_features())
     }
 
-    /// `y = act(x · Wᵀ + bias)`: `x` is `[tokens, in_features]`, `y` is `[tokens, out_features]`, both f32; `x` is quantized to int8 for each token. A
-    /// token with a NaN or an infinity gives NaN throughout.
+    /// `y = act(x · Wᵀ + bias)`: `x` is `[tokens, in_features]`, `y` is `[tokens, out_features]`, both f32; `x` is
+    /// quantized to int8 for each token. A token with a NaN or an infinity gives NaN throughout.
     ///
     /// # Errors
     /// [`crate::Error::Length`] where `x`, `y` or the bias does not fit.
@@ -359,8 +364,9 @@ impl<B: Deref<Target = [u8]>> Packed<'_, Int4, B> {
         Ok(())
     }
 
-    /// The same for activations that are not quantized: `x` is `[tokens, in_features]`, `y` is `[tokens, out_features]`. Products accumulate in f32. Weights are
-    /// `q · scale` exactly; bf16 with many tokens (96) multiplies them rounded to bf16.
+    /// The same for activations that are not quantized: `x` is `[tokens, in_features]`, `y` is `[tokens,
+    /// out_features]`. Products accumulate in f32. Weights are `q · scale` exactly; bf16 with many tokens (96)
+    /// multiplies them rounded to bf16.
     ///
     /// # Errors
     /// [`crate::Error::Length`] where `x`, `y` or the bias does not fit.
@@ -390,7 +396,8 @@ const CHUNK: usize = 512;
 /// Strips that become floats at a time with few tokens: as many as are walked side by side.
 const SIDE_BY_SIDE: usize = 4;
 
-/// Tokens from which rows become floats for all tokens together: from there on the loops of floats have ways of their own.
+/// Tokens from which rows become floats for all tokens together: from there on the loops of floats have ways of their
+/// own.
 const MANY: usize = 96;
 
 /// Bytes of floats that such rows become, about.
@@ -534,8 +541,9 @@ unsafe fn widen<V: Vector, W: KernelElement>(from: &[u8; Int4::BLOCK_BYTES], sca
     let (positions, floats) = to.split_at_mut(CACHE_LINE);
     let floats: &mut [W] = bytemuck::cast_slice_mut(floats);
     let lines = floats.len() / (2 * ROWS);
-    // SAFETY: the CPU has the instructions, as this function requires. A block has sixteen words of positions and two cache lines of integers, of which a part has four
-    // bytes for each lane; a line of floats, of which there are `lines`, has 2 * ROWS values.
+    // SAFETY: the CPU has the instructions, as this function requires. A block has sixteen words of positions and two
+    // cache lines of integers, of which a part has four bytes for each lane; a line of floats, of which there are
+    // `lines`, has 2 * ROWS values.
     unsafe {
         V::float_positions(from.as_ptr().cast(), positions.as_mut_ptr().cast());
         for line in 0..lines {
@@ -587,7 +595,8 @@ mod tests {
     use super::*;
     use crate::{Compressed, Mask, MatrixRef, kernel::Activation};
 
-    /// An int4 weight of given integers, of which each group of four keeps two columns that depend on the row and the group.
+    /// An int4 weight of given integers, of which each group of four keeps two columns that depend on the row and the
+    /// group.
     fn weight(rows: usize, cols: usize, granularity: Granularity, q: &[i8], scales: &[f16]) -> Int4 {
         const PAIRS: [u8; 6] = [0b0011, 0b0101, 0b0110, 0b1001, 0b1010, 0b1100];
         let mask = Mask::from_fn(rows, cols, |row, col| PAIRS[(row * 7 + col / 4 * 5) % 6] >> (col % 4) & 1 == 1);

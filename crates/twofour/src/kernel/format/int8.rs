@@ -1,7 +1,9 @@
-//! 8-bit integers with a scale for each row, and activations quantized token by token. A line is the four values of two groups of a row, row after row.
+//! 8-bit integers with a scale for each row, and activations quantized token by token. A line is the four values of two
+//! groups of a row, row after row.
 //!
-//! `y = act(scale_x[token] · scale_w[row] · Σ q_x q_w + bias)`: symmetric quantization, `scale = amax / 127`, rounding to nearest even (as torch's
-//! dynamic int8 linear with per-channel weights). The integer sums are exact and the same on every engine.
+//! `y = act(scale_x[token] · scale_w[row] · Σ q_x q_w + bias)`: symmetric quantization, `scale = amax / 127`, rounding
+//! to nearest even (as torch's dynamic int8 linear with per-channel weights). The integer sums are exact and the same
+//! on every engine.
 
 use std::{borrow::Cow, ops::Deref};
 
@@ -104,8 +106,9 @@ unsafe impl Format for i8 {
         stride: usize,
         out: [[*mut i32; N]; S],
     ) {
-        // SAFETY: `block + CACHE_LINE + i * LINE_BYTES` is the start of the strip's line `first + i`, which exists; a token has eight activations for each line;
-        // `out` has ROWS sums, which the parts cover. Prefetching may point anywhere.
+        // SAFETY: `block + CACHE_LINE + i * LINE_BYTES` is the start of the strip's line `first + i`, which exists; a
+        // token has eight activations for each line; `out` has ROWS sums, which the parts cover. Prefetching may point
+        // anywhere.
         unsafe {
             let x: [_; N] = std::array::from_fn(|n| x.add(n * stride));
             let mut sums = [[V::zero_sum_rows(); N]; S];
@@ -163,8 +166,8 @@ unsafe impl DenseFormat for i8 {
         x: [*const i8; N],
     ) -> [[i32; N]; R] {
         let register = 4 * V::LANES;
-        // SAFETY: registers are loaded from each multiple of their length below `cols - cols % register`; a last, incomplete one is read from a copy, and
-        // those of activations are complete. Prefetching may point anywhere.
+        // SAFETY: registers are loaded from each multiple of their length below `cols - cols % register`; a last,
+        // incomplete one is read from a copy, and those of activations are complete. Prefetching may point anywhere.
         unsafe {
             let values = rows.map(|row| weight.values.as_ptr().add(row * weight.cols));
             let mut sums = [[V::zero_sums(); N]; R];
@@ -205,8 +208,8 @@ unsafe impl DenseFormat for i8 {
     }
 }
 
-/// Activations, `[tokens, features]`, as an engine wants them: each token completed to whole registers with what stands for zero, and what the sums have too
-/// much for each unit of the row's sum of weights.
+/// Activations, `[tokens, features]`, as an engine wants them: each token completed to whole registers with what stands
+/// for zero, and what the sums have too much for each unit of the row's sum of weights.
 pub(super) fn prepare(cpu: Cpu, x: &[i8], features: usize) -> (Vec<i8>, i32) {
     if features == 0 {
         // No products: no offset.
@@ -280,8 +283,8 @@ fn expect_inputs(in_features: usize) -> Result<()> {
     Ok(())
 }
 
-/// Packs a compressed weight of 8-bit integers into borrowed memory of [`packed_bytes`](crate::kernel::packed_bytes) bytes, and returns the sum of each row's
-/// values.
+/// Packs a compressed weight of 8-bit integers into borrowed memory of [`packed_bytes`](crate::kernel::packed_bytes)
+/// bytes, and returns the sum of each row's values.
 ///
 /// # Errors
 /// [`Error::Length`], [`Error::Unaligned`] ([`PACKED_ALIGNMENT`](crate::kernel::PACKED_ALIGNMENT)).
@@ -297,8 +300,8 @@ impl SparseWeightI8 {
     /// Packs for [`Engine::best`]; `scales` has a value for each row.
     ///
     /// # Errors
-    /// [`Error::Length`] where the scales do not fit, [`Error::TooManyInputs`] where the sums could overflow, and those of
-    /// [`Engine::best`].
+    /// [`Error::Length`] where the scales do not fit, [`Error::TooManyInputs`] where the sums could overflow, and those
+    /// of [`Engine::best`].
     pub fn with_scales(weight: Compressed<i8>, scales: Vec<f32>) -> Result<Self> {
         Self::with_scales_for(weight, scales, Engine::best()?)
     }
@@ -315,11 +318,12 @@ impl SparseWeightI8 {
 }
 
 impl<'a> SparseWeightI8Ref<'a> {
-    /// The weight in memory that [`pack_i8`] filled, with the sums that it returned and a scale for each row, to be multiplied by [`Engine::best`].
+    /// The weight in memory that [`pack_i8`] filled, with the sums that it returned and a scale for each row, to be
+    /// multiplied by [`Engine::best`].
     ///
     /// # Errors
-    /// [`Error::Length`] for memory, scales or sums of another length, [`Error::Unaligned`], [`Error::TooManyInputs`] where the sums could
-    /// overflow; those of [`Engine::best`].
+    /// [`Error::Length`] for memory, scales or sums of another length, [`Error::Unaligned`], [`Error::TooManyInputs`]
+    /// where the sums could overflow; those of [`Engine::best`].
     pub fn with_sums(
         (out_features, in_features): (usize, usize),
         bytes: &'a [u8],
@@ -341,8 +345,8 @@ impl<B: Deref<Target = [u8]>> Packed<'_, i8, B> {
         &self.beside.scales
     }
 
-    /// `y = act(x · Wᵀ + bias)`: `x` is `[tokens, in_features]`, `y` is `[tokens, out_features]`, both f32; `x` is quantized to int8 token by
-    /// token. A token with a NaN or an infinity gives NaN throughout.
+    /// `y = act(x · Wᵀ + bias)`: `x` is `[tokens, in_features]`, `y` is `[tokens, out_features]`, both f32; `x` is
+    /// quantized to int8 token by token. A token with a NaN or an infinity gives NaN throughout.
     ///
     /// # Errors
     /// [`Error::Length`] where `x`, `y` or the bias does not fit.
@@ -350,7 +354,8 @@ impl<B: Deref<Target = [u8]>> Packed<'_, i8, B> {
         self.beside.linear(self.in_features(), x, tokens, epilogue, y, |x| self.sums(x, tokens))
     }
 
-    /// `y = x · Wᵀ` of integers, exact: `x` is `[tokens, in_features]`, `y` is `[tokens, out_features]`. Scales play no part.
+    /// `y = x · Wᵀ` of integers, exact: `x` is `[tokens, in_features]`, `y` is `[tokens, out_features]`. Scales play no
+    /// part.
     ///
     /// # Errors
     /// [`Error::Length`] where `x` or `y` does not fit.

@@ -24,10 +24,12 @@ use crate::{Arithmetic, Element};
 
 /// A format of weights, named by its element: f32, f16, bf16, i8, or [`Int4`](crate::int4::Int4).
 ///
-/// A strip is a sequence of blocks of 32 columns: a cache line of positions, and the lines that these are of. See [the drawing](super).
+/// A strip is a sequence of blocks of 32 columns: a cache line of positions, and the lines that these are of. See [the
+/// drawing](super).
 ///
 /// # Safety
-/// [`Format::sums`] reads no more than the strips and, of each token, the activations of their columns, completed to whole lines.
+/// [`Format::sums`] reads no more than the strips and, of each token, the activations of their columns, completed to
+/// whole lines.
 pub unsafe trait Format: Sized + Send + Sync + 'static {
     /// A kept value, as the canonical form has it.
     type Value: Element;
@@ -97,11 +99,12 @@ pub unsafe trait Format: Sized + Send + Sync + 'static {
         block * Self::BLOCK_BYTES
     }
 
-    /// Sums of `S` strips with `N` tokens: `out[strip][token]` is valid for sixteen sums. The activations are `N * stride` from `x` on: token by token, or
-    /// in the order in which the format prepares those of a pass.
+    /// Sums of `S` strips with `N` tokens: `out[strip][token]` is valid for sixteen sums. The activations are `N *
+    /// stride` from `x` on: token by token, or in the order in which the format prepares those of a pass.
     ///
     /// # Safety
-    /// The CPU has `V`'s instructions; the strips are of one weight, `x` is valid for `N * stride` activations and `stride` covers the weight's padded columns.
+    /// The CPU has `V`'s instructions; the strips are of one weight, `x` is valid for `N * stride` activations and
+    /// `stride` covers the weight's padded columns.
     unsafe fn sums<V: Vector, const S: usize, const N: usize>(
         strips: [Strip<'_, Self>; S],
         x: *const Self::Activation,
@@ -132,7 +135,8 @@ pub(super) fn blocks<F: Format>(lines: usize) -> impl Iterator<Item = Block> {
 /// A format that dense weights have, too.
 ///
 /// # Safety
-/// [`DenseFormat::dots`] reads no rows but those given, and no more than [`DenseFormat::completed`] activations of a token.
+/// [`DenseFormat::dots`] reads no rows but those given, and no more than [`DenseFormat::completed`] activations of a
+/// token.
 pub unsafe trait DenseFormat: Format {
     /// Activations that a token must have, where the weight has so many columns.
     fn completed(cols: usize) -> usize;
@@ -143,7 +147,8 @@ pub unsafe trait DenseFormat: Format {
     /// Dot products of rows of a dense weight with `N` tokens.
     ///
     /// # Safety
-    /// The CPU has `V`'s instructions; `rows` are rows of the weight; each of `x` is a token's activations, completed as the format needs them.
+    /// The CPU has `V`'s instructions; `rows` are rows of the weight; each of `x` is a token's activations, completed
+    /// as the format needs them.
     unsafe fn dots<V: Vector, const R: usize, const N: usize>(
         weight: Rows<'_, Self::Stored>,
         rows: [usize; R],
@@ -169,7 +174,8 @@ pub trait KernelElement:
     /// The CPU has `V`'s instructions; `line` is a line, and the strip has the part.
     unsafe fn load_line<V: Vector>(line: *const Self, part: usize) -> [V::Floats; 2];
 
-    /// `y = act(x · Wᵀ + bias)` in instructions for this type; false, and nothing done, where the CPU has none. Lengths are checked.
+    /// `y = act(x · Wᵀ + bias)` in instructions for this type; false, and nothing done, where the CPU has none. Lengths
+    /// are checked.
     #[doc(hidden)]
     fn own_linear(_: Cpu, _: Weight<'_, Self>, _: Tokens<'_, Self>, _: &mut [Self]) -> bool {
         false

@@ -5,7 +5,8 @@ use crate::kernel::{aligned::CACHE_LINE, vector::Vector};
 /// f32 values of a cache line.
 const LINE: usize = CACHE_LINE / size_of::<f32>();
 
-/// The panel that is multiplied next, asked for part by part: its lines are then read in no order that hardware foresees.
+/// The panel that is multiplied next, asked for part by part: its lines are then read in no order that hardware
+/// foresees.
 #[derive(Debug)]
 pub(super) struct Ahead<'a>(std::slice::Chunks<'a, f32>);
 

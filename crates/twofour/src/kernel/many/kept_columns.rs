@@ -1,4 +1,5 @@
-//! The transpose of a 2:4 weight, listed per column: a column may be kept in any row, so that an entry says where its activations are.
+//! The transpose of a 2:4 weight, listed per column: a column may be kept in any row, so that an entry says where its
+//! activations are.
 
 use std::ops::Range;
 
@@ -75,7 +76,8 @@ pub(super) struct ColumnEntries {
     panel: *const f32,
 }
 
-// SAFETY: a list has room for `capacity` entries, of which its length are in use; offsets are starts of lines of the panel.
+// SAFETY: a list has room for `capacity` entries, of which its length are in use; offsets are starts of lines of the
+// panel.
 unsafe impl Entries for ColumnEntries {
     type Lists = ColumnLists;
 
@@ -131,7 +133,8 @@ pub struct StripRows {
     pub(in crate::kernel) stride: u32,
 }
 
-/// Adds what some rows of a strip keep of some groups to lists of columns, whose first is that of the first group, in order of row.
+/// Adds what some rows of a strip keep of some groups to lists of columns, whose first is that of the first group, in
+/// order of row.
 #[inline(always)]
 pub(in crate::kernel) fn list<T: KernelElement>(
     strip: Strip<'_, T>,

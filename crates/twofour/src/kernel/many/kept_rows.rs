@@ -1,7 +1,7 @@
 //! A 2:4 weight, listed per row: two entries for every group, so that two bits say where an entry's activations are.
 //!
-//! A list is its values and one word of positions. An entry that is loaded with the address of its activations keeps the loads that
-//! need it waiting; a word's bits are taken apart beside them.
+//! A list is its values and one word of positions. An entry that is loaded with the address of its activations keeps
+//! the loads that need it waiting; a word's bits are taken apart beside them.
 
 use std::ops::Range;
 
@@ -155,7 +155,8 @@ impl<T: KernelElement> Work for ListRows<'_, T> {
     }
 }
 
-/// Lists what a strip's rows keep of some groups: values, widened, `[rows, groups completed to pairs, 2]`, and a word of positions for each row.
+/// Lists what a strip's rows keep of some groups: values, widened, `[rows, groups completed to pairs, 2]`, and a word
+/// of positions for each row.
 ///
 /// # Safety
 /// The CPU has `V`'s instructions.
@@ -177,7 +178,8 @@ unsafe fn list_strip<V: Vector, T: KernelElement>(
         let mut columns = [[0.0; ROWS]; 2 * PAIR];
         for (i, columns) in columns.as_chunks_mut::<2>().0.iter_mut().enumerate().take(groups.end - first) {
             let (line, codes) = strip.line(first + i);
-            // SAFETY: the CPU has `V`'s instructions, as this function requires; a line has first and second values of ROWS rows, and so have `columns`.
+            // SAFETY: the CPU has `V`'s instructions, as this function requires; a line has first and second values of
+            // ROWS rows, and so have `columns`.
             unsafe {
                 for part in 0..parts::<V>() {
                     let [first, second] = T::load_line::<V>(line.as_ptr(), part);
@@ -196,7 +198,8 @@ unsafe fn list_strip<V: Vector, T: KernelElement>(
             for i in 0..4 {
                 column[i] = columns[i][4 * four..4 * four + 4].as_ptr();
             }
-            // SAFETY: `columns` hold four rows from there on, and the lists of those rows have room for `capacity` values each.
+            // SAFETY: `columns` hold four rows from there on, and the lists of those rows have room for `capacity`
+            // values each.
             unsafe {
                 let rows = rows.as_mut_ptr().add(2 * PAIR * pair);
                 let rows = [rows, rows.add(capacity), rows.add(2 * capacity), rows.add(3 * capacity)];

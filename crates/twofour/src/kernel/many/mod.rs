@@ -1,11 +1,11 @@
-//! Many tokens: every weight meets many activations and arithmetic is what limits. f32, f16 and bf16, where the CPU has no instructions of its own for the
-//! latter, and the gradients of all of them.
+//! Many tokens: every weight meets many activations and arithmetic is what limits. f32, f16 and bf16, where the CPU has
+//! no instructions of its own for the latter, and the gradients of all of them.
 //!
 //! The tokens are cut into panels, stored depth-major (`[depth, tokens of the panel]`), so that one weight multiplies
 //! whole vectors of tokens. For a 2:4 weight the kernel walks the list of what is kept, broadcasts each value and
-//! multiplies it with the panel's vectors at its column: half the multiplications of the dense product, no shuffles, and
-//! what is pruned is never touched. The gradient with respect to the input is the same walk along columns instead of
-//! rows. A dense weight is multiplied tile by tile in the manner of Goto and van de Geijn (2008).
+//! multiplies it with the panel's vectors at its column: half the multiplications of the dense product, no shuffles,
+//! and what is pruned is never touched. The gradient with respect to the input is the same walk along columns instead
+//! of rows. A dense weight is multiplied tile by tile in the manner of Goto and van de Geijn (2008).
 //!
 //! Blocks of outputs are split among threads. A block goes over the depth in steps, so that a panel's part stays in
 //! the first cache while every output of the block meets it.
@@ -121,7 +121,8 @@ impl<T: KernelElement> Factor<'_, T> {
         }
     }
 
-    /// Asks for part `part` of `parts` of what [`Factor::prepare`] reads next, so that it comes while others are multiplied.
+    /// Asks for part `part` of `parts` of what [`Factor::prepare`] reads next, so that it comes while others are
+    /// multiplied.
     fn fetch<V: Vector>(&self, outs: Range<usize>, depth: Range<usize>, part: usize, parts: usize) {
         let Factor::KeptOfRows(weight) = self else { return };
         let (first, end) = (outs.start / ROWS, outs.end.div_ceil(ROWS));
@@ -132,7 +133,8 @@ impl<T: KernelElement> Factor<'_, T> {
         }
     }
 
-    /// Adds the product of `block`, which was prepared for these lines, and `panel` to `out`: `[outs, vectors * lanes]`, one line per output.
+    /// Adds the product of `block`, which was prepared for these lines, and `panel` to `out`: `[outs, vectors *
+    /// lanes]`, one line per output.
     fn multiply<V: Vector>(&self, has: Has<V>, block: &Block, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
         match self {
             Factor::KeptOfRows(_) => {
@@ -192,7 +194,8 @@ impl<T: KernelElement> Work for Product<'_, T> {
     }
 }
 
-/// How long one thread takes for a product, rather too short: a vector's products each nanosecond or so, and reading the weight.
+/// How long one thread takes for a product, rather too short: a vector's products each nanosecond or so, and reading
+/// the weight.
 fn expected(outs: usize, depth: usize, tokens: usize) -> Duration {
     /// What reading an element costs, in products.
     const READ: usize = 8;

@@ -11,8 +11,8 @@ const LINES: usize = 32;
 /// Tokens, and outputs, that are transposed together: a cache line of f32.
 const SQUARE: usize = 16;
 
-/// Panels of equal width but for the last: `[panel][lines, stride]`, completed with zero tokens and with zero lines to a
-/// multiple of [`GROUP`].
+/// Panels of equal width but for the last: `[panel][lines, stride]`, completed with zero tokens and with zero lines to
+/// a multiple of [`GROUP`].
 #[derive(Debug)]
 pub(super) struct Panels {
     data: Scratch<f32>,

@@ -18,7 +18,8 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    /// Fills line by line: `write(first, k, line)` has the outputs from `first` on, at depth `k`, both counted from the block's start.
+    /// Fills line by line: `write(first, k, line)` has the outputs from `first` on, at depth `k`, both counted from the
+    /// block's start.
     #[inline(always)]
     fn fill(&mut self, outs: usize, depth: usize, tile: usize, write: impl Fn(usize, usize, &mut [f32])) {
         self.outs = outs;
@@ -104,7 +105,8 @@ impl Multiply<'_> {
         );
         for (i, out) in out.chunks_mut(R * vectors * V::LANES).enumerate() {
             ahead.fetch::<V>();
-            // SAFETY: by the assertions above the tile has `depth` lines of `R`, the panel as many of at least `vectors` registers.
+            // SAFETY: by the assertions above the tile has `depth` lines of `R`, the panel as many of at least
+            // `vectors` registers.
             unsafe {
                 let tile = tiles.data.as_ptr().add(i * R * tiles.depth);
                 match vectors {
@@ -130,7 +132,8 @@ unsafe fn accumulate<V: Vector, const R: usize, const N: usize>(
     stride: usize,
     out: &mut [f32],
 ) {
-    // SAFETY: the CPU has `V`'s instructions; tile and panel have `depth` lines, as this function requires; lines of `out` are checked by slicing.
+    // SAFETY: the CPU has `V`'s instructions; tile and panel have `depth` lines, as this function requires; lines of
+    // `out` are checked by slicing.
     unsafe {
         let mut sums = [[V::zero(); N]; R];
         for k in 0..depth {

@@ -1,7 +1,7 @@
 //! `c = aᵀ · b`, where both factors are K-major as they lie.
 //!
-//! Panels are columns of `b`, tiles are columns of `a`. Both are filled from runs of a row, and a line of products is part of a row of
-//! `c`, so nothing is transposed.
+//! Panels are columns of `b`, tiles are columns of `a`. Both are filled from runs of a row, and a line of products is
+//! part of a row of `c`, so nothing is transposed.
 
 use std::ops::Range;
 
@@ -13,8 +13,8 @@ use crate::kernel::{
     vector::{Has, Vector, Work},
 };
 
-/// Columns of `b` in panels at a time: bounds the memory for panels and products. Whole panels of three vectors of sixteen and of two of
-/// eight.
+/// Columns of `b` in panels at a time: bounds the memory for panels and products. Whole panels of three vectors of
+/// sixteen and of two of eight.
 const COLUMNS: usize = 528;
 
 /// `aᵀ · b`, stored by `store`; see [`transposed_product`](crate::kernel::transposed_product). `c` is not empty.

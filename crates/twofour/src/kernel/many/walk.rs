@@ -6,7 +6,8 @@ use crate::kernel::vector::{Has, Vector, Work};
 /// Entries of a list of what is kept, in order of depth, from some place on.
 ///
 /// # Safety
-/// [`Entries::list`] returns no more entries than the list has, and entries point into the first [`Entries::panel_len`] elements of the panel.
+/// [`Entries::list`] returns no more entries than the list has, and entries point into the first [`Entries::panel_len`]
+/// elements of the panel.
 pub(super) unsafe trait Entries: Sized {
     /// A list for each output.
     type Lists;
@@ -58,7 +59,8 @@ impl<E: Entries> Work for Multiply<'_, E> {
         let Self { lists, panel, vectors, out } = self;
         assert!(E::panel_len(lists) <= panel.data.len() && out.len() == E::outs(lists) * vectors * V::LANES);
         assert!(panel.stride >= vectors * V::LANES);
-        // SAFETY: there is proof of the instructions; `out` has a line for each list, and a line of the panel at least as many registers, by the assertions.
+        // SAFETY: there is proof of the instructions; `out` has a line for each list, and a line of the panel at least
+        // as many registers, by the assertions.
         unsafe {
             match vectors {
                 1 => walk::<V, E, 1, 4>(lists, panel, out),
@@ -79,8 +81,8 @@ impl<E: Entries> Work for Multiply<'_, E> {
     }
 }
 
-/// Entries of a list that are taken together: so few branches are foreseen, where one an entry is not (measured). Even, so that
-/// a row's groups are taken whole.
+/// Entries of a list that are taken together: so few branches are foreseen, where one an entry is not (measured). Even,
+/// so that a row's groups are taken whole.
 pub(super) const UNROLLED: usize = 8;
 
 /// One list after the other. Narrow panels take `S` of its entries at once into sums of their own, so that additions
@@ -96,7 +98,8 @@ unsafe fn walk<V: Vector, E: Entries, const N: usize, const S: usize>(
 ) {
     let (outs, view) = (E::outs(lists), E::view(lists));
     let mut ahead = Ahead::new(panel.next, outs);
-    // SAFETY: the CPU has `V`'s instructions, as this function requires; lists are asked for entries that they have, whose activations lie in the panel.
+    // SAFETY: the CPU has `V`'s instructions, as this function requires; lists are asked for entries that they have,
+    // whose activations lie in the panel.
     unsafe {
         let panel = panel.data.as_ptr();
         for out_index in 0..outs {

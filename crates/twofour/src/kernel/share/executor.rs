@@ -1,7 +1,8 @@
 //! Jobs on the threads of another library.
 //!
-//! Whether those threads are awake, and have a core each, their library does not say, and a call on them ends when the last of them has come, even
-//! one that finds nothing to do. So each call is judged by its times, and after a loss the next ones do without them for a while.
+//! Whether those threads are awake, and have a core each, their library does not say, and a call on them ends when the
+//! last of them has come, even one that finds nothing to do. So each call is judged by its times, and after a loss the
+//! next ones do without them for a while.
 
 use std::{
     cell::Cell,
@@ -14,9 +15,10 @@ use super::{
     with_threads,
 };
 
-/// Threads that another library keeps, for [`with_executor`](super::with_executor): a function that calls `take_part` on at most so many threads at
-/// the same time and returns when all calls have returned. The calling thread is one of them and passes 0, the others pass other numbers. Fewer calls
-/// than threads are right, too; `take_part` does not panic.
+/// Threads that another library keeps, for [`with_executor`](super::with_executor): a function that calls `take_part`
+/// on at most so many threads at the same time and returns when all calls have returned. The calling thread is one of
+/// them and passes 0, the others pass other numbers. Fewer calls than threads are right, too; `take_part` does not
+/// panic.
 pub type Executor = fn(threads: usize, take_part: &(dyn Fn(usize) + Sync));
 
 /// Work of one thread that is worth a meeting of threads that are awake.
@@ -47,7 +49,8 @@ impl Experience {
         self.resume.is_none_or(|resume| Instant::now() >= resume)
     }
 
-    /// Adds a call in which the caller idled for the others, and what they computed for it meanwhile. Alone it would have computed that itself.
+    /// Adds a call in which the caller idled for the others, and what they computed for it meanwhile. Alone it would
+    /// have computed that itself.
     fn after(self, idle: Duration, helped: Duration, now: Instant) -> Self {
         let loss = idle.saturating_sub(helped);
         if loss.is_zero() {

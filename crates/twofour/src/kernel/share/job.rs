@@ -15,8 +15,8 @@ use std::{
 /// How long a caller polls for the parts that others have claimed before it sleeps.
 const POLLING: Duration = Duration::from_micros(100);
 
-/// The end of the list of parts that a thread claims from. The caller takes the first ones and helpers the last ones, so that in repeated calls
-/// a thread mostly meets the parts that are still in its own caches.
+/// The end of the list of parts that a thread claims from. The caller takes the first ones and helpers the last ones,
+/// so that in repeated calls a thread mostly meets the parts that are still in its own caches.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum End {
     First,
@@ -48,7 +48,8 @@ impl<'a, P, I, W> Frame<'a, P, I, W> {
 unsafe fn compute<P, S, I: Fn() -> S, W: Fn(&mut S, P)>(frame: *const (), job: &Job, first: usize, end: End) {
     let mut claimed = 1;
     let outcome = {
-        // SAFETY: the type is the frame's. The caller leaves its frame only when no part is unfinished, and `first` is until `finish`.
+        // SAFETY: the type is the frame's. The caller leaves its frame only when no part is unfinished, and `first` is
+        // until `finish`.
         let Frame { parts, state, work } = unsafe { &*frame.cast::<Frame<'_, P, I, W>>() };
         panic::catch_unwind(AssertUnwindSafe(|| {
             let mut state = state();
@@ -71,7 +72,8 @@ unsafe fn compute<P, S, I: Fn() -> S, W: Fn(&mut S, P)>(frame: *const (), job: &
     job.finish(claimed);
 }
 
-/// The state of a call. It is shared by reference counting and outlives the call, so that a thread that comes late finds it closed.
+/// The state of a call. It is shared by reference counting and outlives the call, so that a thread that comes late
+/// finds it closed.
 pub(super) struct Job {
     /// The parts that nobody has claimed: the first one in the upper half, the one past the last in the lower.
     unclaimed: AtomicU64,
@@ -91,10 +93,11 @@ pub(super) struct Job {
     compute: unsafe fn(*const (), &Job, usize, End),
 }
 
-// SAFETY: `frame` is the only field that is not `Send` and `Sync` by itself. It is read only by `compute`, and `Job::new` demands of the
-// frame's type that threads may share it.
+// SAFETY: `frame` is the only field that is not `Send` and `Sync` by itself. It is read only by `compute`, and
+// `Job::new` demands of the frame's type that threads may share it.
 unsafe impl Send for Job {}
-// SAFETY: `frame` is read only by `compute`, whose types `Job::new` demands to be shareable; all other fields are `Sync`.
+// SAFETY: `frame` is read only by `compute`, whose types `Job::new` demands to be shareable; all other fields are
+// `Sync`.
 unsafe impl Sync for Job {}
 
 impl Job {
@@ -144,7 +147,8 @@ impl Job {
     /// Computes parts until all are claimed.
     pub(super) fn take_part(&self, end: End) {
         if let Some(first) = self.claim(end) {
-            // SAFETY: `frame` and `compute` are of the same types by `Job::new`; the part was claimed just now and is not finished.
+            // SAFETY: `frame` and `compute` are of the same types by `Job::new`; the part was claimed just now and is
+            // not finished.
             unsafe { (self.compute)(self.frame, self, first, end) }
         }
     }
@@ -176,7 +180,8 @@ impl Job {
 
     /// Counts parts as finished. The caller's frame may be gone when this returns.
     fn finish(&self, parts: usize) {
-        // Sequentially consistent, as is `wait`: either this sees that the caller sleeps, or the caller sees that all is finished.
+        // Sequentially consistent, as is `wait`: either this sees that the caller sleeps, or the caller sees that all
+        // is finished.
         let before = self.unfinished.fetch_sub(parts, Ordering::SeqCst);
         if parts > 0 && before == parts && self.caller_sleeps.load(Ordering::SeqCst) {
             self.caller.unpark();
@@ -201,8 +206,8 @@ impl Job {
     }
 }
 
-/// Asks until `is_so` or until the time is over, and returns the last answer. After the first microseconds the thread offers its core to others between
-/// two questions: one of them may be who is waited for.
+/// Asks until `is_so` or until the time is over, and returns the last answer. After the first microseconds the thread
+/// offers its core to others between two questions: one of them may be who is waited for.
 pub(super) fn poll(time: Duration, mut is_so: impl FnMut() -> bool) -> bool {
     /// Questions that are asked in a row.
     const ROW: usize = 32;

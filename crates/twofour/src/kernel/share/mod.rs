@@ -1,8 +1,9 @@
 //! Sharing work between the thread that asks for it and helping threads.
 //!
-//! This is not rayon's pool. A thread outside that pool which calls a parallel iterator sleeps until the pool has woken up and done everything, and
-//! `rayon::in_place_scope` waits for every job that it has spawned, also for one whose thread has not woken up. A small layer takes less time than that. Here the
-//! caller begins at once, helpers that are awake join, and the caller waits only for parts that a helper has claimed.
+//! This is not rayon's pool. A thread outside that pool which calls a parallel iterator sleeps until the pool has woken
+//! up and done everything, and `rayon::in_place_scope` waits for every job that it has spawned, also for one whose
+//! thread has not woken up. A small layer takes less time than that. Here the caller begins at once, helpers that are
+//! awake join, and the caller waits only for parts that a helper has claimed.
 //!
 //! | one token, 1 and 2 threads, as fast as with rayon's iterators | int8 |
 //! |---|---|
@@ -11,11 +12,14 @@
 //! | `[2048, 2048]` | 2.0 and 1.2 times |
 //! | `[14336, 4096]` | 1.10 to 1.15 and 1.01 to 1.08 times |
 //!
-//! (Zen 3, a virtual machine, two builds interleaved in one process; `docs/explanation/kernels/cpu.md` has more.) `cargo bench -p twofour threads` compares both on this machine.
+//! (Zen 3, a virtual machine, two builds interleaved in one process; `docs/explanation/kernels/cpu.md` has more.)
+//! `cargo bench -p twofour threads` compares both on this machine.
 //!
-//! - A call is a *job* (`job`): parts, a counter of those that nobody has claimed, and a counter of those that are not finished.
-//! - Each helper has a *mailbox* (`pool`), one word. A caller posts the job to helpers that are awake and takes it back from those that have not taken it when the
-//!   work is done. A helper without a job polls for a while, and then sleeps; it is woken for work that outlasts a wake-up.
+//! - A call is a *job* (`job`): parts, a counter of those that nobody has claimed, and a counter of those that are not
+//!   finished.
+//! - Each helper has a *mailbox* (`pool`), one word. A caller posts the job to helpers that are awake and takes it back
+//!   from those that have not taken it when the work is done. A helper without a job polls for a while, and then
+//!   sleeps; it is woken for work that outlasts a wake-up.
 //! - An *executor* (`executor`) puts jobs on another library's threads instead.
 
 mod executor;
@@ -28,13 +32,15 @@ pub use executor::Executor;
 use job::{Frame, Job};
 use pool::Pool;
 
-/// Does `work` for every part, once, on the calling thread and on helping threads, all together at most [`rayon::current_num_threads`]: what
-/// `RAYON_NUM_THREADS` or the present rayon pool says. Each thread that takes part makes a state of its own with `state` first.
+/// Does `work` for every part, once, on the calling thread and on helping threads, all together at most
+/// [`rayon::current_num_threads`]: what `RAYON_NUM_THREADS` or the present rayon pool says. Each thread that takes part
+/// makes a state of its own with `state` first.
 ///
-/// A thread outside rayon's pool that calls a parallel iterator sleeps until the pool has woken up and done everything, and `rayon::scope` waits for
-/// every job it has spawned. With products of a millisecond and less, waking is a part of them that counts (measured on virtual machines: 0.05
-/// to 0.2 ms). Here the caller begins at once, helpers that are awake join, and the caller waits only for parts that a helper has
-/// claimed. One part, or one thread, is computed by the caller alone, and so is what several threads ask for at the same time when there are not as many more.
+/// A thread outside rayon's pool that calls a parallel iterator sleeps until the pool has woken up and done everything,
+/// and `rayon::scope` waits for every job it has spawned. With products of a millisecond and less, waking is a part of
+/// them that counts (measured on virtual machines: 0.05 to 0.2 ms). Here the caller begins at once, helpers that are
+/// awake join, and the caller waits only for parts that a helper has claimed. One part, or one thread, is computed by
+/// the caller alone, and so is what several threads ask for at the same time when there are not as many more.
 ///
 /// ```
 /// let mut squares = [1, 2, 3, 4, 5];
@@ -52,8 +58,9 @@ pub fn share<P: Send, S>(
     share_expecting(Duration::MAX, parts, state, work);
 }
 
-/// [`share`] for work that takes one thread about as long as `expected`: helpers that sleep are woken only for work that outlasts a wake-up,
-/// alone or together with what came just before. On the threads of an [`Executor`], which may be asleep, too, only work that outlasts their meeting is shared.
+/// [`share`] for work that takes one thread about as long as `expected`: helpers that sleep are woken only for work
+/// that outlasts a wake-up, alone or together with what came just before. On the threads of an [`Executor`], which may
+/// be asleep, too, only work that outlasts their meeting is shared.
 pub(super) fn share_expecting<P: Send, S>(
     expected: Duration,
     parts: impl ExactSizeIterator<Item = P>,
@@ -96,7 +103,8 @@ pub(crate) fn share_elements<P: Send>(
 }
 
 thread_local! {
-    /// The number of threads that may compute together, where [`with_threads`] or, on a helping thread, its caller sets it.
+    /// The number of threads that may compute together, where [`with_threads`] or, on a helping thread, its caller sets
+    /// it.
     static THREADS: Cell<Option<usize>> = const { Cell::new(None) };
     /// Whose threads help, where [`with_executor`] sets it.
     static EXECUTOR: Cell<Option<Executor>> = const { Cell::new(None) };
@@ -107,8 +115,8 @@ pub(super) fn threads() -> usize {
     THREADS.get().unwrap_or_else(rayon::current_num_threads)
 }
 
-/// Runs `f`, whose kernels compute on at most so many threads, this one included, whatever rayon's pool has. What rayon itself computes inside `f`,
-/// such as packing, keeps to rayon's pool.
+/// Runs `f`, whose kernels compute on at most so many threads, this one included, whatever rayon's pool has. What rayon
+/// itself computes inside `f`, such as packing, keeps to rayon's pool.
 ///
 /// ```
 /// use twofour::kernel::{share, with_threads};
@@ -118,9 +126,10 @@ pub fn with_threads<R>(threads: usize, f: impl FnOnce() -> R) -> R {
     with(&THREADS, threads.max(1), f)
 }
 
-/// Runs `f`, whose kernels compute on the threads of `executor` instead of threads of their own; [`with_threads`] says on how many. This is for
-/// programs whose other work runs on such threads: two sets of threads that poll for work take each other's cores. Where a call shows that they come
-/// late, because they sleep or others have their cores, the next calls do without them for a while.
+/// Runs `f`, whose kernels compute on the threads of `executor` instead of threads of their own; [`with_threads`] says
+/// on how many. This is for programs whose other work runs on such threads: two sets of threads that poll for work take
+/// each other's cores. Where a call shows that they come late, because they sleep or others have their cores, the next
+/// calls do without them for a while.
 ///
 /// What a part of a call shares in turn, its thread computes alone.
 ///
@@ -364,7 +373,8 @@ mod tests {
                 sum.into_inner()
             };
             assert_eq!(sum(), 4950);
-            // SAFETY: the child computes, without output, and ends without unwinding or running the parent's destructors.
+            // SAFETY: the child computes, without output, and ends without unwinding or running the parent's
+            // destructors.
             let child = unsafe { libc::fork() };
             assert!(child >= 0);
             if child == 0 {

@@ -1,8 +1,9 @@
 //! The threads that help callers of [`share`](super::share).
 //!
-//! Each worker has a mailbox, one word that says whether it is idle, asleep or busy, or holds a job for it. A caller posts its job to idle workers with
-//! one exchange each, computes, and takes the job back from those that have not taken it: it waits for no worker that has claimed no part.
-//! A worker without a job polls its mailbox for [`POLLING`], so that the next product of a model meets it awake, and then sleeps.
+//! Each worker has a mailbox, one word that says whether it is idle, asleep or busy, or holds a job for it. A caller
+//! posts its job to idle workers with one exchange each, computes, and takes the job back from those that have not
+//! taken it: it waits for no worker that has claimed no part. A worker without a job polls its mailbox for [`POLLING`],
+//! so that the next product of a model meets it awake, and then sleeps.
 
 use std::{
     ptr,
@@ -36,7 +37,8 @@ pub(super) struct Pool {
     begun: Instant,
     /// How long a wake-up lasts, from the call that wakes until the worker runs, as a moving average in nanoseconds.
     wake: AtomicU64,
-    /// How long callers have computed alone because all workers were asleep, in nanoseconds, with pauses below [`POLLING`] between.
+    /// How long callers have computed alone because all workers were asleep, in nanoseconds, with pauses below
+    /// [`POLLING`] between.
     alone: AtomicU64,
     /// When the last of them ended, in nanoseconds since `begun`.
     alone_until: AtomicU64,
@@ -188,8 +190,8 @@ impl Worker {
         if mail.is_null() || self.mail.compare_exchange(mail, BUSY, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return None;
         }
-        // SAFETY: only this thread stores `ASLEEP` and `BUSY`, and neither is there when it takes. So this is a job, and the mailbox's count is
-        // this thread's now.
+        // SAFETY: only this thread stores `ASLEEP` and `BUSY`, and neither is there when it takes. So this is a job,
+        // and the mailbox's count is this thread's now.
         Some(unsafe { Arc::from_raw(mail) })
     }
 
@@ -251,8 +253,8 @@ impl Caller {
         job.threads().saturating_sub(1 + self.others)
     }
 
-    /// Computes all parts of a job on this thread and on workers that join; returns when no part is unfinished. `expected` is how long one thread
-    /// takes, roughly.
+    /// Computes all parts of a job on this thread and on workers that join; returns when no part is unfinished.
+    /// `expected` is how long one thread takes, roughly.
     pub(super) fn compute(&self, job: Arc<Job>, expected: Duration) {
         let pool = self.pool;
         let helpers = self.helpers(&job);
@@ -281,12 +283,14 @@ impl Caller {
         pool.alone_until.store(now, Ordering::Relaxed);
     }
 
-    /// Whether a job takes longer than a wake-up. For a shorter one the caller would pay for the system call, and the worker come when the job is done.
+    /// Whether a job takes longer than a wake-up. For a shorter one the caller would pay for the system call, and the
+    /// worker come when the job is done.
     fn is_worth_waking(&self, expected: Duration) -> bool {
         expected.as_nanos() >= u128::from(self.pool.wake.load(Ordering::Relaxed))
     }
 
-    /// Whether short jobs have come one after the other for as long as a wake-up takes, so that a worker, once awake, would stay so.
+    /// Whether short jobs have come one after the other for as long as a wake-up takes, so that a worker, once awake,
+    /// would stay so.
     fn has_been_alone(&self) -> bool {
         let pool = self.pool;
         let pause = pool.now().saturating_sub(pool.alone_until.load(Ordering::Relaxed));

@@ -27,7 +27,8 @@ macro_rules! tile {
         // SAFETY: the tiles are read and written as the trait says, by instructions for which `Amx::is_available` asks.
         unsafe impl Tile<$type> for Amx {
             unsafe fn configure(&self) {
-                // SAFETY: the trait requires the instructions; the configuration is 64 bytes and valid. It also clears the tiles.
+                // SAFETY: the trait requires the instructions; the configuration is 64 bytes and valid. It also clears
+                // the tiles.
                 unsafe {
                     asm!(
                         "ldtilecfg [{}]",
@@ -61,7 +62,8 @@ macro_rules! tile {
                 if depth == 0 {
                     return;
                 }
-                // SAFETY: the CPU has AMX and `left`, `right` and `sums` are valid for what is read and written, as the trait requires. All registers that change are named.
+                // SAFETY: the CPU has AMX and `left`, `right` and `sums` are valid for what is read and written, as the
+                // trait requires. All registers that change are named.
                 unsafe {
                     asm!(
                         "tileloadd tmm0, [{c00} + {line}*1]",
@@ -146,7 +148,8 @@ unsafe fn expand_bf16(strip: Strip<'_, bf16>, lines: Range<usize>, rows: &mut [u
     for (line, out) in lines.zip(rows.chunks_exact_mut(2 * LINE)) {
         let (values, codes) = strip.line(line);
         let (values, codes) = (values.as_ptr(), codes.as_ptr());
-        // SAFETY: AVX-512 is there, as this function requires; the pointers are of a line, and `out` is two rows of a tile.
+        // SAFETY: AVX-512 is there, as this function requires; the pointers are of a line, and `out` is two rows of a
+        // tile.
         unsafe {
             let pairs = _mm512_loadu_si512(values.cast());
             let first = _mm512_and_si512(pairs, _mm512_set1_epi32(0xFFFF));
@@ -178,7 +181,8 @@ unsafe fn expand_i8(strip: Strip<'_, i8>, lines: Range<usize>, rows: &mut [u8]) 
     for (line, out) in lines.zip(rows.chunks_exact_mut(2 * LINE)) {
         let (values, codes) = strip.line(line);
         let (values, codes) = (values.as_ptr(), codes.as_ptr());
-        // SAFETY: AVX-512 is there, as this function requires; the pointers are of a line, and `out` is two rows of a tile.
+        // SAFETY: AVX-512 is there, as this function requires; the pointers are of a line, and `out` is two rows of a
+        // tile.
         unsafe {
             let fours = _mm512_loadu_si512(values.cast());
             let halves = _mm512_broadcast_i32x4(_mm_loadu_si128(codes.cast()));
@@ -215,7 +219,8 @@ unsafe fn expand_i8(strip: Strip<'_, i8>, lines: Range<usize>, rows: &mut [u8]) 
 /// The CPU has AVX-512F; `words` is valid for 256.
 #[target_feature(enable = "avx512f")]
 unsafe fn transposed(words: *mut u32) {
-    // SAFETY: AVX-512F is there and `words` is valid for 256 words, as this function requires; all offsets are below that.
+    // SAFETY: AVX-512F is there and `words` is valid for 256 words, as this function requires; all offsets are below
+    // that.
     unsafe {
         let row = |i: usize| _mm512_loadu_si512(words.add(16 * i).cast());
         let mut blocks = [[_mm512_setzero_si512(); 4]; 4];

@@ -1,11 +1,13 @@
 //! Many tokens on a CPU with tiles: bf16 and int8 products in tiles of 16 by 16.
 //!
-//! Tiles know no sparsity: a 2:4 weight is expanded to dense tiles, a block of outputs and of depth at a time, which then meets all tokens from the second
-//! cache. So 2:4 saves memory only, and pays an expansion that is amortised over tokens.
+//! Tiles know no sparsity: a 2:4 weight is expanded to dense tiles, a block of outputs and of depth at a time, which
+//! then meets all tokens from the second cache. So 2:4 saves memory only, and pays an expansion that is amortised over
+//! tokens.
 //!
-//! Sixteen rows of 64 bytes are a left factor. Of a right factor, a row holds four bytes of depth of sixteen columns: this is how strips lie, so that a line of a
-//! strip becomes two rows of a tile, lane by lane. So a 2:4 weight is the right factor and the tokens the left one. A dense weight is the left factor, sixteen
-//! rows, 64 bytes of each, copied as they are, and the tokens are transposed once instead.
+//! Sixteen rows of 64 bytes are a left factor. Of a right factor, a row holds four bytes of depth of sixteen columns:
+//! this is how strips lie, so that a line of a strip becomes two rows of a tile, lane by lane. So a 2:4 weight is the
+//! right factor and the tokens the left one. A dense weight is the left factor, sixteen rows, 64 bytes of each, copied
+//! as they are, and the tokens are transposed once instead.
 //!
 //! Subnormal bf16 values count as zero, as the instructions have it.
 //!
@@ -64,7 +66,8 @@ const LINES: usize = TILE / (2 * LINE);
 /// An instruction set with tiles of 16 rows of 64 bytes, for elements `E`: bf16 or i8.
 ///
 /// # Safety
-/// Methods may be called only where the machine has the tiles, and with pointers that are valid for what is read and written. Implementors must read and write no more than that.
+/// Methods may be called only where the machine has the tiles, and with pointers that are valid for what is read and
+/// written. Implementors must read and write no more than that.
 pub(in crate::kernel) unsafe trait Tile<E: Element>: Debug + Sync {
     /// Makes this thread's tiles ready.
     unsafe fn configure(&self);
@@ -72,8 +75,8 @@ pub(in crate::kernel) unsafe trait Tile<E: Element>: Debug + Sync {
     /// Frees this thread's tiles, so that the operating system need not save them.
     unsafe fn release(&self);
 
-    /// Adds to four tiles of sums the products of two left and two right tiles, for each of `depth` steps, whose tiles lie one after the other:
-    /// `sums[left][right]`. The tiles are configured.
+    /// Adds to four tiles of sums the products of two left and two right tiles, for each of `depth` steps, whose tiles
+    /// lie one after the other: `sums[left][right]`. The tiles are configured.
     unsafe fn multiply(&self, left: [*const u8; 2], right: [*const u8; 2], depth: usize, sums: [[*mut E::Sum; 2]; 2]);
 
     /// Expands each of some lines of a strip to two rows of a tile.
@@ -96,8 +99,8 @@ pub(in crate::kernel) struct Tiles {
     pub(super) i8: &'static dyn Tile<i8>,
 }
 
-/// `x · Wᵀ` for bf16 where tiles should multiply it: many tokens, and no activation that would leave a trace in a product with zero, since tiles multiply what
-/// was pruned.
+/// `x · Wᵀ` for bf16 where tiles should multiply it: many tokens, and no activation that would leave a trace in a
+/// product with zero, since tiles multiply what was pruned.
 pub(super) fn floats(cpu: Cpu, weight: Weight<'_, bf16>, x: &[bf16], tokens: usize) -> Option<Sums<f32>> {
     let tiles = cpu.tiles().filter(|_| tokens >= MANY)?;
     let special = AtomicBool::new(false);
@@ -126,7 +129,8 @@ impl<E: Element> Weight<'_, E> {
         }
     }
 
-    /// Packs the activations of 16 tokens, `[tokens, cols]`, tile by tile along the depth: the left factor of a 2:4 weight, the right one of a dense weight.
+    /// Packs the activations of 16 tokens, `[tokens, cols]`, tile by tile along the depth: the left factor of a 2:4
+    /// weight, the right one of a dense weight.
     ///
     /// # Safety
     /// The tiles are available.
@@ -177,7 +181,8 @@ impl<E: Element> Weight<'_, E> {
         depth: usize,
         sums: [*mut E::Sum; 2],
     ) {
-        // SAFETY: the tiles are there and the pointers are valid, as this function requires; `sums` are valid for two tiles, the second of which is `SUMS` further.
+        // SAFETY: the tiles are there and the pointers are valid, as this function requires; `sums` are valid for two
+        // tiles, the second of which is `SUMS` further.
         unsafe {
             match self {
                 Weight::Sparse(_) => {
@@ -260,7 +265,8 @@ fn expected(rows: usize, cols: usize, tokens: usize) -> Duration {
     Duration::from_nanos((rows.saturating_mul(cols).saturating_mul(tokens) / PRODUCTS) as u64)
 }
 
-/// Multiplies some strips, from `first` on, with packed tokens of `depth` tiles each; each of `sums` starts at the first of them.
+/// Multiplies some strips, from `first` on, with packed tokens of `depth` tiles each; each of `sums` starts at the
+/// first of them.
 ///
 /// # Safety
 /// The tiles are available.
@@ -292,7 +298,8 @@ unsafe fn multiply_block<E: Element>(
                 let weights = [0, DEPTH * TILE].map(|at| weights[at..][..steps * TILE].as_ptr());
                 let [a, b] = pair else { continue };
                 let sums = [a, b].map(|sums| sums[token_tile * SUMS..][..2 * SUMS].as_mut_ptr());
-                // SAFETY: the tiles are available, as this function requires, and configured; the slices above are `steps` tiles and two tiles of sums long.
+                // SAFETY: the tiles are available, as this function requires, and configured; the slices above are
+                // `steps` tiles and two tiles of sums long.
                 unsafe { weight.multiply(tile, weights, tokens, steps, sums) };
             }
         }

@@ -11,7 +11,8 @@ use super::{Has, Vector, Work};
 #[derive(Debug, Clone, Copy)]
 pub(in crate::kernel) struct Avx2;
 
-// SAFETY: every method uses AVX2, FMA and F16C only, for which `is_available` asks, and reads and writes a register where nothing else is said.
+// SAFETY: every method uses AVX2, FMA and F16C only, for which `is_available` asks, and reads and writes a register
+// where nothing else is said.
 unsafe impl Vector for Avx2 {
     fn is_available() -> bool {
         is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
@@ -178,7 +179,8 @@ unsafe impl Vector for Avx2 {
 
     #[inline(always)]
     unsafe fn dot(x: __m256i, w: __m256i, sums: __m256i) -> __m256i {
-        // Activations are at least -127, so the sign can move from the weight to them, and two products of at most 128 * 127 do not saturate 16 bits.
+        // Activations are at least -127, so the sign can move from the weight to them, and two products of at most 128
+        // * 127 do not saturate 16 bits.
         let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
         _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
     }
@@ -213,7 +215,8 @@ unsafe impl Vector for Avx2 {
 
     #[inline(always)]
     unsafe fn float_positions(from: *const u32, to: *mut u32) {
-        // Bytes `i` of a line's four words side by side, and then the transpose of four by four pairs of bits; see `turned`.
+        // Bytes `i` of a line's four words side by side, and then the transpose of four by four pairs of bits; see
+        // `turned`.
         let bytes = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
         let (odd, upper) = (_mm256_set1_epi32(0x00CC_00CC), _mm256_set1_epi32(0x0000_F0F0));
         for half in 0..2 {

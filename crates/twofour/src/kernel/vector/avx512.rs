@@ -22,7 +22,8 @@ use crate::kernel::{
 #[derive(Debug, Clone, Copy)]
 pub(in crate::kernel) struct Avx512;
 
-// SAFETY: every method uses AVX-512 with the extensions for which `is_available` asks, and reads and writes a register where nothing else is said.
+// SAFETY: every method uses AVX-512 with the extensions for which `is_available` asks, and reads and writes a register
+// where nothing else is said.
 unsafe impl Vector for Avx512 {
     fn is_available() -> bool {
         is_x86_feature_detected!("avx512f")
@@ -272,7 +273,8 @@ unsafe impl Vector for Avx512 {
 
     #[inline(always)]
     unsafe fn float_positions(from: *const u32, to: *mut u32) {
-        // Bytes `i` of a line's four words side by side, and then the transpose of four by four pairs of bits; see `turned`.
+        // Bytes `i` of a line's four words side by side, and then the transpose of four by four pairs of bits; see
+        // `turned`.
         let bytes = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
         let (odd, upper) = (_mm512_set1_epi32(0x00CC_00CC), _mm512_set1_epi32(0x0000_F0F0));
         let words = _mm512_shuffle_epi8(_mm512_loadu_si512(from.cast()), bytes);

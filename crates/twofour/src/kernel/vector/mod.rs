@@ -25,8 +25,8 @@ instruction_sets! {
     Neon = "neon": target_arch = "aarch64", neon::Neon;
     /// AVX2, FMA and F16C (Intel from Haswell, AMD from Zen on).
     Avx2 = "avx2": target_arch = "x86_64", avx2::Avx2;
-    /// AVX-512 with VNNI, VBMI and BF16 (Intel from Sapphire Rapids, AMD from Zen 4 on). bf16 weights meet bf16 activations in `vdpbf16ps`; AVX2 widens
-    /// both to f32.
+    /// AVX-512 with VNNI, VBMI and BF16 (Intel from Sapphire Rapids, AMD from Zen 4 on). bf16 weights meet bf16
+    /// activations in `vdpbf16ps`; AVX2 widens both to f32.
     Avx512 = "avx512": target_arch = "x86_64", avx512::Avx512;
     /// AVX-512 and AMX tiles for bf16 and int8 (Intel from Sapphire Rapids on).
     Amx = "amx": target_arch = "x86_64", avx512::Avx512, Amx;
@@ -62,8 +62,9 @@ impl<V: Vector> Has<V> {
 
 /// Work that is compiled anew for each instruction set, with its instructions enabled.
 ///
-/// A trait and not a closure: LLVM must inline the work into a function that has the instructions enabled, or else every intrinsic becomes a call, and only
-/// a function can be marked for that. So [`Work::run`], and what it calls in a loop, is `#[inline(always)]`.
+/// A trait and not a closure: LLVM must inline the work into a function that has the instructions enabled, or else
+/// every intrinsic becomes a call, and only a function can be marked for that. So [`Work::run`], and what it calls in a
+/// loop, is `#[inline(always)]`.
 pub trait Work {
     /// What it returns.
     type Output;
@@ -90,8 +91,9 @@ pub struct Many {
 /// The rows of a strip are sixteen lanes: one register of AVX-512, two of AVX2 and so on, which are called parts.
 ///
 /// # Safety
-/// Methods may be called only where [`Vector::is_available`] returns true, but for those that are not marked `unsafe`. Pointers must be valid for what is read or
-/// written: a register, where nothing else is said. Implementors must read and write no more than that.
+/// Methods may be called only where [`Vector::is_available`] returns true, but for those that are not marked `unsafe`.
+/// Pointers must be valid for what is read or written: a register, where nothing else is said. Implementors must read
+/// and write no more than that.
 pub unsafe trait Vector: Copy + Debug + Send + Sync + 'static {
     /// Whether this machine has the instructions.
     fn is_available() -> bool;
@@ -102,7 +104,8 @@ pub unsafe trait Vector: Copy + Debug + Send + Sync + 'static {
     /// Where the loops for few and for many tokens cross (on a Zen 3 and on an Emerald Rapids alike).
     const MANY: Many = Many { sparse: 96, dense: 48, gradient: 2, transposed: 0 };
 
-    /// The product of bf16 weights and bf16 activations in instructions of its own, where the set has them; without them both are widened.
+    /// The product of bf16 weights and bf16 activations in instructions of its own, where the set has them; without
+    /// them both are widened.
     const PAIRS: Option<super::format::PairProducts> = None;
 
     /// f32 lanes of a register: a divisor of the rows of a strip.
@@ -111,20 +114,22 @@ pub unsafe trait Vector: Copy + Debug + Send + Sync + 'static {
     /// Tokens that are multiplied in one pass over a strip, at most; a format may have fewer.
     const TOKENS: usize;
 
-    /// Sums, of a strip's rows with a token each, that the registers hold beside all else: at least [`Vector::TOKENS`]. Where they are enough, 2 or 4 strips are
-    /// walked side by side.
+    /// Sums, of a strip's rows with a token each, that the registers hold beside all else: at least [`Vector::TOKENS`].
+    /// Where they are enough, 2 or 4 strips are walked side by side.
     const SUMS: usize;
 
     /// Tokens that are multiplied in one pass over dense rows of f32, f16 or bf16, and of int8: 1 to 4.
     const DENSE_TOKENS: [usize; 2];
 
-    /// Registers of tokens in the widest panel that lists are multiplied with, 12 or fewer, and the depth of a block of lists: a multiple of a group.
+    /// Registers of tokens in the widest panel that lists are multiplied with, 12 or fewer, and the depth of a block of
+    /// lists: a multiple of a group.
     const LISTS: [usize; 2] = [12, 64];
 
     /// Outputs of a dense tile.
     const TILE_OUTS: usize = 6;
 
-    /// Registers of tokens in the widest panel that dense tiles are multiplied with, 3 or fewer, and the depth of a block of tiles.
+    /// Registers of tokens in the widest panel that dense tiles are multiplied with, 3 or fewer, and the depth of a
+    /// block of tiles.
     const TILES: [usize; 2] = [2, 256];
 
     /// Asks for a cache line, into the first cache; any address will do.
@@ -250,13 +255,15 @@ pub unsafe trait Vector: Copy + Debug + Send + Sync + 'static {
     /// The eight activations at `p`.
     unsafe fn eight(p: *const i8) -> Self::Eight;
 
-    /// From the four words of a line, the places of the four values of each row of a part: two are of the first four activations, two of the second four.
+    /// From the four words of a line, the places of the four values of each row of a part: two are of the first four
+    /// activations, two of the second four.
     unsafe fn places(codes: *const u32, part: usize) -> Self::Places;
 
     /// Picks for each byte one of the eight.
     unsafe fn pick_bytes(eight: Self::Eight, places: Self::Places) -> Self::Bytes;
 
-    /// Adds the products of four activations and four weights to the sum of each lane. Activations are -127 to 127 before [`Vector::OFFSET`] is added.
+    /// Adds the products of four activations and four weights to the sum of each lane. Activations are -127 to 127
+    /// before [`Vector::OFFSET`] is added.
     unsafe fn dot(x: Self::Bytes, w: Self::Bytes, sums: Self::Sums) -> Self::Sums;
 
     /// Stores lanes.
@@ -274,8 +281,8 @@ pub unsafe trait Vector: Copy + Debug + Send + Sync + 'static {
     /// The four-bit integer that starts at `bit` of each lane's four bytes, as a float.
     unsafe fn nibble(bytes: Self::Bytes, bit: u32) -> Self::Floats;
 
-    /// From a block's sixteen words of positions in the order of integers (see [`places`](Vector::places)), those in the order of floats: a word for the first
-    /// values of a group, and one for the second, with two bits for each row.
+    /// From a block's sixteen words of positions in the order of integers (see [`places`](Vector::places)), those in
+    /// the order of floats: a word for the first values of a group, and one for the second, with two bits for each row.
     unsafe fn float_positions(from: *const u32, to: *mut u32) {
         // SAFETY: sixteen words are read and written, as the trait requires.
         let (from, to) = unsafe { (&*from.cast::<[[[u8; 4]; 4]; 4]>(), &mut *to.cast::<[[u32; 4]; 4]>()) };
@@ -286,10 +293,12 @@ pub unsafe trait Vector: Copy + Debug + Send + Sync + 'static {
         }
     }
 
-    /// From a header of int4, sixteen f16 scales and then sixteen i16 sums of the rows' integers, the scales of a part of the rows.
+    /// From a header of int4, sixteen f16 scales and then sixteen i16 sums of the rows' integers, the scales of a part
+    /// of the rows.
     unsafe fn scales(header: *const u8, part: usize) -> Self::Scales;
 
-    /// Adds sums of sixteen-fold integers by activations, corrected for [`Vector::OFFSET`] and times the scales, to a register's worth of f32 at `out`.
+    /// Adds sums of sixteen-fold integers by activations, corrected for [`Vector::OFFSET`] and times the scales, to a
+    /// register's worth of f32 at `out`.
     unsafe fn add_scaled(sums: Self::Sums, scales: Self::Scales, out: *mut f32);
 }
 

@@ -11,7 +11,8 @@ use super::{Has, Vector, Work};
 #[derive(Debug, Clone, Copy)]
 pub(in crate::kernel) struct Neon;
 
-// SAFETY: every method uses NEON only, for which `is_available` asks, and reads and writes a register where nothing else is said.
+// SAFETY: every method uses NEON only, for which `is_available` asks, and reads and writes a register where nothing
+// else is said.
 unsafe impl Vector for Neon {
     fn is_available() -> bool {
         is_aarch64_feature_detected!("neon")
@@ -218,7 +219,8 @@ unsafe impl Vector for Neon {
 
     #[inline(always)]
     unsafe fn float_positions(from: *const u32, to: *mut u32) {
-        // Bytes `i` of a line's four words side by side, and then the transpose of four by four pairs of bits; see `turned`.
+        // Bytes `i` of a line's four words side by side, and then the transpose of four by four pairs of bits; see
+        // `turned`.
         let bytes = vld1q_u8([0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15].as_ptr());
         for line in 0..4 {
             let words = vreinterpretq_u32_u8(vqtbl1q_u8(vld1q_u8(from.add(4 * line).cast()), bytes));

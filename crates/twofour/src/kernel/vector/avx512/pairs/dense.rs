@@ -1,6 +1,7 @@
 //! A dense weight, row by row.
 //!
-//! A register holds 32 columns of a row, another those of a token; `vdpbf16ps` adds the products of both halves. Rows and tokens are walked as for f32.
+//! A register holds 32 columns of a row, another those of a token; `vdpbf16ps` adds the products of both halves. Rows
+//! and tokens are walked as for f32.
 
 use std::arch::x86_64::*;
 
@@ -28,7 +29,8 @@ pub(super) fn product(has: Has<Avx512>, weight: Rows<'_, bf16>, x: &[bf16], toke
     })
 }
 
-/// The activations of `[tokens, cols]`, each token completed with zeros: to whole registers, and to an odd number of cache lines, so that tokens do not compete for a set of L1.
+/// The activations of `[tokens, cols]`, each token completed with zeros: to whole registers, and to an odd number of
+/// cache lines, so that tokens do not compete for a set of L1.
 fn complete(x: &[bf16], tokens: usize, cols: usize) -> Scratch<bf16> {
     if cols == 0 {
         return Scratch::take(0);
@@ -62,8 +64,8 @@ unsafe impl DenseFormat for Pairs {
         x: [*const bf16; N],
     ) -> [[f32; N]; R] {
         const { assert!(V::PAIRS.is_some()) };
-        // SAFETY: the CPU has the instructions and `rows` are rows of the weight, as the trait requires; a last, incomplete register is read by a mask, and those of
-        // activations are complete. Prefetching may point anywhere.
+        // SAFETY: the CPU has the instructions and `rows` are rows of the weight, as the trait requires; a last,
+        // incomplete register is read by a mask, and those of activations are complete. Prefetching may point anywhere.
         unsafe {
             let values = rows.map(|row| weight.values.as_ptr().add(row * weight.cols));
             let mut sums = [[_mm512_setzero_ps(); N]; R];

@@ -1,7 +1,9 @@
-//! More tokens than a pass has, by a 2:4 weight: what each pass would expand, the indices of a strip, is expanded once and stored.
+//! More tokens than a pass has, by a 2:4 weight: what each pass would expand, the indices of a strip, is expanded once
+//! and stored.
 //!
-//! Expanding in the loop costs a pass of sixteen tokens a quarter more time (measured on Zen 4). A strip's stored indices are as large as its values and stay in L2
-//! beside it and the activations of some passes, which all strips meet before the next tokens do.
+//! Expanding in the loop costs a pass of sixteen tokens a quarter more time (measured on Zen 4). A strip's stored
+//! indices are as large as its values and stay in L2 beside it and the activations of some passes, which all strips
+//! meet before the next tokens do.
 
 use std::{arch::x86_64::*, ops::Range};
 
@@ -33,7 +35,8 @@ unsafe fn expand(strip: Strip<'_, Pairs>, indices: &mut [u16]) {
     let (start, indices) = (strip.as_ptr(), indices.as_mut_ptr());
     for Block { start: block, first, count } in blocks::<Pairs>(lines) {
         for i in 0..count {
-            // SAFETY: AVX-512 with VBMI is there, as this function requires; the strip has the block and its line, for which `indices` have a register.
+            // SAFETY: AVX-512 with VBMI is there, as this function requires; the strip has the block and its line, for
+            // which `indices` have a register.
             unsafe {
                 let codes = start.add(block).cast::<u32>().add(i * Pairs::CODE_WORDS);
                 _mm512_storeu_si512(indices.add((first + i) * LANES).cast(), expanded(codes, i));
@@ -42,7 +45,8 @@ unsafe fn expand(strip: Strip<'_, Pairs>, indices: &mut [u16]) {
     }
 }
 
-/// Some strips, multiplied with all tokens: `[strip, token, ROWS]`. The activations are interleaved for the passes of [`Pairs`].
+/// Some strips, multiplied with all tokens: `[strip, token, ROWS]`. The activations are interleaved for the passes of
+/// [`Pairs`].
 pub(super) struct Many<'a> {
     pub(super) weight: StripsRef<'a, Pairs>,
     pub(super) range: Range<usize>,
@@ -79,8 +83,9 @@ impl Work for Many<'_> {
                             match pass.len() {
                                 $($n => {
                                     let (out, indices) = (out.as_mut_ptr(), indices.as_ptr());
-                                    // SAFETY: there is proof of the instructions; `x` and `out` have `$n` tokens, by the slicing above, and `stride` covers
-                                    // whole blocks, by the assertion; the indices are the strip's.
+                                    // SAFETY: there is proof of the instructions; `x` and `out` have `$n` tokens, by
+                                    // the slicing above, and `stride` covers whole blocks, by the assertion; the
+                                    // indices are the strip's.
                                     unsafe { sums::<true, 1, $n>([strip], indices, x, [std::array::from_fn(|n| out.add(n * ROWS))]) }
                                 })*
                                 _ => unreachable!("more than {} tokens are passes of more than half as many", Pairs::TOKENS),

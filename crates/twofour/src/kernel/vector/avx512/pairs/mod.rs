@@ -1,7 +1,9 @@
-//! bf16 products in AVX512_BF16, for any number of tokens: `vdpbf16ps` multiplies pairs of bf16 values and adds both products to an f32 sum.
+//! bf16 products in AVX512_BF16, for any number of tokens: `vdpbf16ps` multiplies pairs of bf16 values and adds both
+//! products to an f32 sum.
 //!
-//! Weights and activations stay bf16. A pass multiplies up to sixteen tokens, whose sums stay in registers over the whole depth, so that it needs little from
-//! memory. More tokens are more passes, which share what is expanded from a 2:4 weight's positions.
+//! Weights and activations stay bf16. A pass multiplies up to sixteen tokens, whose sums stay in registers over the
+//! whole depth, so that it needs little from memory. More tokens are more passes, which share what is expanded from a
+//! 2:4 weight's positions.
 //!
 //! | module | |
 //! |---|---|
@@ -9,7 +11,8 @@
 //! | `many` | the same loop for more tokens than a pass has |
 //! | `dense` | a dense weight |
 //!
-//! The instruction rounds to nearest even and takes subnormal inputs, products and sums for zero. A product of two bf16 values is exact in f32.
+//! The instruction rounds to nearest even and takes subnormal inputs, products and sums for zero. A product of two bf16
+//! values is exact in f32.
 
 mod dense;
 mod many;

@@ -1,8 +1,9 @@
 //! A 2:4 weight in strips.
 //!
-//! A line of a strip is one register: the pairs of sixteen rows. One permutation (`vpermw`) of a token's activations picks for each row the pair that
-//! it keeps, and one `vdpbf16ps` multiplies and adds. The register that is permuted holds 32 columns, which serve the eight lines of a block,
-//! and the indices of a line serve all tokens of a pass. A pruned weight's activation is never picked.
+//! A line of a strip is one register: the pairs of sixteen rows. One permutation (`vpermw`) of a token's activations
+//! picks for each row the pair that it keeps, and one `vdpbf16ps` multiplies and adds. The register that is permuted
+//! holds 32 columns, which serve the eight lines of a block, and the indices of a line serve all tokens of a pass. A
+//! pruned weight's activation is never picked.
 
 use std::{
     arch::{asm, x86_64::*},
@@ -43,8 +44,8 @@ pub(super) fn product(has: Has<Avx512>, weight: StripsRef<'_, bf16>, x: &[bf16],
     })
 }
 
-/// The activations of `[tokens, cols]` in the order of [`Pairs`]: for each pass, register by register of columns, a register of each token. Completed with
-/// zero columns.
+/// The activations of `[tokens, cols]` in the order of [`Pairs`]: for each pass, register by register of columns, a
+/// register of each token. Completed with zero columns.
 fn interleave(x: &[bf16], tokens: usize, cols: usize) -> Scratch<bf16> {
     let stride = cols.next_multiple_of(LANES);
     let mut out = Scratch::take(tokens * stride);
@@ -75,12 +76,13 @@ fn interleave(x: &[bf16], tokens: usize, cols: usize) -> Scratch<bf16> {
     out
 }
 
-/// The kernel of strips. The activations of a pass are `[stride / 32][tokens][32]`: a register is read at a fixed distance from one pointer, and no two compete for
-/// a set of L1.
+/// The kernel of strips. The activations of a pass are `[stride / 32][tokens][32]`: a register is read at a fixed
+/// distance from one pointer, and no two compete for a set of L1.
 #[derive(Debug)]
 pub(super) struct Pairs;
 
-// SAFETY: `sums` reads the strips' lines and, of each token, as many registers as the strips have blocks, which `stride` covers.
+// SAFETY: `sums` reads the strips' lines and, of each token, as many registers as the strips have blocks, which
+// `stride` covers.
 unsafe impl Format for Pairs {
     type Value = bf16;
     type Stored = bf16;
@@ -134,7 +136,8 @@ pub(super) unsafe fn expanded(codes: *const u32, i: usize) -> __m512i {
     static GROUPS: [u32; 8] = [0, 0x4_0004, 0x8_0008, 0xC_000C, 0x10_0010, 0x14_0014, 0x18_0018, 0x1C_001C];
     /// `positions & 3 | group`.
     const AND_OR: i32 = 0xEA;
-    // SAFETY: AVX-512 with VBMI is there, `codes` are two words, and `GROUPS` has an element `i`, as this function requires.
+    // SAFETY: AVX-512 with VBMI is there, `codes` are two words, and `GROUPS` has an element `i`, as this function
+    // requires.
     unsafe {
         // Of the eight bits that start there, the lower two are a position.
         let starts = _mm512_load_si512(STARTS.0.as_ptr().cast());
@@ -144,7 +147,8 @@ pub(super) unsafe fn expanded(codes: *const u32, i: usize) -> __m512i {
     }
 }
 
-/// For each byte of a register of indices, where its bits start among the 64 of a line: row `r`'s first position at `2r`, its second at `32 + 2r`.
+/// For each byte of a register of indices, where its bits start among the 64 of a line: row `r`'s first position at
+/// `2r`, its second at `32 + 2r`.
 static STARTS: Starts = {
     let mut bytes = [0; 64];
     let mut row = 0;
@@ -159,12 +163,12 @@ static STARTS: Starts = {
 #[repr(align(64))]
 struct Starts([u8; 64]);
 
-/// Sums of `S` strips with the `N` tokens of a pass: `out[strip][token]` is valid for [`ROWS`] sums. Indices are those of [`expanded`], computed or, where they
-/// are `STORED`, read: a register for each line from `stored` on.
+/// Sums of `S` strips with the `N` tokens of a pass: `out[strip][token]` is valid for [`ROWS`] sums. Indices are those
+/// of [`expanded`], computed or, where they are `STORED`, read: a register for each line from `stored` on.
 ///
 /// # Safety
-/// The CPU has AVX-512 (F, BW), VBMI and AVX512_BF16; the strips are of one weight; `x` has `N` registers for each of their blocks. `stored` has been stored for
-/// the strips, where it is read.
+/// The CPU has AVX-512 (F, BW), VBMI and AVX512_BF16; the strips are of one weight; `x` has `N` registers for each of
+/// their blocks. `stored` has been stored for the strips, where it is read.
 #[expect(clippy::needless_range_loop, reason = "the index is of sums and of activations")]
 #[inline(always)]
 pub(super) unsafe fn sums<const STORED: bool, const S: usize, const N: usize>(
@@ -174,8 +178,8 @@ pub(super) unsafe fn sums<const STORED: bool, const S: usize, const N: usize>(
     out: [[*mut f32; N]; S],
 ) {
     const { assert!(Pairs::BLOCK_LINES * 4 == LANES) };
-    // SAFETY: `block + CACHE_LINE + i * LINE_BYTES` is the start of the strip's line `first + i`, which exists; a block has a register of each of the `N` tokens;
-    // `out` has ROWS sums. Prefetching may point anywhere.
+    // SAFETY: `block + CACHE_LINE + i * LINE_BYTES` is the start of the strip's line `first + i`, which exists; a block
+    // has a register of each of the `N` tokens; `out` has ROWS sums. Prefetching may point anywhere.
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); N]; S];
         let start = strips.map(|strip| strip.as_ptr());
@@ -213,7 +217,8 @@ pub(super) unsafe fn sums<const STORED: bool, const S: usize, const N: usize>(
     }
 }
 
-/// The same pointer, of which the compiler does not know that it is the same: it would keep all tokens' columns in registers from one line to the next, and spill sums.
+/// The same pointer, of which the compiler does not know that it is the same: it would keep all tokens' columns in
+/// registers from one line to the next, and spill sums.
 #[expect(clippy::pointers_in_nomem_asm_block, reason = "the comment reads nothing through the pointer")]
 #[inline(always)]
 fn hidden<T>(mut pointer: *const T) -> *const T {
