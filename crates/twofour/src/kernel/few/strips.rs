@@ -54,13 +54,18 @@ impl<F: Format> Work for Walk<'_, F> {
         let widest = passes(self.tokens, most).next().map_or(1, |pass| pass.len());
         // SAFETY: the CPU has the instructions, of which there is proof.
         unsafe {
-            match V::SUMS / widest {
+            match const { held::<V, F>() } / widest {
                 0 | 1 => self.side_by_side::<V, 1>(),
                 2 | 3 => self.side_by_side::<V, 2>(),
                 _ => self.side_by_side::<V, 4>(),
             }
         }
     }
+}
+
+/// Sums that registers hold.
+const fn held<V: Vector, F: Format>() -> usize {
+    if F::BYTES { V::BYTE_SUMS } else { V::SUMS }
 }
 
 const fn least(a: usize, b: usize) -> usize {
@@ -113,7 +118,7 @@ impl<'a, F: Format> Walk<'a, F> {
                 ($($n:literal)*) => {
                     match tokens.len() {
                         // SAFETY: as this function requires; there are as many tokens as the pass has.
-                        $($n if const { $n <= least(F::TOKENS, V::TOKENS) && S * $n <= V::SUMS } => unsafe {
+                        $($n if const { $n <= least(F::TOKENS, V::TOKENS) && S * $n <= held::<V, F>() } => unsafe {
                             self.pass::<V, S, $n>(strips, tokens.start)
                         },)*
                         _ => unreachable!("the sums of a pass fit the registers"),

@@ -63,6 +63,7 @@ unsafe impl Format for i8 {
     type Beside<'a> = RowScales<'a>;
     const GROUPS: usize = 2;
     const LINE_BYTES: usize = 4 * ROWS;
+    const BYTES: bool = true;
     const TOKENS: usize = 4;
 
     #[inline(always)]

@@ -67,6 +67,9 @@ pub unsafe trait Format: Sized + Send + Sync + 'static {
     /// Tokens that are multiplied in one pass over a strip, where registers hold their sums: 16 or fewer.
     const TOKENS: usize;
 
+    /// Whether values are whole bytes, whose loop needs more registers beside the sums.
+    const BYTES: bool = false;
+
     /// Which value of a line it is: `row` of the strip, `group` of the line, first or second (`which`).
     fn value(row: usize, group: usize, which: usize) -> usize;
 

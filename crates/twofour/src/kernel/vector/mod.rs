@@ -118,6 +118,9 @@ pub unsafe trait Vector: Copy + Debug + Send + Sync + 'static {
     /// Where they are enough, 2 or 4 strips are walked side by side.
     const SUMS: usize;
 
+    /// The same of int8, whose loop needs more registers for all else.
+    const BYTE_SUMS: usize = Self::SUMS;
+
     /// Tokens that are multiplied in one pass over dense rows of f32, f16 or bf16, and of int8: 1 to 4.
     const DENSE_TOKENS: [usize; 2];
 
