@@ -60,18 +60,19 @@ impl DirectShape {
 /// Shapes of the kernels of 16-bit weights, named by the problems for which they were the fastest on an H200.
 const MANY_ROWS: DirectShape = DirectShape { height: 1, warps: 8, depth: 4, blocks: 3 };
 const FEW_ROWS: DirectShape = DirectShape { height: 1, warps: 16, depth: 2, blocks: 2 };
-const MORE_TOKENS: DirectShape = DirectShape { height: 2, warps: 8, depth: 2, blocks: 2 };
-const SHAPES: [DirectShape; 3] = [MANY_ROWS, FEW_ROWS, MORE_TOKENS];
+const SHAPES: [DirectShape; 2] = [MANY_ROWS, FEW_ROWS];
 
 impl DirectShape {
     /// Returns the shapes that compute a problem. The list is empty for too many tokens, for elements that are not of 16 bits, and where X does not
-    /// fit in shared memory. On Hopper it is also empty where X would have to be copied that other kernels read in place.
+    /// fit in shared memory. On Hopper, where other families do as well as the shape for many rows, it has the one for few rows, and is empty where X
+    /// would have to be copied that other kernels read in place.
     pub fn all(problem: GemmProblem, architecture: Architecture) -> Vec<DirectShape> {
         let few = problem.tokens <= TOKENS && problem.x == XOrder::TokensFirst;
         let whole = problem.reduction.is_multiple_of(tile_k(problem.element).columns()) || !is_hopper(architecture);
         let known = problem.element.bytes() == 2 && few && whole;
         let fits = |shape: &DirectShape| shape.shared_bytes_of(problem) <= architecture.shared_bytes() as usize;
-        SHAPES.into_iter().filter(|shape| known && fits(shape)).collect()
+        let shapes: &[DirectShape] = if is_hopper(architecture) { &[FEW_ROWS] } else { &SHAPES };
+        shapes.iter().copied().filter(|shape| known && fits(shape)).collect()
     }
 
     /// Returns the shape that best balances the work over the SMs.

@@ -22,7 +22,7 @@ pub struct RingsShape {
     pub warps: u32,
     /// CTAs resident on an SM.
     pub blocks: u32,
-    /// Most rows of X: 8, 16, 32 or 64.
+    /// Most rows of X: 8, 16 or 32, and 64 with int4 weights.
     pub tokens: u32,
 }
 
@@ -31,21 +31,13 @@ pub(super) const fn shape(height: u32, warps: u32, blocks: u32, tokens: u32) -> 
 }
 
 /// The shapes of all kernels. One CTA to an SM is for weights that the device computes in one wave, with 32 or 48 rows to a CTA; two are for larger weights.
-const SHAPES: [RingsShape; 14] = [
+const SHAPES: [RingsShape; 6] = [
     shape(2, 8, 1, 8),
     shape(3, 8, 1, 8),
     shape(2, 4, 2, 8),
-    shape(4, 4, 2, 8),
     shape(2, 8, 1, 16),
-    shape(3, 4, 1, 16),
-    shape(2, 4, 2, 16),
-    shape(4, 4, 2, 16),
-    shape(2, 4, 1, 32),
     shape(3, 4, 1, 32),
     shape(2, 4, 2, 32),
-    shape(4, 2, 2, 32),
-    shape(2, 4, 1, 64),
-    shape(3, 4, 1, 64),
 ];
 
 /// Data types that kernels support.

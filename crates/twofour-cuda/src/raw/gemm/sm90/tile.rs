@@ -41,13 +41,12 @@ const I8_TILES: [Sm90Tile; 4] =
     [tile(256, 192, 4, 2), tile(128, 256, 5, 2), tile(128, 256, 5, 1), tile(128, 208, 5, 2)];
 
 /// Rows of W and of X of the tiles with split-K, for every element type.
-const SPLIT_TILES: [(u32, u32); 12] = [
+const SPLIT_TILES: [(u32, u32); 11] = [
     (256, 192),
     (256, 160),
     (256, 144),
     (256, 128),
     (256, 96),
-    (256, 64),
     (128, 208),
     (128, 192),
     (128, 160),

@@ -15,9 +15,23 @@ use crate::{
     source::{File, Source, Support},
 };
 
-/// Returns the rows of W that kernels have. 224 rows of 8-bit elements are missing because their metadata is wider than a TMA box.
-pub(super) fn features(element: Element) -> &'static [u32] {
-    if element.bytes() == 1 { &[64, 128] } else { &[64, 96, 128, 224, 256] }
+/// The rows of W that kernels of 16-bit elements have for each number of rows of X: those that win somewhere (bench/results/h200/methods.json).
+const TILES: [(u32, &[u32]); 6] = [
+    (8, &[64, 128]),
+    (16, &[64, 128, 224]),
+    (32, &[64, 128, 224]),
+    (64, &[64, 128, 224]),
+    (96, &[64, 128, 256]),
+    (128, &[64, 96, 128, 224]),
+];
+
+/// The rows of W that kernels of 8-bit elements have, whose metadata for 224 rows is wider than a TMA box.
+const EIGHT_BIT: [u32; 2] = [64, 128];
+
+/// Returns the rows of W that kernels have for `tokens` rows of X.
+pub(super) fn features(element: Element, tokens: u32) -> &'static [u32] {
+    let wide = TILES.iter().find(|(width, _)| *width == tokens).map_or(&[][..], |(_, features)| features);
+    if element.bytes() == 1 { &EIGHT_BIT } else { wide }
 }
 
 /// The rows of X that kernels have.
@@ -61,8 +75,9 @@ impl StreamKernel {
     pub fn all() -> Vec<StreamKernel> {
         let mut all = Vec::new();
         for (element, outputs) in TYPES {
-            let tiles = |features: &u32| TOKENS.map(|tokens| StreamTile { features: *features, tokens });
-            for tile in features(*element).iter().flat_map(tiles) {
+            let tiles =
+                |tokens| features(*element, tokens).iter().map(move |&features| StreamTile { features, tokens });
+            for tile in TOKENS.into_iter().flat_map(tiles) {
                 for (&output, epilogue) in outputs.iter().flat_map(|output| KernelEpilogue::ALL.map(|e| (output, e))) {
                     let kernel = StreamKernel { element: *element, tile, output, epilogue };
                     all.extend(kernel.is_needed().then_some(kernel));

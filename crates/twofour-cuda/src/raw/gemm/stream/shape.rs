@@ -27,11 +27,11 @@ const MOST_TOKENS: usize = 2048;
 const MOST_CLUSTERS: u32 = 65_535;
 
 impl StreamShape {
-    /// Returns the shapes of some tiles. Their rows of X are the fewest that hold all tokens; where that is 64 or more, or none holds them all, all
+    /// Returns the shapes of tiles, whose rows of W `features_of` returns for each number of rows of X. Their rows of X are the fewest that hold all tokens; where that is 64 or more, or none holds them all, all
     /// such widths as several tiles. The list is empty where there are too many tokens. Every CTA has a step at least, and room for the accumulators
     /// that others send.
     pub(in crate::raw::gemm) fn of(
-        tiles: &[u32],
+        features_of: impl Fn(u32) -> &'static [u32],
         (features, tokens): (usize, usize),
         steps: u32,
         step: impl Fn(StreamTile) -> Step,
@@ -44,7 +44,7 @@ impl StreamShape {
             Some(*width) == least || *width >= LEAST_OF_SEVERAL && least.is_none_or(|least| *width <= least)
         });
         let tiles =
-            widths.flat_map(|tokens| tiles.iter().map(move |features| StreamTile { features: *features, tokens }));
+            widths.flat_map(|tokens| features_of(tokens).iter().map(move |&features| StreamTile { features, tokens }));
         let tiles = tiles.filter(|tile| tile.clusters(features) * tile.tiles(tokens) <= MOST_CLUSTERS);
         let all = tiles.flat_map(|tile| (1..=steps.min(MOST_BLOCKS)).map(move |split| StreamShape { tile, split }));
         all.filter(|shape| shape.tile.sums_bytes(shape.split) <= shape.tile.room_for_sums(step(shape.tile))).collect()
@@ -55,7 +55,7 @@ impl StreamShape {
         let GemmProblem { element, reduction, .. } = problem;
         let steps = reduction.div_ceil(k_step(element) as usize) as u32;
         let of = (problem.features, problem.tokens);
-        StreamShape::of(features(element), of, steps, |tile| step(element, tile))
+        StreamShape::of(|tokens| features(element, tokens), of, steps, |tile| step(element, tile))
     }
 
     /// Returns the shape that best balances `features` rows over the SMs, or `None` if all leave too many SMs idle.

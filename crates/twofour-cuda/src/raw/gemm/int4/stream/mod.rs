@@ -19,7 +19,7 @@ const TOKENS: [u32; 3] = [16, 32, 64];
 /// Returns the shapes that compute a problem.
 pub(super) fn shapes(problem: Int4Problem) -> Vec<StreamShape> {
     let of = (problem.features, problem.tokens);
-    let all = StreamShape::of(&FEATURES, of, problem.steps() as u32, |tile| step(tile, problem.granularity));
+    let all = StreamShape::of(|_| &FEATURES, of, problem.steps() as u32, |tile| step(tile, problem.granularity));
     all.into_iter().filter(|shape| TOKENS.contains(&shape.tile.tokens)).collect()
 }
 
