@@ -313,7 +313,7 @@ impl<I: Iterator<Item = char>> TakeWhileInclusive for I {
 fn progress_fits_its_terminal_and_ctrl_c_leaves_no_trace_of_it() {
     let directory = tempfile::tempdir().unwrap();
     let at = directory.path();
-    fs::write(at.join("text.txt"), "two of four\n".repeat(20_000)).unwrap();
+    fs::write(at.join("text.txt"), "two of four\n".repeat(200_000)).unwrap();
     fs::write(
         at.join("recipe.toml"),
         "[model]\nlayers = 1\nwidth = 64\nheads = 2\ncontext = 64\n[data]\ntext = \"text.txt\"\n[training]\nsteps = 100000\nbatch = 8\n\

@@ -15,7 +15,7 @@ use crate::present::shell::word;
 enum Kind {
     /// `generate` and `eval --text`.
     Decoder,
-    /// `eval --against`.
+    /// `advise`, and `eval --against` what it was.
     Encoder,
     /// Nothing: weights without a configuration that is known here.
     Weights,
@@ -39,7 +39,7 @@ pub(crate) fn run(model: &Path, text: Option<&Path>) -> Vec<String> {
             let text = text.map_or("TEXT".to_owned(), word);
             vec![format!("twofour generate {path}"), format!("twofour eval {path} --text {text}")]
         }
-        Kind::Encoder => vec![format!("twofour eval {path} --text TEXT --against DENSE")],
+        Kind::Encoder => vec![format!("twofour advise {path}")],
         Kind::Weights => vec![],
     }
 }
