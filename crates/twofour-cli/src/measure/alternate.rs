@@ -63,7 +63,7 @@ fn median(sorted: &[Duration]) -> Duration {
     }
 }
 
-/// Returns the median time of one call of each contender: see [`rounds`].
+/// Returns the median time of one call of each contender, interleaved until `budget` is used up.
 pub fn medians(contenders: &mut [&mut dyn FnMut() -> Result<()>], budget: Duration) -> Result<Vec<Duration>> {
     Ok(alternate(contenders, budget)?.into_iter().map(|times| times.median).collect())
 }

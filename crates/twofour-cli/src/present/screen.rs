@@ -34,7 +34,7 @@ impl Screen {
         Screen { quiet, json, detailed: verbose > 0, closed: false, stream: escape::Stream::default() }
     }
 
-    /// Prints text of this program for people and a line break; names, paths and values in it are escaped by [`escape::line`] or [`escape::path`], which leave no
+    /// Prints text of this program for people and a line break; names, paths and values in it are escaped by `escape::line` or [`escape::path`], which leave no
     /// line break of theirs. Nothing with `--quiet` or `--json`.
     pub fn line(&mut self, text: impl std::fmt::Display) -> Result<()> {
         if self.quiet || self.json { Ok(()) } else { self.styled(&escape::text(&format!("{text}\n"))) }

@@ -49,7 +49,7 @@ const FIRST_MARK: char = '\u{FDD0}';
 /// The mark of a style's end.
 const END_MARK: char = '\u{FDEF}';
 
-/// The text in one of the styles of this module, between marks that [`escape::text`](super::escape::text) turns into the terminal's.
+/// The text in one of the styles of this module, between marks that `escape::text` turns into the terminal's.
 pub fn paint(style: Style, text: impl std::fmt::Display) -> String {
     let mark = PAINTS.iter().zip(FIRST_MARK..END_MARK).find(|(paint, _)| **paint == style);
     match mark {
