@@ -138,7 +138,9 @@ class _EagerPackedLinear(torch.autograd.Function):
         uses_transpose = saved is not None
         ctx.facts = packed.rows, packed.cols, estimator, uses_transpose, weight.dtype if of_weight else None
         if of_x:
-            ctx.save_for_backward(x if of_weight else None, weight, saved if uses_transpose else packed.forward)
+            # A weight without a gradient is no part of the graph: it may go to another device while the result is in use.
+            own = weight if of_weight else None
+            ctx.save_for_backward(x if of_weight else None, own, saved if uses_transpose else packed.forward)
         else:
             ctx.save_for_backward(x if of_weight else None, None, None)
         if packed.direct is not None:
