@@ -21,7 +21,7 @@ static ALLOCATOR: twofour_cli::allocator::EndsWithoutMemory = twofour_cli::alloc
 
 /// Measure twofour on this machine: 2:4 against the strongest dense kernels
 ///
-/// Baselines are interleaved with 2:4 in one process or take turns between processes, in shuffled order; results are medians.
+/// Baselines and 2:4 are interleaved in shuffled order, in one process or in one process each; results are medians.
 #[derive(Debug, Parser)]
 #[command(
     name = "twofour-bench",

@@ -126,7 +126,6 @@ mod tests {
         let mut command = super::Arguments::command();
         command.build();
         let (mut faults, mut examples) = (Vec::new(), 0);
-        // Those of measurements are read beside wide tables.
         let commands = std::iter::once(&command).chain(command.get_subcommands());
         for command in commands {
             let name = command.get_name().to_owned();

@@ -1,7 +1,7 @@
 //! Micro-benchmarks of one kernel at a time: `cargo bench -p twofour`.
 //!
-//! Small and cache-resident, to see a change of the instructions in a minute. What counts for a user, weights from memory and a dense
-//! contender that takes turns, is measured by `twofour-bench cpu`.
+//! Small and cache-resident, to see a change of the instructions in a minute. `twofour-bench cpu` measures what counts for a user: weights from memory,
+//! interleaved with a dense baseline.
 #![allow(missing_docs)] // The macro of divan makes public items.
 
 use divan::{

@@ -162,8 +162,8 @@ pub fn swap_linear_with_semi_sparse_linear(
 }
 
 /// Makes every sparse layer dense again: a layer that computes what the sparse one did, so that the mask that was trained stays. Where the weight
-/// is a variable, its pruned elements become zero in it, and whoever holds it (an optimizer, a `VarMap`) holds the new layer's weight. To go on
-/// with the dense masters, copy them before. Returns the names.
+/// is a variable, its pruned elements become zero in it, so an optimizer or a `VarMap` that has the variable has the new layer's weight. To go on with
+/// the dense master weights, copy them before. Returns the names.
 ///
 /// # Errors
 /// [`Error::InLayer`] where the weight is also that of another layer, which pruning would change. The model is then as it was.

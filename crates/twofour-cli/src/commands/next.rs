@@ -31,7 +31,8 @@ fn kind(model: &Path) -> Kind {
     }
 }
 
-/// Commands that run a model and say how good it is; `text` is a text that perplexity was measured on before. None for weights that nothing here runs.
+/// Returns the commands that run a decoder and measure its perplexity, on `text` where it was measured before; for an encoder the one that measures its
+/// speed. None for weights that nothing here runs.
 pub(crate) fn run(model: &Path, text: Option<&Path>) -> Vec<String> {
     let path = word(model);
     match kind(model) {
