@@ -36,6 +36,7 @@ pack_tests() {
     }
 }
 pack_tests twofour-cuda '*' test
+pack_tests twofour-transformer '*' test
 pack_tests twofour-nn 'cuda*' test-nn
 # What the tests of image encoders read.
 rm -rf "$folder/checkpoints"

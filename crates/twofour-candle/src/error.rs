@@ -29,7 +29,11 @@ pub enum Error {
 
     /// An operation on slices was refused.
     #[error(transparent)]
-    Operation(twofour_nn::Error),
+    Operation(twofour_transformer::Error),
+
+    /// Settings of training were refused.
+    #[error(transparent)]
+    Training(twofour_nn::Error),
 
     /// An error inside one named layer of a model.
     #[error("layer `{name}`: {source}")]
@@ -178,6 +182,16 @@ impl From<twofour_nn::Error> for Error {
         match error {
             twofour_nn::Error::Core(error) => Error::TwoFour(error),
             twofour_nn::Error::Setting { what, found, expected } => Error::Setting { what, found, expected },
+            other => Error::Training(other),
+        }
+    }
+}
+
+impl From<twofour_transformer::Error> for Error {
+    fn from(error: twofour_transformer::Error) -> Self {
+        match error {
+            twofour_transformer::Error::Core(error) => Error::TwoFour(error),
+            twofour_transformer::Error::Setting { what, found, expected } => Error::Setting { what, found, expected },
             other => Error::Operation(other),
         }
     }

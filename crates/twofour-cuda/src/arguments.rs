@@ -1,19 +1,98 @@
-//! Validation of arguments.
+//! Validation of the arguments of calls: dimensions, pointers, memory.
 
-use crate::{DevicePtr, Error, Result};
+use crate::{
+    DataType, DevicePtr, Error, Result,
+    layer::{DeviceSlice, DeviceSliceMut, LayerContext},
+};
+
+/// Most elements along a dimension: kernels count them in 32 bits.
+pub const MOST: usize = i32::MAX as usize;
+
+/// Returns a dimension as kernels take it.
+///
+/// # Errors
+/// [`Error::Dimension`] above [`MOST`].
+pub fn side(what: &'static str, size: usize) -> Result<u32> {
+    if size <= MOST { Ok(size as u32) } else { Err(Error::Dimension { what, size, most: MOST }) }
+}
+
+/// Returns a dimension of at least 1.
+///
+/// # Errors
+/// [`Error::Dimension`] for 0 and above [`MOST`].
+pub fn positive(what: &'static str, size: usize) -> Result<u32> {
+    expect_dimension(what, size, MOST)?;
+    Ok(size as u32)
+}
+
+/// Returns `rows * cols`, checked.
+///
+/// # Errors
+/// [`Error::TooLarge`].
+pub fn product(rows: usize, cols: usize) -> Result<usize> {
+    rows.checked_mul(cols).ok_or(Error::TooLarge { rows, cols })
+}
+
+/// Memory that a call reads or writes.
+pub trait Memory {
+    /// Returns the address, after checking the device, data type and number of elements, and its alignment to an element.
+    ///
+    /// # Errors
+    /// [`Error::OtherDevice`], [`Error::SliceType`], [`Error::Length`], [`Error::Pointer`].
+    fn at(&self, what: &'static str, context: &LayerContext, dtype: DataType, len: usize) -> Result<DevicePtr>;
+}
+
+macro_rules! memory {
+    ($($type:ty),*) => {$(
+        impl Memory for $type {
+            fn at(&self, what: &'static str, context: &LayerContext, dtype: DataType, len: usize) -> Result<DevicePtr> {
+                let address = self.expect(what, context, dtype, len)?;
+                if len > 0 {
+                    expect_pointers(&[(what, address, dtype.bytes() as u64)])?;
+                }
+                Ok(address)
+            }
+        }
+    )*};
+}
+
+memory!(DeviceSlice<'_>, DeviceSliceMut<'_>);
+
+/// Returns the address of optional memory, or null.
+///
+/// # Errors
+/// As of [`Memory::at`].
+pub fn at_if(
+    memory: Option<&impl Memory>,
+    what: &'static str,
+    context: &LayerContext,
+    dtype: DataType,
+    len: usize,
+) -> Result<DevicePtr> {
+    memory.map_or(Ok(0), |memory| memory.at(what, context, dtype, len))
+}
 
 /// Returns an error for a dimension that is not a multiple.
-pub(crate) fn expect_multiple(what: &'static str, found: usize, multiple: usize) -> Result<()> {
+///
+/// # Errors
+/// [`Error::Multiple`].
+pub fn expect_multiple(what: &'static str, found: usize, multiple: usize) -> Result<()> {
     if found.is_multiple_of(multiple) { Ok(()) } else { Err(Error::Multiple { what, multiple, found }) }
 }
 
 /// Returns an error for a dimension that is zero or too large.
-pub(crate) fn expect_dimension(what: &'static str, size: usize, most: usize) -> Result<()> {
+///
+/// # Errors
+/// [`Error::Dimension`].
+pub fn expect_dimension(what: &'static str, size: usize, most: usize) -> Result<()> {
     if (1..=most).contains(&size) { Ok(()) } else { Err(Error::Dimension { what, size, most }) }
 }
 
 /// Returns an error for a pointer that is null or not aligned. Items are names, addresses and alignments.
-pub(crate) fn expect_pointers(pointers: &[(&'static str, DevicePtr, u64)]) -> Result<()> {
+///
+/// # Errors
+/// [`Error::Pointer`].
+pub fn expect_pointers(pointers: &[(&'static str, DevicePtr, u64)]) -> Result<()> {
     for &(what, address, alignment) in pointers {
         if address == 0 || !address.is_multiple_of(alignment) {
             return Err(Error::Pointer { what, address, alignment });

@@ -75,7 +75,7 @@ impl fmt::Debug for Device {
 
 /// A loaded kernel.
 #[derive(Clone)]
-pub(crate) struct Kernel {
+pub struct Kernel {
     function: sys::CUfunction,
     device: Device,
 }
@@ -227,7 +227,10 @@ impl Device {
     }
 
     /// Returns a kernel of a source. The first call compiles the source or reads it from the cache.
-    pub(crate) fn kernel(&self, source: &Source, name: &str) -> Result<Kernel> {
+    ///
+    /// # Errors
+    /// [`Error::NoCompiler`] and others of compiling; [`Error::Driver`].
+    pub fn kernel(&self, source: &Source, name: &str) -> Result<Kernel> {
         self.bind()?;
         let module = self.module(source)?;
         let missing = |error| Error::driver("looking up a kernel", error);
@@ -252,34 +255,37 @@ impl Device {
     }
 
     /// Makes the context current on this thread.
-    pub(crate) fn bind(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn bind(&self) -> Result<()> {
         self.0.context.bind_to_thread().map_err(|error| Error::driver("entering the device's context", error))
     }
 }
 
 impl Kernel {
     /// Returns the device on which it is loaded.
-    pub(crate) fn device(&self) -> &Device {
+    pub fn device(&self) -> &Device {
         &self.device
     }
 }
 
 /// A launch configuration.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Launch {
+pub struct Launch {
     /// CTAs of the grid.
-    pub(crate) grid: (u32, u32),
+    pub grid: (u32, u32),
     /// Threads of a CTA.
-    pub(crate) block: u32,
+    pub block: u32,
     /// Bytes of dynamic shared memory of a CTA.
-    pub(crate) shared: u32,
+    pub shared: u32,
     /// CTAs of a cluster, which are scheduled together and can access each other's shared memory; 1 without clusters.
-    pub(crate) cluster: u32,
+    pub cluster: u32,
 }
 
 impl Launch {
     /// Returns a configuration without dynamic shared memory and clusters.
-    pub(crate) fn simple(grid: (u32, u32), block: u32) -> Self {
+    pub fn simple(grid: (u32, u32), block: u32) -> Self {
         Self { grid, block, shared: 0, cluster: 1 }
     }
 
@@ -287,7 +293,7 @@ impl Launch {
     ///
     /// # Errors
     /// [`Error::Launch`].
-    pub(crate) fn expect_within(self, architecture: Architecture) -> Result<()> {
+    pub fn expect_within(self, architecture: Architecture) -> Result<()> {
         let Launch { grid, block, shared, cluster } = self;
         let is_within = (1..=MOST_GRID_COLUMNS).contains(&grid.0)
             && (1..=MOST_GRID_ROWS as u32).contains(&grid.1)
@@ -313,7 +319,10 @@ impl Kernel {
     ///
     /// The limit is one of the loaded function, which plans share. It is therefore not what one plan needs: a plan for a
     /// smaller problem would lower the limit of another plan.
-    pub(crate) fn allow_shared(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn allow_shared(&self) -> Result<()> {
         use sys::CUfunction_attribute as Attribute;
         self.device.bind()?;
         let failed = |error| Error::driver("setting the limit of shared memory", error);
@@ -329,7 +338,10 @@ impl Kernel {
     }
 
     /// Returns the CTAs that can be resident on an SM, with `shared` bytes of dynamic shared memory each.
-    pub(crate) fn blocks_per_multiprocessor(&self, threads: u32, shared: u32) -> Result<u32> {
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn blocks_per_multiprocessor(&self, threads: u32, shared: u32) -> Result<u32> {
         self.device.bind()?;
         let mut blocks = 0;
         // SAFETY: the function is loaded in this context.
@@ -347,9 +359,12 @@ impl Kernel {
 
     /// Launches with one parameter, a structure in the kernel's memory layout; neither allocates nor synchronizes.
     ///
+    /// # Errors
+    /// [`Error::Launch`], [`Error::Driver`].
+    ///
     /// # Safety
     /// `parameter` has the memory layout of the kernel's parameter, and its pointers are valid as the kernel requires until it has run; the stream is of this device.
-    pub(crate) unsafe fn launch<P>(&self, stream: Stream, launch: Launch, parameter: &P) -> Result<()> {
+    pub unsafe fn launch<P>(&self, stream: Stream, launch: Launch, parameter: &P) -> Result<()> {
         launch.expect_within(self.device.architecture())?;
         self.device.bind()?;
         let Launch { grid, block, shared, cluster } = launch;

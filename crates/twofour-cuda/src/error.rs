@@ -381,7 +381,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
     /// Returns the driver's error for a failed `action`.
-    pub(crate) fn driver(action: &'static str, error: cudarc::driver::DriverError) -> Self {
+    pub fn driver(action: &'static str, error: cudarc::driver::DriverError) -> Self {
         if error.0 == cudarc::driver::sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
             return Error::OutOfMemory { action };
         }

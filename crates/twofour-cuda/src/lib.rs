@@ -10,24 +10,24 @@
 //! | [`architecture`] | the compute capability of a GPU |
 //! | [`source`], [`compiler`], [`cache`] | compiling kernels, and the cache of machine code |
 //! | [`device`] | a device and its loaded kernels |
+//! | [`arguments`] | validation of what calls are given |
 //! | [`problem`] | GEMM problems: shapes, data types and memory orders |
 //! | [`libraries`] | cuBLASLt, cuSPARSELt and NCCL |
 //! | [`raw`] | the kernels, over raw pointers: pruning, compression, GEMM, element-wise passes, AdamW |
 //! | [`kernels`] | the list of their sources |
 //! | [`dispatch`] | choosing the fastest GEMM engine by measurement |
 //! | [`layer`] | the sparse layer, a safe API over length-checked device memory, owned or borrowed from another framework |
-//! | [`decode`] | what generating text needs beside the linear layers: attention over a cache, norms, embedding, the choice of a token |
-//! | [`transformer`] | what training a transformer needs beside it: norms, attention, embedding, loss, optimizer |
 //!
-//! Most programs need [`Device`] and [`layer`]. A framework with pointers of its own calls [`raw`].
+//! Most programs need [`Device`] and [`layer`]. A framework with pointers of its own calls [`raw`]. A crate with kernels of its
+//! own makes a [`source::Source`] of each, implements [`layer::DeviceKernel`], and launches them on a
+//! [`LayerContext`](layer::LayerContext): `twofour-transformer` does.
 //!
 //! Masks and compressed bytes are those of the `twofour` crate, bit for bit.
 
 pub mod architecture;
-mod arguments;
+pub mod arguments;
 pub mod cache;
 pub mod compiler;
-pub mod decode;
 pub mod device;
 pub mod dispatch;
 mod error;
@@ -41,7 +41,6 @@ pub mod problem;
 pub mod raw;
 pub mod source;
 mod tile_scheduler;
-pub mod transformer;
 
 pub use architecture::Architecture;
 pub use device::{Device, DevicePtr, PooledMemory, Stream};

@@ -1,4 +1,4 @@
-//! CUDA C++ sources. Each kernel's module assembles its own; [`crate::kernels`] lists them all.
+//! CUDA C++ sources. Each kernel's module assembles its own; [`crate::kernels`] lists this crate's.
 
 use std::borrow::Cow;
 
@@ -8,26 +8,26 @@ use crate::Architecture;
 
 /// A file of a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct File {
+pub struct File {
     name: &'static str,
     text: Cow<'static, str>,
 }
 
 impl File {
-    /// A file embedded in this crate, with the name for the compiler's messages.
-    pub(crate) const fn new(name: &'static str, text: &'static str) -> Self {
+    /// Returns a file embedded in a crate, with the name for the compiler's messages.
+    pub const fn new(name: &'static str, text: &'static str) -> Self {
         Self { name, text: Cow::Borrowed(text) }
     }
 
-    /// A generated file.
-    pub(crate) fn generated(name: &'static str, text: String) -> Self {
+    /// Returns a generated file.
+    pub fn generated(name: &'static str, text: String) -> Self {
         Self { name, text: Cow::Owned(text) }
     }
 }
 
 /// The compute capabilities that a source supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Support {
+pub enum Support {
     /// This one and all later ones.
     From((u32, u32)),
     /// This one and all later ones, except some major versions.
@@ -38,10 +38,10 @@ pub(crate) enum Support {
 
 impl Support {
     /// Every architecture that this crate supports.
-    pub(crate) const ALL: Self = Self::From((8, 0));
+    pub const ALL: Self = Self::From((8, 0));
 
     /// Returns whether an architecture is supported.
-    pub(crate) fn includes(self, architecture: Architecture) -> bool {
+    pub fn includes(self, architecture: Architecture) -> bool {
         let capability = architecture.capability();
         match self {
             Support::From(first) => capability >= first,
@@ -68,14 +68,14 @@ enum Part {
 
 impl Source {
     /// Returns an empty source. Its name must be unique.
-    pub(crate) fn new(name: String, support: Support) -> Self {
+    pub fn new(name: String, support: Support) -> Self {
         Self { name, support, contracts_fma: false, parts: Vec::new() }
     }
 
     /// Lets the compiler contract multiplications and additions to FMA: for results that need not be bit for bit those of a CPU. The definition makes
     /// the text, and with it the digest, another one than that of the same source without FMA.
     #[must_use]
-    pub(crate) fn with_fma(mut self) -> Self {
+    pub fn with_fma(mut self) -> Self {
         self.contracts_fma = true;
         self.define("#define CONTRACTS_FMA 1\n")
     }
@@ -87,14 +87,14 @@ impl Source {
 
     /// Appends preprocessor definitions.
     #[must_use]
-    pub(crate) fn define(mut self, definitions: impl Into<String>) -> Self {
+    pub fn define(mut self, definitions: impl Into<String>) -> Self {
         self.parts.push(Part::Definitions(definitions.into()));
         self
     }
 
     /// Appends files.
     #[must_use]
-    pub(crate) fn with(mut self, files: impl IntoIterator<Item = File>) -> Self {
+    pub fn with(mut self, files: impl IntoIterator<Item = File>) -> Self {
         self.parts.extend(files.into_iter().map(Part::File));
         self
     }

@@ -10,6 +10,10 @@ pub enum Error {
     #[error(transparent)]
     Core(#[from] twofour::Error),
 
+    /// An engine refused an operation, or failed.
+    #[error(transparent)]
+    Operation(#[from] twofour_transformer::Error),
+
     /// A checkpoint directory that cannot be used.
     #[error(transparent)]
     Checkpoint(#[from] crate::model::CheckpointError),
@@ -26,7 +30,7 @@ pub enum Error {
     #[error(transparent)]
     Questions(#[from] crate::questions::QuestionsError),
 
-    /// The CUDA engine failed.
+    /// A kernel or the driver refused an operation on a GPU.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] twofour_cuda::Error),
@@ -50,17 +54,6 @@ pub enum Error {
         expected: usize,
         /// Its length.
         found: usize,
-    },
-
-    /// A buffer of the wrong kind.
-    #[error("{what}: a {found:?} buffer where {expected:?} is required")]
-    Kind {
-        /// Which buffer.
-        what: &'static str,
-        /// The kind that the operation requires.
-        expected: crate::engine::Kind,
-        /// Its kind.
-        found: crate::engine::Kind,
     },
 
     /// A token that is not in the vocabulary.

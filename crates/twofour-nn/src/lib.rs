@@ -17,8 +17,6 @@
 //! | [`train`] | the training loop, its sparsity, and its checkpoints |
 
 pub mod block;
-pub mod cpu;
-pub mod engine;
 mod error;
 pub mod linear;
 pub mod logistic;
@@ -26,10 +24,10 @@ pub mod model;
 pub mod optim;
 pub mod parameter;
 pub mod questions;
-pub mod random;
 pub mod recipe;
 pub mod report;
 pub mod text;
 pub mod train;
 
 pub use error::{Error, Result};
+pub use twofour_transformer::{cpu, engine, random};

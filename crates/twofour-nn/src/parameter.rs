@@ -85,7 +85,7 @@ impl<E: Engine> Parameter<E> {
     pub fn write(&mut self, engine: &E, values: &[f32]) -> Result<()> {
         engine.write(&mut self.master, values)?;
         match &mut self.copy {
-            Some(copy) => engine.round(&self.master, copy),
+            Some(copy) => Ok(engine.round(&self.master, copy)?),
             None => Ok(()),
         }
     }
@@ -94,7 +94,7 @@ impl<E: Engine> Parameter<E> {
     pub(crate) fn mask_in_place(&mut self, engine: &E, mask: &E::Buffer, cols: usize) -> Result<()> {
         engine.apply_mask_in_place(mask, cols, &mut self.master)?;
         match &mut self.copy {
-            Some(copy) => engine.apply_mask(mask, cols, &self.master, copy),
+            Some(copy) => Ok(engine.apply_mask(mask, cols, &self.master, copy)?),
             None => Ok(()),
         }
     }
@@ -140,12 +140,15 @@ impl<E: Engine> Parameter<E> {
     }
 
     /// Writes or adds the gradient by `write(gradient, accumulate)`, if the parameter trains.
-    pub(crate) fn record(
+    pub(crate) fn record<X>(
         &mut self,
         accumulate: Accumulate,
-        write: impl FnOnce(&mut E::Buffer, Accumulate) -> Result<()>,
-    ) -> Result<()> {
-        self.gradient_mut().map_or(Ok(()), |gradient| write(gradient, accumulate))
+        write: impl FnOnce(&mut E::Buffer, Accumulate) -> Result<(), X>,
+    ) -> Result<()>
+    where
+        Error: From<X>,
+    {
+        self.gradient_mut().map_or(Ok(()), |gradient| Ok(write(gradient, accumulate)?))
     }
 
     /// [`Parameter::update`] of several parameters without masks, with the same numbers.
@@ -165,7 +168,7 @@ impl<E: Engine> Parameter<E> {
             let second = second.as_mut().ok_or_else(|| without_second_moments(engine))?;
             states.push(AdamWState { master, gradient, first, second, copy: copy.as_mut(), sparse: None });
         }
-        engine.adamw_together(numbers, states, Some(guard))
+        Ok(engine.adamw_together(numbers, states, Some(guard))?)
     }
 
     /// An optimizer step, unless the guard skips it; nothing if the parameter does not train. Returns what [`StepOperations::adamw`] does, and 0 for gradient descent.
@@ -180,7 +183,7 @@ impl<E: Engine> Parameter<E> {
         let (master, copy) = (&mut self.master, self.copy.as_mut());
         match (step, second) {
             (OptimizerStep::AdamW(step), Some(second)) => {
-                engine.adamw(step, AdamWState { master, gradient, first, second, copy, sparse }, Some(guard))
+                Ok(engine.adamw(step, AdamWState { master, gradient, first, second, copy, sparse }, Some(guard))?)
             }
             (OptimizerStep::AdamW(_), None) => Err(without_second_moments(engine)),
             (OptimizerStep::Sgd(step), _) => {

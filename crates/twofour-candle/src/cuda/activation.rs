@@ -2,7 +2,7 @@
 
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Shape, Tensor, backend::BackendStorage as _};
 use twofour::kernel::Activation;
-use twofour_cuda::transformer::{ElementFunction, activation_backward, activation_forward};
+use twofour_transformer::cuda::{ElementFunction, activation_backward, activation_forward};
 
 use super::{
     context,

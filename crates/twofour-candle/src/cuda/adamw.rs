@@ -12,11 +12,12 @@ use candle_core::{
 use twofour_cuda::{
     DataType,
     layer::{DeviceBuffer, LayerContext},
-    transformer::{
-        self, AdamWSettings, AdamWTensors, ClippedGradients, GradientClip, StepSchedule, adamw, clip_gradients,
-    },
 };
-use twofour_nn::engine::AdamWStep;
+use twofour_transformer::{
+    cuda as transformer,
+    cuda::{AdamWSettings, AdamWTensors, ClippedGradients, GradientClip, StepSchedule, adamw, clip_gradients},
+    engine::AdamWStep,
+};
 
 use super::{
     context,

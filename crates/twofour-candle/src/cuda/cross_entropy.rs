@@ -1,10 +1,8 @@
 //! Cross-entropy, fused with its softmax.
 
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, Shape, Tensor};
-use twofour_cuda::{
-    layer::{Accumulate, DeviceBuffer, LayerContext},
-    transformer::{self, LossFactor},
-};
+use twofour_cuda::layer::{Accumulate, DeviceBuffer, LayerContext};
+use twofour_transformer::{cuda as transformer, cuda::LossFactor};
 
 use super::{
     context,

@@ -8,8 +8,8 @@ use twofour::{Mask, layer::SparseLinearSettings};
 use twofour_cuda::{
     DataType,
     layer::{Accumulate, DeviceSlice, Forward, SparseLinear},
-    transformer,
 };
+use twofour_transformer::cuda as transformer;
 
 use super::{
     context,

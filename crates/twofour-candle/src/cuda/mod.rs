@@ -1,6 +1,6 @@
 //! The operators of this crate on CUDA tensors: kernels of [`twofour_cuda`] on candle's memory and on candle's stream.
 //!
-//! Nothing is decided here: methods are in [`twofour_cuda::layer`] and [`twofour_cuda::transformer`]. An operator reads the memory of its arguments
+//! Nothing is decided here: methods are in [`twofour_cuda::layer`] and [`twofour_transformer::cuda`]. An operator reads the memory of its arguments
 //! ([`memory`]), allocates its result with candle, and launches on the stream of the tensors' [`CudaDevice`](candle_core::CudaDevice) ([`context`]).
 
 mod activation;

@@ -3,10 +3,8 @@
 use std::sync::OnceLock;
 
 use candle_core::{CpuStorage, CudaStorage, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor, bail};
-use twofour_cuda::{
-    layer::Accumulate,
-    transformer::{Norm, NormBackward, NormForward, NormInput, NormKind, norm_backward, norm_forward},
-};
+use twofour_cuda::layer::Accumulate;
+use twofour_transformer::cuda::{Norm, NormBackward, NormForward, NormInput, NormKind, norm_backward, norm_forward};
 
 use super::{
     context,

@@ -1,7 +1,7 @@
 //! Rotary position embedding.
 
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, Shape, Tensor, backend::BackendStorage as _};
-use twofour_cuda::transformer::{Rotary, rotate, rotate_gradient};
+use twofour_transformer::cuda::{Rotary, rotate, rotate_gradient};
 
 use super::{
     context,

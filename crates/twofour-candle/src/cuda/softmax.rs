@@ -1,7 +1,7 @@
 //! Softmax over the last dimension, in f32.
 
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, Shape, Tensor};
-use twofour_cuda::transformer;
+use twofour_transformer::cuda as transformer;
 
 use super::{
     context,

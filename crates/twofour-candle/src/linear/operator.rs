@@ -1,9 +1,11 @@
 //! The linear layer as an operator on candle's tape.
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, WithDType, bail};
-use twofour::kernel::{Activation, Epilogue};
-use twofour::layer::{self, Accumulate};
-use twofour_nn::cpu::dense;
+use twofour::{
+    kernel::{Activation, Epilogue},
+    layer::{self, Accumulate},
+};
+use twofour_transformer::cpu::dense;
 
 use super::{
     LinearOperand,

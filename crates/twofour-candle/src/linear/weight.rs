@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use half::{bf16, f16};
-use twofour::kernel::Epilogue;
-use twofour::layer::{Accumulate, Forward, PackedElement, PackedLinear, SparseLinear};
-use twofour_nn::cpu::dense;
+use twofour::{
+    kernel::Epilogue,
+    layer::{Accumulate, Forward, PackedElement, PackedLinear, SparseLinear},
+};
+use twofour_transformer::cpu::dense;
 
 use super::float::{Float, convert, expect_length, with_elements, write_as};
 use crate::{Error, Result};

@@ -2,7 +2,7 @@
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 use twofour::kernel::Activation;
-use twofour_nn::cpu::activation::{backward_in_place, forward};
+use twofour_transformer::cpu::activation::{backward_in_place, forward};
 
 use super::rows;
 

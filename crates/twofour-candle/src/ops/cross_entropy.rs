@@ -1,7 +1,7 @@
 //! The loss of a classifier over class indices, fused with its softmax.
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
-use twofour_nn::cpu::cross_entropy::{gradient_in_place, loss};
+use twofour_transformer::cpu::cross_entropy::{gradient_in_place, loss};
 
 use super::rows;
 
@@ -59,9 +59,10 @@ impl CustomOp1 for CrossEntropy {
 
 #[cfg(test)]
 mod tests {
+    use candle_core::Device;
+
     use super::*;
     use crate::ops::gradient_check::{Case, against_reference, finite_differences, random};
-    use candle_core::Device;
 
     fn targets(count: usize, classes: u32) -> Result<Tensor> {
         Tensor::from_vec((0..count as u32).map(|i| i * 7 % classes).collect::<Vec<_>>(), count, &Device::Cpu)

@@ -1,7 +1,7 @@
 //! Layer normalisation (Ba, Kiros and Hinton, 2016) over the last dimension.
 
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
-use twofour_nn::cpu::layer_norm as slices;
+use twofour_transformer::cpu::layer_norm as slices;
 
 use super::rows;
 
@@ -102,9 +102,10 @@ fn statistics(x: &[f32], n: usize) -> [Vec<f32>; 2] {
 
 #[cfg(test)]
 mod tests {
+    use candle_core::{DType, Var};
+
     use super::*;
     use crate::ops::gradient_check::{Case, against_reference, finite_differences, random};
-    use candle_core::{DType, Var};
 
     #[test]
     fn agrees_with_the_slow_path_in_values_and_gradients() -> Result<()> {

@@ -14,7 +14,7 @@
 //! | [`activate()`] | ReLU, exact GELU, SiLU | candle's element-wise operators |
 //! | [`cross_entropy()`] | mean negative log-likelihood of class indices | `candle_nn::loss::cross_entropy` |
 //!
-//! The loops are those of [`twofour_nn::cpu`], over slices.
+//! The loops are those of [`twofour_transformer::cpu`], over slices.
 
 mod activation;
 mod cross_entropy;

@@ -1,7 +1,7 @@
 //! Root-mean-square normalisation (Zhang and Sennrich, 2019) over the last dimension.
 
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, bail};
-use twofour_nn::cpu::rms_norm::{backward, forward};
+use twofour_transformer::cpu::rms_norm::{backward, forward};
 
 use super::rows;
 

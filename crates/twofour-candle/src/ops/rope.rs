@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
-use twofour_nn::cpu::rope::{rotate, rotate_back};
+use twofour_transformer::cpu::rope::{rotate, rotate_back};
 
 use super::rows;
 
@@ -78,7 +78,7 @@ impl CustomOp1 for Rope {
 
 #[cfg(test)]
 mod tests {
-    use twofour_nn::cpu::rope::Table;
+    use twofour_transformer::cpu::rope::Table;
 
     use super::*;
     use crate::ops::gradient_check::{Case, against_reference, finite_differences, random};

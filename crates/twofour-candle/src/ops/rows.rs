@@ -1,7 +1,7 @@
 //! Reading tensors as f32 slices.
 
 use candle_core::{CpuStorage, DType, Layout, Result, Tensor, bail};
-pub(crate) use twofour_nn::cpu::rows::for_each;
+pub(crate) use twofour_transformer::cpu::rows::for_each;
 
 /// The f32 elements of a contiguous CPU tensor inside a custom operator.
 pub(crate) fn slice<'a>(storage: &'a CpuStorage, layout: &Layout, what: &'static str) -> Result<&'a [f32]> {

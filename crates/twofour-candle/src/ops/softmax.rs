@@ -1,7 +1,7 @@
 //! Softmax over the last dimension.
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
-use twofour_nn::cpu::{
+use twofour_transformer::cpu::{
     softmax::{backward_in_place, in_place},
     vector,
 };
@@ -57,9 +57,10 @@ impl CustomOp1 for Softmax {
 
 #[cfg(test)]
 mod tests {
+    use candle_core::{D, Device};
+
     use super::*;
     use crate::ops::gradient_check::{Case, against_reference, finite_differences};
-    use candle_core::{D, Device};
 
     #[test]
     fn agrees_with_the_slow_path_in_values_and_gradients() -> Result<()> {

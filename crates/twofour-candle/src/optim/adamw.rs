@@ -1,11 +1,13 @@
 //! AdamW (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019) as one in-place operator for each parameter.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::Mutex;
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Mutex,
+};
 
 use candle_core::{DType, Device, Tensor, Var, backprop::GradStore};
 use serde::{Deserialize, Serialize};
-use twofour_nn::engine::{AdamWStep, PrunedDecay, SecondMoment};
+use twofour_transformer::engine::{AdamWStep, PrunedDecay, SecondMoment};
 
 use super::{
     moments::{self, Moments},

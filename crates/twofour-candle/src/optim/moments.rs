@@ -1,7 +1,7 @@
 //! The moments of a parameter where the parameter is, and sums of squares where gradients are.
 
 use candle_core::{Tensor, Var};
-use twofour_nn::cpu::adamw;
+use twofour_transformer::cpu::adamw;
 
 #[cfg(feature = "cuda")]
 use crate::cuda::adamw as cuda;

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use candle_core::{CpuStorage, InplaceOp2, Layout, bail};
-use twofour_nn::{
+use twofour_transformer::{
     cpu::adamw::{self, AdamWSlices},
     engine::AdamWStep,
 };

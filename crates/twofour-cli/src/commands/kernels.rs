@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
 use twofour_cuda::{Architecture, cache::Cache, kernels, source::Source};
+use twofour_transformer::cuda;
 
 use crate::{
     exit::{Usage, Verdict},
@@ -61,7 +62,7 @@ impl Kernels {
         let cache = Cache::of_user();
         let mut answer = Answer { cache: cache.folder().display().to_string(), kernels: Vec::new() };
         let mut progress = screen.progress();
-        let sources = kernels::all();
+        let sources: Vec<Source> = kernels::all().into_iter().chain(cuda::sources()).collect();
         let of = |architecture: Architecture| {
             sources.iter().filter(move |source| source.is_for(architecture)).map(move |source| (architecture, source))
         };

@@ -30,7 +30,7 @@ impl FreeCount {
 
 /// Raises the count of freed memory when it is dropped.
 #[derive(Debug)]
-pub(crate) struct FreeNote(FreeCount);
+pub struct FreeNote(FreeCount);
 
 impl Drop for FreeNote {
     fn drop(&mut self) {

@@ -13,15 +13,11 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, DeviceRepr, result, 
 
 use super::{
     captured::{FreeCount, FreeNote},
-    dense::TimedPlan,
+    plans::{PlanCache, Plans},
 };
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
-    decode::DecodeKernels,
-    libraries::{
-        Libraries,
-        cublaslt::{CublasLtPlan, DenseEpilogue, DenseProblem},
-    },
+    libraries::Libraries,
     problem::{GemmProblem, Int4Problem},
     raw::{
         column_sums::ColumnSums,
@@ -34,7 +30,6 @@ use crate::{
         quantize::Quantizer,
         unpack::Unpacker,
     },
-    transformer::TransformerKernels,
 };
 
 /// A stream of a device, with the plans and the workspace of the layers that run on it. Clones share all state, and can be used from several threads.
@@ -54,55 +49,14 @@ pub(super) struct Shared {
     pub(super) libraries: Libraries,
     /// Whether cuBLASLt's algorithms are chosen by timing them.
     pub(super) times_plans: bool,
-    gemms: Plans<GemmProblem, Gemm>,
-    pub(super) dense: Plans<DenseProblem, TimedPlan>,
-    pub(super) bias_gradients: Plans<(DenseProblem, DevicePtr), Option<CublasLtPlan>>,
-    pub(super) batched: Plans<(DenseProblem, usize), TimedPlan>,
-    pub(super) epilogues: Plans<(DenseProblem, DenseEpilogue, (DevicePtr, DevicePtr)), TimedPlan>,
-    pruners: Plans<(DataType, DataType), Pruner>,
-    compressors: Plans<(DataType, DataType), Compressor>,
-    unpackers: Plans<DataType, Unpacker>,
-    estimators: Plans<DataType, DenseEstimator>,
-    elementwise: Plans<DataType, Elementwise>,
-    column_sums: Plans<DataType, ColumnSums>,
-    quantizers: Plans<DataType, Quantizer>,
-    int4: Plans<Int4Problem, Int4Gemm>,
-    copies: Plans<(), Copies>,
-    flips: Plans<(), Flips>,
+    plans: PlanCache,
     freed: FreeCount,
-    transformer: TransformerKernels,
-    decode: DecodeKernels,
 }
 
 impl fmt::Debug for LayerContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stream = self.stream.cu_stream();
         f.debug_struct("LayerContext").field("device", &self.shared.device).field("stream", &stream).finish()
-    }
-}
-
-/// Plans and loaded kernels, by problem.
-pub(crate) struct Plans<K, V>(Mutex<HashMap<K, V>>);
-
-impl<K, V> Default for Plans<K, V> {
-    fn default() -> Self {
-        Self(Mutex::default())
-    }
-}
-
-impl<K: Eq + Hash, V: Clone> Plans<K, V> {
-    /// Returns the cached value, or else the result of `plan`. Two threads may plan the same concurrently; either plan is valid.
-    pub(crate) fn of(&self, key: K, plan: impl FnOnce() -> Result<V>) -> Result<V> {
-        if let Some(found) = self.lock().get(&key) {
-            return Ok(found.clone());
-        }
-        let planned = plan()?;
-        self.lock().insert(key, planned.clone());
-        Ok(planned)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<K, V>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -168,14 +122,23 @@ impl Drop for Held<'_> {
 }
 
 /// The workspace, for the launch of one call.
-pub(crate) struct Work<'a> {
+pub struct Work<'a> {
     context: &'a LayerContext,
     workspace: Held<'a>,
 }
 
+impl fmt::Debug for Work<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Work").field("context", self.context).field("bytes", &self.workspace.bytes()).finish()
+    }
+}
+
 impl Work<'_> {
     /// Returns buffers of these sizes, in bytes, aligned to 256 bytes. They are valid for this call.
-    pub(crate) fn parts<const N: usize>(&mut self, bytes: [usize; N]) -> Result<[DevicePtr; N]> {
+    ///
+    /// # Errors
+    /// Those of allocating memory.
+    pub fn parts<const N: usize>(&mut self, bytes: [usize; N]) -> Result<[DevicePtr; N]> {
         let mut total = 0usize;
         let mut offsets = [0u64; N];
         for (offset, bytes) in offsets.iter_mut().zip(bytes) {
@@ -226,24 +189,8 @@ impl LayerContext {
             device: device.clone(),
             libraries: Libraries::found(device),
             times_plans,
-            gemms: Plans::default(),
-            dense: Plans::default(),
-            bias_gradients: Plans::default(),
-            batched: Plans::default(),
-            epilogues: Plans::default(),
-            pruners: Plans::default(),
-            compressors: Plans::default(),
-            unpackers: Plans::default(),
-            estimators: Plans::default(),
-            elementwise: Plans::default(),
-            column_sums: Plans::default(),
-            quantizers: Plans::default(),
-            int4: Plans::default(),
-            copies: Plans::default(),
-            flips: Plans::default(),
+            plans: PlanCache::default(),
             freed: FreeCount::default(),
-            transformer: TransformerKernels::default(),
-            decode: DecodeKernels::default(),
         };
         Self { shared: Arc::new(shared), stream, workspaces: Arc::default() }
     }
@@ -288,20 +235,22 @@ impl LayerContext {
     }
 
     /// Returns a note for the owner of device memory, which is dropped before the memory: graphs that were captured before are then not replayed.
-    pub(crate) fn free_note(&self) -> FreeNote {
+    pub fn free_note(&self) -> FreeNote {
         self.shared.freed.note()
     }
 
-    pub(crate) fn ordinal(&self) -> usize {
+    /// Returns the number of the device.
+    pub fn ordinal(&self) -> usize {
         self.shared.device.context().ordinal()
     }
 
-    pub(crate) fn raw(&self) -> Stream {
+    /// Returns the stream as raw calls take it.
+    pub fn raw(&self) -> Stream {
         Stream(self.stream.cu_stream())
     }
 
     /// Returns the workspace, held until the call has been launched: the kernels of two calls on one stream must not be interleaved.
-    pub(crate) fn work(&self) -> Work<'_> {
+    pub fn work(&self) -> Work<'_> {
         let workspaces = &*self.workspaces;
         let workspace = match self.is_per_thread() {
             true => {
@@ -314,7 +263,10 @@ impl LayerContext {
     }
 
     /// Returns an error while the stream is being captured, for actions that cannot be part of a graph.
-    pub(crate) fn expect_not_capturing(&self, action: &'static str) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::Capturing`], [`Error::Driver`].
+    pub fn expect_not_capturing(&self, action: &'static str) -> Result<()> {
         self.shared.device.bind()?;
         // SAFETY: the stream is valid for as long as this context holds it.
         let status = unsafe { result::stream::is_capturing(self.stream.cu_stream()) };
@@ -337,71 +289,88 @@ impl LayerContext {
         self.stream.clone_dtod(memory).map_err(|error| Error::driver("copying device memory", error))
     }
 
+    /// Returns the plans or loaded kernels of a pair of types, which all streams of the context share. Whoever plans something keeps it here, under types of
+    /// its own.
+    pub fn plans<K: Send + 'static, V: Send + 'static>(&self) -> Arc<Plans<K, V>> {
+        self.shared.plans.plans()
+    }
+
+    /// Returns the kernels of a key, which the first call loads.
+    ///
+    /// # Errors
+    /// [`Error::Capturing`] where they must be loaded during a capture; those of `load`.
+    pub fn kernels<K, V, E>(&self, key: K, load: impl FnOnce(&Device) -> Result<V, E>) -> Result<V, E>
+    where
+        K: Eq + Hash + Send + 'static,
+        V: Clone + Send + 'static,
+        E: From<Error>,
+    {
+        self.plans().of(key, || {
+            self.expect_not_capturing("loading kernels")?;
+            load(&self.shared.device)
+        })
+    }
+
     /// Returns the GEMM for a problem.
     pub(super) fn gemm(&self, problem: GemmProblem) -> Result<Gemm> {
-        self.shared.gemms.of(problem, || {
+        self.plans().of(problem, || {
             self.expect_not_capturing("planning a GEMM")?;
             Gemm::new(&self.shared.device, problem)
         })
     }
 
     pub(super) fn pruner(&self, input: DataType, output: DataType) -> Result<Pruner> {
-        self.shared.pruners.of((input, output), || self.load(|device| Pruner::new(device, input, output)))
+        self.kernels((input, output), |device| Pruner::new(device, input, output))
     }
 
     pub(super) fn compressor(&self, input: DataType, output: DataType) -> Result<Compressor> {
-        let load = || self.load(|device| Compressor::new(device, input, output));
-        self.shared.compressors.of((input, output), load)
+        self.kernels((input, output), |device| Compressor::new(device, input, output))
     }
 
     pub(super) fn unpacker(&self, dtype: DataType) -> Result<Unpacker> {
-        self.shared.unpackers.of(dtype, || self.load(|device| Unpacker::new(device, dtype)))
+        self.kernels(dtype, |device| Unpacker::new(device, dtype))
     }
 
     pub(super) fn estimator(&self, dtype: DataType) -> Result<DenseEstimator> {
-        self.shared.estimators.of(dtype, || self.load(|device| DenseEstimator::new(device, dtype)))
+        self.kernels(dtype, |device| DenseEstimator::new(device, dtype))
     }
 
-    pub(crate) fn elementwise(&self, dtype: DataType) -> Result<Elementwise> {
-        self.shared.elementwise.of(dtype, || self.load(|device| Elementwise::new(device, dtype)))
+    /// Returns the element-wise passes of a data type.
+    ///
+    /// # Errors
+    /// Those of [`Elementwise::new`]; [`Error::Capturing`].
+    pub fn elementwise(&self, dtype: DataType) -> Result<Elementwise> {
+        self.kernels(dtype, |device| Elementwise::new(device, dtype))
     }
 
-    pub(crate) fn column_sums(&self, dtype: DataType) -> Result<ColumnSums> {
-        self.shared.column_sums.of(dtype, || self.load(|device| ColumnSums::new(device, dtype)))
+    /// Returns the sums of columns of a data type.
+    ///
+    /// # Errors
+    /// Those of [`ColumnSums::new`]; [`Error::Capturing`].
+    pub fn column_sums(&self, dtype: DataType) -> Result<ColumnSums> {
+        self.kernels(dtype, |device| ColumnSums::new(device, dtype))
     }
 
-    pub(crate) fn quantizer(&self, dtype: DataType) -> Result<Quantizer> {
-        self.shared.quantizers.of(dtype, || self.load(|device| Quantizer::new(device, dtype)))
+    /// Returns the quantization of a data type.
+    ///
+    /// # Errors
+    /// Those of [`Quantizer::new`]; [`Error::Capturing`].
+    pub fn quantizer(&self, dtype: DataType) -> Result<Quantizer> {
+        self.kernels(dtype, |device| Quantizer::new(device, dtype))
     }
 
     /// Returns the GEMM with an int4 weight for a problem.
     pub(super) fn int4(&self, problem: Int4Problem) -> Result<Int4Gemm> {
-        self.shared.int4.of(problem, || self.load(|device| Int4Gemm::new(device, problem)))
-    }
-
-    /// Returns the kernels of [`crate::transformer`].
-    pub(crate) fn transformer(&self) -> &TransformerKernels {
-        &self.shared.transformer
-    }
-
-    /// Returns the kernels of [`crate::decode`].
-    pub(crate) fn decode_kernels(&self) -> &DecodeKernels {
-        &self.shared.decode
+        self.kernels(problem, |device| Int4Gemm::new(device, problem))
     }
 
     /// Returns the kernels that copy rows.
     pub(super) fn copies(&self) -> Result<Copies> {
-        self.shared.copies.of((), || self.load(Copies::new))
+        self.kernels((), Copies::new)
     }
 
     /// Returns the kernel that reads the flips of several layers.
     pub(crate) fn flip_counters(&self) -> Result<Flips> {
-        self.shared.flips.of((), || self.load(Flips::new))
-    }
-
-    /// Loads kernels, which is impossible during a capture.
-    pub(crate) fn load<T>(&self, load: impl FnOnce(&Device) -> Result<T>) -> Result<T> {
-        self.expect_not_capturing("loading kernels")?;
-        load(&self.shared.device)
+        self.kernels((), Flips::new)
     }
 }

@@ -23,7 +23,7 @@ pub(crate) struct TimedPlan {
 }
 
 /// Launches a dense GEMM, `D = op(A) op(B)`, or nothing if it has no elements.
-pub(crate) fn dense(
+pub(super) fn dense(
     context: &LayerContext,
     problem: DenseProblem,
     a: DevicePtr,

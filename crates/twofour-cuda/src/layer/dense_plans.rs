@@ -16,34 +16,47 @@ const NO_DENSE: Error = Error::Vendor { library: "cuBLASLt", action: "planning a
 
 impl LayerContext {
     /// Returns the dense GEMM for a problem.
-    pub(crate) fn dense(&self, problem: DenseProblem) -> Result<TimedPlan> {
-        self.shared.dense.of(problem, || {
+    pub(super) fn dense(&self, problem: DenseProblem) -> Result<TimedPlan> {
+        self.plans().of(problem, || {
             self.expect_not_capturing("planning a dense GEMM")?;
             let plans = self.cublaslt()?.plans(problem, PartialSums::Wide, ALGORITHMS)?;
             fastest(self, (problem, 1), plans)?.ok_or(NO_DENSE)
         })
     }
 
-    /// Returns the dense GEMM for several problems of one shape, whose operands each follow one another in memory.
-    pub(crate) fn dense_batched(&self, problem: DenseProblem, batches: usize) -> Result<TimedPlan> {
-        self.shared.batched.of((problem, batches), || {
+    /// Returns cuBLASLt's GEMM for a problem, the fastest of a few of its algorithms, with a workspace of
+    /// [`WORKSPACE_BYTES`](cublaslt::WORKSPACE_BYTES).
+    ///
+    /// # Errors
+    /// [`Error::NoLibrary`], [`Error::Vendor`]; [`Error::Capturing`] where it must be planned while the stream is being captured.
+    pub fn dense_plan(&self, problem: DenseProblem) -> Result<CublasLtPlan> {
+        Ok(self.dense(problem)?.plan)
+    }
+
+    /// Returns cuBLASLt's GEMM for several problems of one shape, whose operands each follow one another in memory.
+    ///
+    /// # Errors
+    /// Those of [`LayerContext::dense_plan`].
+    pub fn dense_batched(&self, problem: DenseProblem, batches: usize) -> Result<CublasLtPlan> {
+        let planned: TimedPlan = self.plans().of((problem, batches), || {
             self.expect_not_capturing("planning a dense GEMM")?;
             let plans = self.cublaslt()?.plans_batched(problem, batches, PartialSums::Wide, ALGORITHMS)?;
             fastest(self, (problem, batches), plans)?.ok_or(NO_DENSE)
-        })
+        })?;
+        Ok(planned.plan)
     }
 
     /// Returns the dense GEMM with an epilogue whose operands are a vector and a matrix, or null.
     ///
     /// # Safety
     /// Both are valid, of the problem's output type, until this function returns, and nothing else uses them. The plan may run only while they are valid.
-    pub(crate) unsafe fn dense_with_epilogue(
+    pub(super) unsafe fn dense_with_epilogue(
         &self,
         problem: DenseProblem,
         epilogue: DenseEpilogue,
         operands: (DevicePtr, DevicePtr),
     ) -> Result<TimedPlan> {
-        self.shared.epilogues.of((problem, epilogue, operands), || {
+        self.plans().of((problem, epilogue, operands), || {
             self.expect_not_capturing("planning a dense GEMM")?;
             // SAFETY: the operands are valid while plans are made, and at every run, as this function requires.
             let plans =
@@ -62,12 +75,12 @@ impl LayerContext {
     ///
     /// # Safety
     /// The vector is valid, of the problem's output type, until this function returns. The plan may run only while the vector is valid.
-    pub(crate) unsafe fn dense_with_bias_gradient(
+    pub(super) unsafe fn dense_with_bias_gradient(
         &self,
         problem: DenseProblem,
         vector: DevicePtr,
     ) -> Result<Option<CublasLtPlan>> {
-        self.shared.bias_gradients.of((problem, vector), || {
+        self.plans().of((problem, vector), || {
             self.expect_not_capturing("planning a dense GEMM")?;
             let epilogue = DenseEpilogue::BiasGradient;
             // SAFETY: the vector is valid while plans are tried, and at every run, as this function requires.

@@ -305,7 +305,7 @@ pub(super) fn expect_gradient(output: DataType, dtype: DataType) -> Result<()> {
 }
 
 /// Zeros a gradient unless it is accumulated.
-pub(crate) fn zero(context: &LayerContext, accumulate: Accumulate, at: DevicePtr, bytes: usize) -> Result<()> {
+pub(super) fn zero(context: &LayerContext, accumulate: Accumulate, at: DevicePtr, bytes: usize) -> Result<()> {
     if accumulate == Accumulate::Add || bytes == 0 {
         return Ok(());
     }

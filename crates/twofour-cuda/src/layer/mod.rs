@@ -9,6 +9,7 @@
 //! | [`SparseLinear`] | training with a 2:4 weight and a dense master weight |
 //! | [`SparseActivationLinear`] | training with a 2:4 activation and a dense weight |
 //! | [`PackedLinear`] | inference with a packed 2:4 weight |
+//! | [`DenseLinear`] | a dense weight, by cuBLASLt |
 //! | [`borrowed`] | the same passes over tensors that another framework owns |
 //! | [`CapturedWork`] | calls that were captured in a CUDA graph |
 //! | [`DeviceSlice`], [`DeviceSliceMut`], [`DeviceBuffer`] | length-checked device memory, borrowed or owned |
@@ -20,6 +21,7 @@ pub mod borrowed;
 mod captured;
 mod context;
 mod dense;
+mod dense_linear;
 mod dense_plans;
 mod forward;
 mod gradient;
@@ -28,24 +30,21 @@ mod int4;
 mod mask;
 mod memory;
 mod packed;
+mod plans;
 mod quantized;
 mod random;
 mod sparse_activation;
 mod sparse_linear;
 mod weight;
 
-use crate::{Error, Result};
-
-pub use captured::CapturedWork;
-pub(crate) use captured::FreeNote;
-pub use context::LayerContext;
-pub(crate) use context::Plans;
-pub(crate) use dense::dense;
+pub use captured::{CapturedWork, FreeNote};
+pub use context::{LayerContext, Work};
+pub use dense_linear::DenseLinear;
 pub use forward::{Forward, activation_gradient};
-pub(crate) use gradient::zero;
 pub use gradient::{activation_and_bias_gradient, bias_gradient};
 pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 pub use packed::PackedLinear;
+pub use plans::Plans;
 #[doc(hidden)]
 pub use random::{RandomForm, random_buffer};
 pub use sparse_activation::{PackedActivation, SparseActivationLinear};
@@ -54,6 +53,8 @@ pub use twofour::layer::{
     Accumulate, InputActivation, InputGradient, MaskRule, PrunedGradient, SparseActivationSettings,
     SparseLinearSettings, WeightGradient,
 };
+
+use crate::{Error, Result};
 
 /// Returns `rows * cols`, checked.
 fn elements(rows: usize, cols: usize) -> Result<usize> {

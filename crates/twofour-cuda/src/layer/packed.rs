@@ -186,7 +186,7 @@ impl PackedLinear {
     }
 
     /// Launches `y = activation(x · Wᵀ + bias)` for a weight of 8-bit integers and tokens that are quantized already: i8 `values` `[tokens, in_features]` with f32 `scales` `[tokens]`, as
-    /// [`crate::decode::normalize_tokens`] writes them. The results are those of [`PackedLinear::forward`] for the values before their quantization.
+    /// `normalize_tokens` of `twofour-transformer` writes them. The results are those of [`PackedLinear::forward`] for the values before their quantization.
     ///
     /// # Errors
     /// [`Error::DataType`] for another weight; those of [`PackedLinear::forward`].

@@ -7,10 +7,13 @@ use crate::{
 };
 
 /// The data types.
-pub(super) const FLOAT_TYPES: [DataType; 3] = [DataType::F32, DataType::F16, DataType::BF16];
+pub const FLOAT_TYPES: [DataType; 3] = [DataType::F32, DataType::F16, DataType::BF16];
 
 /// Returns an error for another data type.
-pub(super) fn expect_float_type(operation: &'static str, dtype: DataType) -> Result<()> {
+///
+/// # Errors
+/// [`Error::DataType`].
+pub fn expect_float_type(operation: &'static str, dtype: DataType) -> Result<()> {
     if FLOAT_TYPES.contains(&dtype) {
         return Ok(());
     }
@@ -18,7 +21,7 @@ pub(super) fn expect_float_type(operation: &'static str, dtype: DataType) -> Res
 }
 
 /// Returns the source of a kernel for a data type. `files` follow the types and conversions of [`headers::COMMON`].
-pub(super) fn float_source(name: &str, dtype: DataType, files: impl IntoIterator<Item = File>) -> Source {
+pub fn float_source(name: &str, dtype: DataType, files: impl IntoIterator<Item = File>) -> Source {
     Source::new(format!("{name}-{dtype}"), Support::ALL)
         .define(format!("#define ELEMENT {}\n", dtype.definition()))
         .with([headers::COMMON])
@@ -26,6 +29,6 @@ pub(super) fn float_source(name: &str, dtype: DataType, files: impl IntoIterator
 }
 
 /// Returns the source of a kernel over rows of a data type, with FMA. `files` follow [`headers::ROWS`].
-pub(super) fn row_source(name: &str, dtype: DataType, files: impl IntoIterator<Item = File>) -> Source {
+pub fn row_source(name: &str, dtype: DataType, files: impl IntoIterator<Item = File>) -> Source {
     float_source(name, dtype, [headers::ROWS].into_iter().chain(files)).with_fma()
 }

@@ -4,13 +4,13 @@ use super::DenseWeight;
 use crate::{Error, Result};
 
 /// Most CTAs along a grid's second axis.
-pub(crate) const MOST_GRID_ROWS: usize = 65_535;
+pub const MOST_GRID_ROWS: usize = 65_535;
 
 /// Elements along a side of the largest square that a CTA handles.
-pub(crate) const SIDE: usize = 128;
+pub const SIDE: usize = 128;
 
 /// Threads of a CTA.
-pub(crate) const BLOCK: u32 = 256;
+pub const BLOCK: u32 = 256;
 
 /// Returns the rows and columns of a matrix as kernels take them.
 pub(crate) fn shape(weight: DenseWeight) -> Result<(u32, u32)> {
@@ -21,12 +21,15 @@ pub(crate) fn shape(weight: DenseWeight) -> Result<(u32, u32)> {
 }
 
 /// Returns the threads of a CTA for a row of this many bytes: one for every 16 bytes, in whole warps, at most `most`.
-pub(crate) fn threads_of_row(bytes: usize, most: u32) -> u32 {
+pub fn threads_of_row(bytes: usize, most: u32) -> u32 {
     bytes.div_ceil(16).next_multiple_of(32).clamp(32, most as usize) as u32
 }
 
 /// Returns the CTAs of [`BLOCK`] threads in which each thread handles `each` of `count` elements.
-pub(crate) fn blocks_of_elements(count: u64, each: u64) -> Result<u32> {
+///
+/// # Errors
+/// [`Error::TooLarge`].
+pub fn blocks_of_elements(count: u64, each: u64) -> Result<u32> {
     let blocks = count.div_ceil(each * u64::from(BLOCK));
     if blocks <= i32::MAX as u64 { Ok(blocks as u32) } else { Err(Error::TooLarge { rows: 1, cols: count as usize }) }
 }

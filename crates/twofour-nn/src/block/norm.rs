@@ -145,11 +145,11 @@ impl<E: Engine> Norm<E> {
             (Some(bias), Some(mean)) => {
                 let d_bias = bias.gradient_mut().ok_or_else(untrained)?;
                 let saved = (x, gain, [mean, &statistics.rstd]);
-                engine.layer_norm_gradient(saved, dy, dx, accumulate, [d_gain, d_bias])
+                Ok(engine.layer_norm_gradient(saved, dy, dx, accumulate, [d_gain, d_bias])?)
             }
             _ => {
                 let saved = (x, gain, &statistics.rstd);
-                engine.rms_norm_gradient(saved, self.epsilon, dy, dx, accumulate, d_gain)
+                Ok(engine.rms_norm_gradient(saved, self.epsilon, dy, dx, accumulate, d_gain)?)
             }
         }
     }

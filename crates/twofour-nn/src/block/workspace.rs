@@ -30,7 +30,7 @@ impl<E: Engine> Workspace<E> {
     pub fn take(&mut self, engine: &E, kind: Kind, len: usize) -> Result<E::Buffer> {
         match self.free.get_mut(&(kind, len)).and_then(Vec::pop) {
             Some(buffer) => Ok(buffer),
-            None => engine.zeros(kind, len),
+            None => Ok(engine.zeros(kind, len)?),
         }
     }
 

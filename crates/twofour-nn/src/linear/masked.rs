@@ -78,7 +78,7 @@ impl<E: Engine> MaskedWeight<E> {
     }
 
     fn upload(&mut self, engine: &E) -> Result<()> {
-        engine.write_ids(&mut self.words, &words(&self.mask))
+        Ok(engine.write_ids(&mut self.words, &words(&self.mask))?)
     }
 
     /// Replaces the mask by one of the same shape and applies it. Its memory stays where it is.
@@ -91,7 +91,7 @@ impl<E: Engine> MaskedWeight<E> {
     /// Applies the mask to the weight after it has changed.
     pub(crate) fn refresh(&mut self, engine: &E, weight: &mut Parameter<E>) -> Result<()> {
         match &mut self.apart {
-            Some(apart) => engine.apply_mask(&self.words, self.mask.cols(), weight.master(), apart),
+            Some(apart) => Ok(engine.apply_mask(&self.words, self.mask.cols(), weight.master(), apart)?),
             None => weight.mask_in_place(engine, &self.words, self.mask.cols()),
         }
     }
@@ -100,7 +100,9 @@ impl<E: Engine> MaskedWeight<E> {
     pub(crate) fn mask_gradient(&self, engine: &E, gradient: &mut E::Buffer) -> Result<()> {
         match self.masking {
             Masking::StraightThrough => Ok(()),
-            Masking::Masked | Masking::InPlace => engine.apply_mask_in_place(&self.words, self.mask.cols(), gradient),
+            Masking::Masked | Masking::InPlace => {
+                Ok(engine.apply_mask_in_place(&self.words, self.mask.cols(), gradient)?)
+            }
         }
     }
 

@@ -53,7 +53,7 @@ impl<E: Engine> Linear<E> {
     /// Those of the device.
     pub fn mask(&self) -> Result<Option<Mask>> {
         match (&self.sparse, &self.masked) {
-            (Some(sparse), _) => sparse.mask().map(Some),
+            (Some(sparse), _) => Ok(Some(sparse.mask()?)),
             (None, Some(masked)) => Ok(Some(masked.mask().clone())),
             (None, None) => Ok(None),
         }
@@ -62,7 +62,7 @@ impl<E: Engine> Linear<E> {
     /// A hash of the mask, the same for the same mask on all devices of this engine. Waits.
     pub(crate) fn mask_hash(&self) -> Result<Option<u64>> {
         match (&self.sparse, &self.masked) {
-            (Some(sparse), _) => sparse.mask_hash().map(Some),
+            (Some(sparse), _) => Ok(Some(sparse.mask_hash()?)),
             (None, Some(masked)) => Ok(Some(masked.hash())),
             (None, None) => Ok(None),
         }
@@ -87,7 +87,7 @@ impl<E: Engine> Linear<E> {
     pub fn squashed(&self, engine: &E) -> Result<Vec<f32>> {
         match &self.masked {
             Some(masked) => masked.values(engine, &self.weight),
-            None => engine.read(self.weight.master()),
+            None => Ok(engine.read(self.weight.master())?),
         }
     }
 }

@@ -154,9 +154,9 @@ impl<E: Engine> Linear<E> {
     pub fn refresh(&mut self, engine: &E, selects_mask: bool) -> Result<()> {
         let Linear { weight, sparse, three_of_four, masked, in_features, .. } = self;
         let outcome = match (sparse, three_of_four, masked) {
-            (Some(sparse), ..) if selects_mask => sparse.remask(weight.master()),
-            (Some(sparse), ..) => sparse.repack(weight.master()),
-            (None, Some(kept), _) => engine.keep_of_four(3, weight.master(), *in_features, kept),
+            (Some(sparse), ..) if selects_mask => sparse.remask(weight.master()).map_err(Error::from),
+            (Some(sparse), ..) => sparse.repack(weight.master()).map_err(Error::from),
+            (None, Some(kept), _) => engine.keep_of_four(3, weight.master(), *in_features, kept).map_err(Error::from),
             (None, None, Some(masked)) => masked.refresh(engine, weight),
             (None, None, None) => Ok(()),
         };
@@ -175,7 +175,7 @@ impl<E: Engine> Linear<E> {
         if let (Some(_), None) = (selects_mask, &sparse) {
             // What a skipped step left as it was is pruned to the same.
             let refreshed = match (three_of_four, masked) {
-                (Some(kept), _) => engine.keep_of_four(3, weight.master(), *in_features, kept),
+                (Some(kept), _) => engine.keep_of_four(3, weight.master(), *in_features, kept).map_err(Error::from),
                 (None, Some(masked)) => masked.refresh(engine, weight),
                 (None, None) => Ok(()),
             };
@@ -196,7 +196,7 @@ impl<E: Engine> Linear<E> {
                 sparse.set_scale(scale)?;
             }
             sparse.set_mask(self.weight.master(), mask)?;
-            sparse.set_seed(seed)
+            Ok(sparse.set_seed(seed)?)
         };
         restore().map_err(|error| error.in_layer(&self.name))
     }
@@ -205,7 +205,7 @@ impl<E: Engine> Linear<E> {
     pub(crate) fn move_seed(&mut self, by: u64) -> Result<()> {
         let Some(sparse) = self.sparse.as_mut().filter(|_| by != 0) else { return Ok(()) };
         let seed = sparse.seed()?.wrapping_add(by);
-        sparse.set_seed(seed).map_err(|error| error.in_layer(&self.name))
+        Ok(sparse.set_seed(seed).map_err(|error| error.in_layer(&self.name))?)
     }
 
     /// `y = x · Wᵀ + bias`.
@@ -215,9 +215,10 @@ impl<E: Engine> Linear<E> {
     pub fn forward(&self, engine: &E, x: &E::Buffer, tokens: usize, y: &mut E::Buffer) -> Result<()> {
         let bias = self.bias.as_ref().map(Parameter::compute);
         match &self.sparse {
-            Some(sparse) => sparse.forward(x, tokens, bias, y),
-            None => engine.linear(self.shape(tokens), x, self.dense_weight(), bias, y),
+            Some(sparse) => sparse.forward(x, tokens, bias, y)?,
+            None => engine.linear(self.shape(tokens), x, self.dense_weight(), bias, y)?,
         }
+        Ok(())
     }
 
     /// Writes or adds the gradients of weight and bias.
@@ -252,11 +253,13 @@ impl<E: Engine> Linear<E> {
         accumulate: Accumulate,
     ) -> Result<()> {
         let shape = self.shape(tokens);
-        self.weight.record(accumulate, |dw, accumulate| match (&self.sparse, &self.masked) {
-            (Some(sparse), _) => sparse.weight_gradient(dy, x, tokens, accumulate, dw),
-            (None, masked) => {
-                engine.weight_gradient(shape, dy, x, accumulate, dw)?;
-                masked.as_ref().map_or(Ok(()), |masked| masked.mask_gradient(engine, dw))
+        self.weight.record(accumulate, |dw, accumulate| -> Result<()> {
+            match (&self.sparse, &self.masked) {
+                (Some(sparse), _) => Ok(sparse.weight_gradient(dy, x, tokens, accumulate, dw)?),
+                (None, masked) => {
+                    engine.weight_gradient(shape, dy, x, accumulate, dw)?;
+                    masked.as_ref().map_or(Ok(()), |masked| masked.mask_gradient(engine, dw))
+                }
             }
         })
     }
@@ -289,7 +292,7 @@ impl<E: Engine> Linear<E> {
     /// Operands that do not fit.
     pub fn forward_packed(&self, engine: &E, x: &E::PackedActivation, tokens: usize, y: &mut E::Buffer) -> Result<()> {
         let bias = self.bias.as_ref().map(Parameter::compute);
-        engine.packed_linear(self.shape(tokens), x, self.dense_weight(), bias, y)
+        Ok(engine.packed_linear(self.shape(tokens), x, self.dense_weight(), bias, y)?)
     }
 
     /// [`Linear::parameter_gradients`] of a packed activation.
@@ -316,9 +319,10 @@ impl<E: Engine> Linear<E> {
     /// Operands that do not fit.
     pub fn input_gradient(&self, engine: &E, dy: &E::Buffer, tokens: usize, dx: &mut E::Buffer) -> Result<()> {
         match &self.sparse {
-            Some(sparse) => sparse.input_gradient(dy, tokens, dx),
-            None => engine.input_gradient(self.shape(tokens), dy, self.dense_weight(), dx),
+            Some(sparse) => sparse.input_gradient(dy, tokens, dx)?,
+            None => engine.input_gradient(self.shape(tokens), dy, self.dense_weight(), dx)?,
         }
+        Ok(())
     }
 
     pub(crate) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<E>> {

@@ -32,6 +32,6 @@ impl<E: Engine> IndexBatch<E> {
     /// Another number of inputs or targets.
     pub fn write(&mut self, engine: &E, (inputs, targets): (&[u32], &[u32])) -> Result<()> {
         engine.write_ids(&mut self.inputs, inputs)?;
-        engine.write_ids(&mut self.targets, targets)
+        Ok(engine.write_ids(&mut self.targets, targets)?)
     }
 }

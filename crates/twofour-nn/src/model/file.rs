@@ -105,7 +105,10 @@ impl<E: Engine> SavedParts<'_, E> {
         let mut writer = Writer::create(path, overwrite, plan, self.metadata)?;
         for parameter in &plain {
             let linear = dense.iter().find(|linear| linear.weight().name() == parameter.name());
-            let values = linear.map_or_else(|| engine.read(parameter.master()), |linear| linear.squashed(engine))?;
+            let values = match linear {
+                Some(linear) => linear.squashed(engine)?,
+                None => engine.read(parameter.master())?,
+            };
             writer.write_elements(parameter.name(), &values.into_iter().map(T::from_f32).collect::<Vec<T>>())?;
         }
         for linear in &sparse {

@@ -32,6 +32,7 @@ pub(super) enum Launched {
 fn is_not_finite(error: &Error) -> bool {
     match error {
         Error::Core(twofour::Error::NotANumber { .. } | twofour::Error::Infinite { .. }) => true,
+        Error::Operation(error) => error.is_not_finite(),
         Error::InLayer { source, .. } => is_not_finite(source),
         _ => false,
     }
@@ -169,7 +170,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         }
         let Trainer { engine, model, guard, .. } = self;
         let layers: Vec<_> = Self::flipping(model, refreshes).collect();
-        engine.findings(guard, &layers)
+        Ok(engine.findings(guard, &layers)?)
     }
 
     /// STEP's decision to switch, after an update.
@@ -272,7 +273,7 @@ impl<E: Engine, M: TrainedModel<E>> StepLaunch<'_, E, M> {
         let parameters = self.model.parameters();
         let (matrices, vectors): (Vec<&Parameter<E>>, Vec<_>) = parameters.iter().partition(|p| p.shape().len() >= 2);
         let gradients: Vec<&E::Buffer> = matrices.iter().chain(&vectors).filter_map(|p| p.gradient()).collect();
-        self.engine.judge(&gradients, self.loss, self.limits, self.guard)
+        Ok(self.engine.judge(&gradients, self.loss, self.limits, self.guard)?)
     }
 
     /// The optimizer's step, unless the guard skips it. Returns the sum of the changes of watched second moments.

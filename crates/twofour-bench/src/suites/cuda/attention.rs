@@ -17,10 +17,10 @@ use twofour_cuda::{
     DataType, Device,
     layer::{DeviceBuffer, LayerContext},
     measure::{Contender, Time, Timer},
-    transformer::{
-        AttentionEngine, AttentionGradients, AttentionInputs, AttentionShape, attention_backward, attention_forward,
-        prepare_attention,
-    },
+};
+use twofour_transformer::cuda::{
+    AttentionEngine, AttentionGradients, AttentionInputs, AttentionShape, attention_backward, attention_forward,
+    prepare_attention,
 };
 
 use super::suite::{Bench, Suite};

@@ -6,15 +6,14 @@ mod status;
 mod together;
 
 use cudarc::driver::{CudaSlice, DevicePtr as _};
+pub use flips::flip_counts;
+use status::Status;
+pub use together::{Refresh, refresh_together};
 use twofour::{
     Axis,
     estimate::Estimator,
     layer::{Accumulate, InputGradient, MaskRule, SparseLinearSettings},
 };
-
-pub use flips::flip_counts;
-use status::Status;
-pub use together::{Refresh, refresh_together};
 
 use super::{
     DeviceSlice, LayerContext,
@@ -214,7 +213,7 @@ impl SparseLinear {
     }
 
     /// Launches what [`SparseLinear::remask`] does, unless the flag `skip`, a u32 `[1]`, is not 0 when the kernel runs: mask and packed weight then stay, and no
-    /// flips are counted. The flag of [`clip_gradients`](crate::transformer::clip_gradients) makes a skipped step select no mask.
+    /// flips are counted. The flag of `clip_gradients` of `twofour-transformer` makes a skipped step select no mask.
     ///
     /// # Errors
     /// Those of [`SparseLinear::remask`], for the flag too.
@@ -337,8 +336,8 @@ impl SparseLinear {
         first_nan(self.status.read(&self.context)?[0], self.in_features)
     }
 
-    /// Returns the address of the mask's tiles.
-    pub(crate) fn mask_tiles(&self) -> crate::DevicePtr {
+    /// Returns the address of the mask's tiles, valid while the layer is borrowed.
+    pub fn mask_tiles(&self) -> DevicePtr {
         self.mask.tiles()
     }
 

@@ -23,7 +23,7 @@ pub(crate) mod copies;
 mod cost;
 pub mod direct;
 mod epilogue;
-pub(crate) mod finish;
+pub mod finish;
 pub mod int4;
 pub mod mma;
 mod operands;
@@ -33,10 +33,17 @@ pub mod sm90;
 mod staging;
 pub mod stream;
 mod supported;
-pub(crate) mod tensor_map;
+pub mod tensor_map;
 mod wgmma;
 
+pub use epilogue::Epilogue;
+use epilogue::RawOutput;
+pub(crate) use epilogue::expect_epilogue;
+pub(crate) use operands::tile_k;
+pub use operands::{GemmOperands, PackedBytes, packed_bytes};
 use serde::{Deserialize, Serialize};
+use staging::Staging;
+use supported::{TYPES, is_hopper};
 
 use crate::{
     Architecture, DataType, Device, Error, Result, Stream,
@@ -46,14 +53,6 @@ use crate::{
     raw::MetaOrder,
     source::Source,
 };
-
-pub use epilogue::Epilogue;
-use epilogue::RawOutput;
-pub(crate) use epilogue::expect_epilogue;
-pub(crate) use operands::tile_k;
-pub use operands::{GemmOperands, PackedBytes, packed_bytes};
-use staging::Staging;
-use supported::{TYPES, is_hopper};
 
 /// Returns the source of every GEMM kernel.
 pub(crate) fn sources() -> Vec<Source> {

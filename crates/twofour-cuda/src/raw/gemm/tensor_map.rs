@@ -5,28 +5,32 @@ use cudarc::driver::sys::{self, CUtensorMapDataType as Type};
 use crate::{DataType, DevicePtr, Error, Result};
 
 /// A tensor map: a matrix or a tensor of four dimensions, and the box of it that one copy transfers.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
-pub(crate) struct TensorMap(sys::CUtensorMap);
+pub struct TensorMap(sys::CUtensorMap);
 
 /// The swizzle of a box's rows in shared memory, whose width is a row's.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Swizzle {
+pub enum Swizzle {
+    /// None.
     None,
+    /// Rows of 32 bytes.
     Bytes32,
+    /// Rows of 64 bytes.
     Bytes64,
+    /// Rows of 128 bytes.
     Bytes128,
 }
 
 impl TensorMap {
     /// A map of no matrix, for kernels that do not use it.
-    pub(crate) const NONE: Self = Self(sys::CUtensorMap { opaque: [0; 16] });
+    pub const NONE: Self = Self(sys::CUtensorMap { opaque: [0; 16] });
 
     /// Returns the map of a row-major matrix of (rows, columns) with elements of `width` bytes, and a box of (rows, columns). Copies read zeros outside the matrix.
     ///
     /// # Errors
     /// [`Error::Driver`] where the driver rejects an address or a pitch that is not a multiple of 16 bytes.
-    pub(crate) fn new(
+    pub fn new(
         data: DevicePtr,
         width: usize,
         (rows, cols): (usize, usize),
@@ -47,7 +51,7 @@ impl TensorMap {
     ///
     /// # Errors
     /// Those of [`TensorMap::new`].
-    pub(crate) fn of_results(
+    pub fn of_results(
         data: DevicePtr,
         element: DataType,
         shape: (usize, usize),
@@ -66,7 +70,7 @@ impl TensorMap {
     ///
     /// # Errors
     /// [`Error::Driver`] where the driver rejects an address or a step that is not a multiple of 16 bytes.
-    pub(crate) fn of_heads(
+    pub fn of_heads(
         data: DevicePtr,
         sizes: [u64; 4],
         steps: [u64; 3],

@@ -1,10 +1,10 @@
-//! Headers that several kernels' sources share. Sources have no `#include`: their modules list the files in order.
+//! Headers that several kernels' sources share, those of other crates included. Sources have no `#include`: their modules list the files in order.
 
 use crate::source::File;
 
 macro_rules! headers {
     ($($(#[$doc:meta])* $constant:ident = $file:literal;)*) => {
-        $($(#[$doc])* pub(crate) const $constant: File = File::new($file, include_str!($file));)*
+        $($(#[$doc])* pub const $constant: File = File::new($file, include_str!($file));)*
     };
 }
 

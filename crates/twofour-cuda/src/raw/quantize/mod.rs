@@ -5,7 +5,7 @@
 
 mod rows;
 
-pub(crate) use rows::RowCtas;
+pub use rows::RowCtas;
 
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,

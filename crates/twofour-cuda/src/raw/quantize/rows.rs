@@ -10,7 +10,7 @@ const CLUSTERS: [u32; 3] = [8, 4, 2];
 
 /// The launch configurations of a kernel on one device whose clusters, of `headers/quantized_row.cuh`, quantize a row each.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct RowCtas {
+pub struct RowCtas {
     multiprocessors: u32,
     has_clusters: bool,
     /// Elements of a vector.
@@ -21,13 +21,13 @@ pub(crate) struct RowCtas {
 
 impl RowCtas {
     /// Returns the configurations for rows of a data type. CTAs of a cluster have at least `least` vectors of 16 bytes each.
-    pub(crate) fn new(device: &Device, dtype: DataType, least: u32) -> Self {
+    pub fn new(device: &Device, dtype: DataType, least: u32) -> Self {
         let has_clusters = matches!(device.architecture().capability().0, 9 | 10);
         Self { multiprocessors: device.multiprocessors(), has_clusters, vector: 16 / dtype.bytes() as u32, least }
     }
 
     /// Returns the configuration for `rows` rows of `width` elements: a thread for each vector, as far as there are as many.
-    pub(crate) fn launch(&self, rows: u32, width: u32) -> Launch {
+    pub fn launch(&self, rows: u32, width: u32) -> Launch {
         let vectors = width.div_ceil(self.vector);
         let is_filled = |ctas: &u32| vectors / ctas >= self.least && rows <= self.multiprocessors / ctas;
         let cluster = CLUSTERS.into_iter().find(|ctas| self.has_clusters && is_filled(ctas)).unwrap_or(1);

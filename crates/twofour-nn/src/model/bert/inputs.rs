@@ -73,7 +73,7 @@ impl<E: Engine> BertBatch<E> {
             .into_iter()
             .zip(lists)
             .filter(|(_, ids)| !ids.is_empty())
-            .try_for_each(|(to, ids)| engine.write_ids(to, &ids))
+            .try_for_each(|(to, ids)| Ok(engine.write_ids(to, &ids)?))
     }
 
     /// Sequences without targets, as [`Bert::encode`](super::Bert::encode) takes them.

@@ -60,7 +60,7 @@ struct InMemory<'a, E: Engine> {
 
 impl<E: Engine, T: KernelElement> Parts<T> for InMemory<'_, E> {
     fn vector(&self, name: &str, _: usize) -> Result<Vec<f32>> {
-        self.engine.read(self.parameters.get(name).ok_or_else(|| absent(name))?.master())
+        Ok(self.engine.read(self.parameters.get(name).ok_or_else(|| absent(name))?.master())?)
     }
 
     fn table(&self, name: &str, [rows, width]: [usize; 2]) -> Result<Vec<T>> {

@@ -10,7 +10,7 @@ use crate::{
 
 /// The kernel.
 #[derive(Debug, Clone)]
-pub(crate) struct Finish(Kernel);
+pub struct Finish(Kernel);
 
 /// The kernel's parameters, in their memory layout.
 #[repr(C)]
@@ -42,7 +42,7 @@ impl Finish {
     ///
     /// # Errors
     /// Those of compiling and loading.
-    pub(crate) fn new(device: &Device) -> Result<Self> {
+    pub fn new(device: &Device) -> Result<Self> {
         Ok(Self(device.kernel(&source(), "finish")?))
     }
 
@@ -54,7 +54,7 @@ impl Finish {
     ///
     /// # Safety
     /// The pointers are valid for the problem's results until the stream has passed this call; the stream is of the kernel's device.
-    pub(crate) unsafe fn run(
+    pub unsafe fn run(
         &self,
         stream: Stream,
         problem: GemmProblem,

@@ -1,10 +1,11 @@
 //! SAM's neck on a GPU.
 
 use twofour::DataType;
-use twofour_cuda::{
+use twofour_cuda::layer::{DenseLinear, DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext};
+use twofour_transformer::cuda::{
+    NormKind,
     decode::{Normalized, TokenNorm, TokenNormTensors, normalize_tokens},
-    layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext},
-    transformer::{DenseLinear, NormKind, fill, neighbours},
+    fill, neighbours,
 };
 
 use super::super::{ImageEncoderConfig, neck::EPSILON};

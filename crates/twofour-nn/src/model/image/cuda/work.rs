@@ -1,13 +1,11 @@
 //! The way of a group of images through an encoder on a GPU.
 
 use twofour::DataType;
-use twofour_cuda::{
+use twofour_cuda::layer::{DenseLinear, DeviceBuffer, DeviceSlice, DeviceSliceMut};
+use twofour_transformer::cuda::{
+    ImageAttention, ImageAttentionTensors, NormKind, SplitHeadsMut, activation_forward, add_in_place, convert, copy,
     decode::{Normalized, TokenNorm, TokenNormTensors, normalize_tokens},
-    layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut},
-    transformer::{
-        DenseLinear, ImageAttention, ImageAttentionTensors, NormKind, SplitHeadsMut, activation_forward, add_in_place,
-        convert, copy, gated_forward, image_attention, scale_rows,
-    },
+    gated_forward, image_attention, scale_rows,
 };
 
 use super::{super::ImageOutput, CudaEnd, CudaImageEncoder, layer::CudaImageLayer, neck::NeckWork};

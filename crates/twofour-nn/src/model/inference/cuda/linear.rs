@@ -4,11 +4,8 @@ use twofour::{
     DataType,
     kernel::{Activation, KernelElement},
 };
-use twofour_cuda::{
-    decode::{DenseInt8Linear, WeightOnlyLinear},
-    layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext, PackedLinear},
-    transformer::DenseLinear,
-};
+use twofour_cuda::layer::{DenseLinear, DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext, PackedLinear};
+use twofour_transformer::cuda::decode::{DenseInt8Linear, WeightOnlyLinear};
 
 use crate::{
     Error, Result,

@@ -11,10 +11,8 @@ mod work;
 use std::sync::Mutex;
 
 use twofour::DataType;
-use twofour_cuda::{
-    layer::{DeviceBuffer, LayerContext},
-    transformer::NormKind as CudaNormKind,
-};
+use twofour_cuda::layer::{DeviceBuffer, LayerContext};
+use twofour_transformer::cuda::NormKind as CudaNormKind;
 
 pub(in crate::model) use self::linear::CudaLinear;
 pub use self::{random::CudaRandomWeights, session::CudaSession};

@@ -4,10 +4,8 @@ use std::sync::Mutex;
 
 use half::f16;
 use twofour::DataType;
-use twofour_cuda::{
-    decode::{DenseInt8Linear, WeightOnlyLinear},
-    layer::{DeviceBuffer, LayerContext, PackedLinear, RandomForm, random_buffer},
-};
+use twofour_cuda::layer::{DeviceBuffer, LayerContext, PackedLinear, RandomForm, random_buffer};
+use twofour_transformer::cuda::decode::{DenseInt8Linear, WeightOnlyLinear};
 
 use super::{CudaInference, CudaLayer, CudaLinear, CudaNorm, build::expect_supported};
 use crate::{

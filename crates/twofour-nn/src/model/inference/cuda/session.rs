@@ -1,10 +1,10 @@
 //! Sequences that are being read and written on a GPU.
 
 use twofour::DataType;
-use twofour_cuda::{
+use twofour_cuda::layer::{Accumulate, CapturedWork, DeviceBuffer, DeviceSliceMut};
+use twofour_transformer::cuda::{
+    IGNORED_TARGET, Rotary, cross_entropy_loss,
     decode::{CacheShape, CachedAttention, ChosenTokens, choose_tokens},
-    layer::{Accumulate, CapturedWork, DeviceBuffer, DeviceSliceMut},
-    transformer::{IGNORED_TARGET, Rotary, cross_entropy_loss},
 };
 
 use super::{

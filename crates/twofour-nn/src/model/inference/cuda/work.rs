@@ -1,13 +1,14 @@
 //! One pass of new tokens through a model.
 
 use twofour::DataType;
-use twofour_cuda::{
+use twofour_cuda::layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext};
+use twofour_transformer::cuda::{
+    Rotary, activation_forward,
     decode::{
         CachedAttention, CachedTokens, HeadNorms, Normalized, TokenEmbedding, TokenNorm, TokenNormTensors,
         embed_tokens, gate_to_i8, normalize_tokens,
     },
-    layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext},
-    transformer::{Rotary, activation_forward, gated_forward},
+    gated_forward,
 };
 
 use super::{

@@ -1,0 +1,69 @@
+//! Cross-entropy and its gradient in place of the logits.
+
+use twofour_cuda::{
+    DataType, Device, DevicePtr, Result, Stream,
+    device::{Kernel, Launch},
+    raw::{
+        float_types::{FLOAT_TYPES, expect_float_type, row_source},
+        grid::threads_of_row,
+    },
+    source::{File, Source},
+};
+
+/// The kernels for logits of one data type, on one device.
+#[derive(Debug, Clone)]
+pub(crate) struct CrossEntropy {
+    dtype: DataType,
+    rows: Kernel,
+    sum_losses: Kernel,
+}
+
+/// The kernels' parameters, in their memory layout; `kernel.cu` says what each is.
+#[repr(C)]
+pub(crate) struct CrossEntropyParameters {
+    pub(crate) logits: DevicePtr,
+    pub(crate) targets: DevicePtr,
+    pub(crate) device_factor: DevicePtr,
+    pub(crate) losses: DevicePtr,
+    pub(crate) loss: DevicePtr,
+    pub(crate) status: DevicePtr,
+    pub(crate) rows: u32,
+    pub(crate) classes: u32,
+    pub(crate) factor: f32,
+    pub(crate) writes_gradient: u32,
+    pub(crate) adds_loss: u32,
+}
+
+fn source(dtype: DataType) -> Source {
+    row_source("cross-entropy", dtype, [File::new("cross_entropy/kernel.cu", include_str!("kernel.cu"))])
+}
+
+/// Returns every source.
+pub(crate) fn sources() -> Vec<Source> {
+    FLOAT_TYPES.into_iter().map(source).collect()
+}
+
+impl CrossEntropy {
+    /// Loads the kernels for logits of f32, f16 or bf16.
+    pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
+        expect_float_type("cross-entropy", dtype)?;
+        let source = source(dtype);
+        let (rows, sum_losses) = (device.kernel(&source, "rows")?, device.kernel(&source, "sum_losses")?);
+        Ok(Self { dtype, rows, sum_losses })
+    }
+
+    /// Launches the rows' losses and gradients, and the sum of the losses.
+    ///
+    /// # Safety
+    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this call; the stream is of this device.
+    pub(crate) unsafe fn run(&self, stream: Stream, parameters: &CrossEntropyParameters) -> Result<()> {
+        if parameters.rows > 0 {
+            let threads = threads_of_row(parameters.classes as usize * self.dtype.bytes(), 1024);
+            let launch = Launch::simple((parameters.rows, 1), threads);
+            // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
+            unsafe { self.rows.launch(stream, launch, parameters) }?;
+        }
+        // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
+        unsafe { self.sum_losses.launch(stream, Launch::simple((1, 1), 1024), parameters) }
+    }
+}

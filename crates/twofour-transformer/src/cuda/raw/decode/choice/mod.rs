@@ -1,0 +1,49 @@
+//! The most likely token of each sequence.
+
+use twofour_cuda::{
+    DataType, Device, DevicePtr, Result, Stream,
+    device::{Kernel, Launch},
+    raw::float_types::{FLOAT_TYPES, expect_float_type, row_source},
+    source::{File, Source},
+};
+
+/// The kernel for logits of one data type, on one device.
+#[derive(Debug, Clone)]
+pub(crate) struct Choices(Kernel);
+
+/// The kernel's parameters, in their memory layout; `kernel.cu` says what each is.
+#[repr(C)]
+pub(crate) struct ChoiceParameters {
+    pub(crate) logits: DevicePtr,
+    pub(crate) ids: DevicePtr,
+    pub(crate) positions: DevicePtr,
+    pub(crate) history: DevicePtr,
+    pub(crate) vocabulary: u32,
+    pub(crate) capacity: u32,
+}
+
+fn source(dtype: DataType) -> Source {
+    row_source("decode-choice", dtype, [File::new("decode/choice/kernel.cu", include_str!("kernel.cu"))])
+}
+
+/// Returns every source.
+pub(crate) fn sources() -> Vec<Source> {
+    FLOAT_TYPES.into_iter().map(source).collect()
+}
+
+impl Choices {
+    /// Loads the kernel for logits of f32, f16 or bf16.
+    pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
+        expect_float_type("choosing a token", dtype)?;
+        Ok(Self(device.kernel(&source(dtype), "choose")?))
+    }
+
+    /// Launches the choice for `batch` sequences, at least one.
+    ///
+    /// # Safety
+    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this call; the stream is of this device.
+    pub(crate) unsafe fn run(&self, stream: Stream, batch: u32, parameters: &ChoiceParameters) -> Result<()> {
+        // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
+        unsafe { self.0.launch(stream, Launch::simple((batch, 1), 1024), parameters) }
+    }
+}

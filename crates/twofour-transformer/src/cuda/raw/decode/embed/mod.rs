@@ -1,0 +1,53 @@
+//! The first residual stream of new tokens.
+
+use twofour_cuda::{
+    DataType, Device, DevicePtr, Result, Stream,
+    device::{Kernel, Launch},
+    raw::float_types::{FLOAT_TYPES, expect_float_type, row_source},
+    source::{File, Source},
+};
+
+/// The kernel for tables of one data type, on one device.
+#[derive(Debug, Clone)]
+pub(crate) struct Embeds(Kernel);
+
+/// The kernel's parameters, in their memory layout; `kernel.cu` says what each is.
+#[repr(C)]
+pub(crate) struct EmbedParameters {
+    pub(crate) ids: DevicePtr,
+    pub(crate) positions: DevicePtr,
+    pub(crate) table: DevicePtr,
+    pub(crate) learned: DevicePtr,
+    pub(crate) x: DevicePtr,
+    pub(crate) count: u32,
+    pub(crate) width: u32,
+    pub(crate) vocabulary: u32,
+    pub(crate) context: u32,
+}
+
+fn source(dtype: DataType) -> Source {
+    row_source("decode-embed", dtype, [File::new("decode/embed/kernel.cu", include_str!("kernel.cu"))])
+}
+
+/// Returns every source.
+pub(crate) fn sources() -> Vec<Source> {
+    FLOAT_TYPES.into_iter().map(source).collect()
+}
+
+impl Embeds {
+    /// Loads the kernel for tables of f32, f16 or bf16.
+    pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
+        expect_float_type("an embedding", dtype)?;
+        Ok(Self(device.kernel(&source(dtype), "embed")?))
+    }
+
+    /// Launches the copy of `tokens` rows, at least one.
+    ///
+    /// # Safety
+    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this call; the stream is of this device.
+    pub(crate) unsafe fn run(&self, stream: Stream, tokens: u32, parameters: &EmbedParameters) -> Result<()> {
+        let threads = parameters.width.div_ceil(4).next_multiple_of(32).clamp(32, 1024);
+        // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
+        unsafe { self.0.launch(stream, Launch::simple((tokens, 1), threads), parameters) }
+    }
+}

@@ -1,0 +1,67 @@
+//! Gated activations and their gradients.
+
+use twofour_cuda::{
+    DataType, Device, DevicePtr, Result, Stream,
+    device::{Kernel, Launch},
+    raw::{
+        float_types::{FLOAT_TYPES, expect_float_type, row_source},
+        grid::{BLOCK, blocks_of_elements},
+        headers,
+    },
+    source::{File, Source},
+};
+
+/// The number of gates.
+const GATES: usize = 4;
+
+/// The kernels for tensors of one data type, on one device. Gates: SiLU, GELU, GELU by tanh, ReLU.
+#[derive(Debug, Clone)]
+pub(crate) struct Gated {
+    dtype: DataType,
+    apply: [Kernel; GATES],
+    gradient: [Kernel; GATES],
+}
+
+/// The kernels' parameters, in their memory layout; `kernel.cu` says what each is.
+#[repr(C)]
+pub(crate) struct GatedParameters {
+    pub(crate) x: DevicePtr,
+    pub(crate) dy: DevicePtr,
+    pub(crate) out: DevicePtr,
+    pub(crate) count: u64,
+    pub(crate) width: u32,
+}
+
+fn source(dtype: DataType) -> Source {
+    let kernel = File::new("gated/kernel.cu", include_str!("kernel.cu"));
+    row_source("gated", dtype, [headers::FUNCTIONS, kernel])
+}
+
+/// Returns every source.
+pub(crate) fn sources() -> Vec<Source> {
+    FLOAT_TYPES.into_iter().map(source).collect()
+}
+
+impl Gated {
+    /// Loads the kernels for tensors of f32, f16 or bf16.
+    pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
+        expect_float_type("a gated activation", dtype)?;
+        let source = source(dtype);
+        let kernels = |prefix: &str| -> Result<[Kernel; GATES]> {
+            let kernel = |name: &str| device.kernel(&source, &format!("{prefix}_{name}"));
+            Ok([kernel("silu")?, kernel("gelu")?, kernel("tanh_gelu")?, kernel("relu")?])
+        };
+        Ok(Self { dtype, apply: kernels("apply")?, gradient: kernels("gradient")? })
+    }
+
+    /// Launches the activation with the gate of this index, or its gradient where there is `dy`, for at least one element.
+    ///
+    /// # Safety
+    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this call; the stream is of this device.
+    pub(crate) unsafe fn run(&self, stream: Stream, gate: usize, parameters: &GatedParameters) -> Result<()> {
+        let kernels = if parameters.dy == 0 { &self.apply } else { &self.gradient };
+        let blocks = blocks_of_elements(parameters.count, 16 / self.dtype.bytes() as u64)?;
+        // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
+        unsafe { kernels[gate].launch(stream, Launch::simple((blocks, 1), BLOCK), parameters) }
+    }
+}

@@ -1,0 +1,85 @@
+//! Sums, conversions and constants, element by element.
+
+use twofour_cuda::{
+    DataType, Device, DevicePtr, Result, Stream,
+    device::{Kernel, Launch},
+    raw::{
+        float_types::{FLOAT_TYPES, expect_float_type, row_source},
+        grid::{BLOCK, blocks_of_elements},
+    },
+    source::{File, Source},
+};
+
+/// An operation on each element.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum PointwiseOperation {
+    /// `out = a + b`.
+    Add,
+    /// `out = a` for `a` of f32 and `out` of the kernels' type.
+    FromF32,
+    /// `out = a` for `a` of the kernels' type and `out` of f32.
+    ToF32,
+    /// `out = value`.
+    Fill,
+}
+
+/// The kernels for tensors of one data type, on one device.
+#[derive(Debug, Clone)]
+pub(crate) struct Pointwise {
+    dtype: DataType,
+    kernels: [Kernel; 4],
+}
+
+/// The kernels' parameters, in their memory layout.
+#[derive(Default)]
+#[repr(C)]
+pub(crate) struct PointwiseParameters {
+    pub(crate) a: DevicePtr,
+    pub(crate) b: DevicePtr,
+    pub(crate) out: DevicePtr,
+    pub(crate) count: u64,
+    pub(crate) value: f32,
+}
+
+fn source(dtype: DataType) -> Source {
+    row_source("pointwise", dtype, [File::new("pointwise/kernel.cu", include_str!("kernel.cu"))])
+}
+
+/// Returns every source.
+pub(crate) fn sources() -> Vec<Source> {
+    FLOAT_TYPES.into_iter().map(source).collect()
+}
+
+impl Pointwise {
+    /// Loads the kernels for tensors of f32, f16 or bf16.
+    pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
+        expect_float_type("an element-wise operation", dtype)?;
+        let source = source(dtype);
+        let kernel = |name: &str| device.kernel(&source, name);
+        Ok(Self { dtype, kernels: [kernel("add")?, kernel("from_f32")?, kernel("to_f32")?, kernel("fill")?] })
+    }
+
+    /// Launches an operation.
+    ///
+    /// # Safety
+    /// The pointers that the operation uses are valid for `count` elements until the stream has passed this call; the stream is of this device.
+    pub(crate) unsafe fn run(
+        &self,
+        stream: Stream,
+        operation: PointwiseOperation,
+        parameters: &PointwiseParameters,
+    ) -> Result<()> {
+        if parameters.count == 0 {
+            return Ok(());
+        }
+        let kernel = match operation {
+            PointwiseOperation::Add => &self.kernels[0],
+            PointwiseOperation::FromF32 => &self.kernels[1],
+            PointwiseOperation::ToF32 => &self.kernels[2],
+            PointwiseOperation::Fill => &self.kernels[3],
+        };
+        let blocks = blocks_of_elements(parameters.count, 16 / self.dtype.bytes() as u64)?;
+        // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
+        unsafe { kernel.launch(stream, Launch::simple((blocks, 1), BLOCK), parameters) }
+    }
+}

@@ -1,0 +1,227 @@
+//! Operations between linear layers on a GPU.
+
+use twofour::{
+    DataType,
+    layer::{Accumulate, Activation},
+};
+use twofour_cuda::layer;
+
+use super::{CudaAttention, CudaBuffer, CudaEngine, CudaRotary, attention, functions::gate, norm, rows_of};
+use crate::{
+    Result, cuda as kernels,
+    cuda::{ElementFunction, Embedding, LossFactor, NormInput},
+    engine::{AttentionShape, Buffer as _, LayerOperations, Nonlinearity},
+};
+
+impl LayerOperations for CudaEngine {
+    type AttentionState = CudaAttention;
+    type Rotary = CudaRotary;
+
+    fn embedding(&self, table: &CudaBuffer, width: usize, ids: &CudaBuffer, out: &mut CudaBuffer) -> Result<()> {
+        let vocabulary = rows_of(table, width);
+        let embedding = Embedding { tokens: ids.len(), vocabulary, width, positions: 0 };
+        let mut status = self.pool.take(&self.context, DataType::I32, 1)?;
+        let tables = (table.slice(), None);
+        let status_at = status.as_slice_mut();
+        kernels::embedding_forward(&self.context, embedding, ids.slice(), tables, out.slice_mut(), status_at)?;
+        self.pool.give(status);
+        Ok(())
+    }
+
+    fn embedding_gradient(
+        &self,
+        d_out: &CudaBuffer,
+        width: usize,
+        ids: &CudaBuffer,
+        accumulate: Accumulate,
+        d_table: &mut CudaBuffer,
+    ) -> Result<()> {
+        let vocabulary = rows_of(d_table, width);
+        let embedding = Embedding { tokens: ids.len(), vocabulary, width, positions: 0 };
+        let mut status = self.pool.take(&self.context, DataType::I32, 1)?;
+        let tables = (d_table.slice_mut(), None);
+        kernels::embedding_gradient(
+            &self.context,
+            embedding,
+            ids.slice(),
+            d_out.slice(),
+            tables,
+            accumulate,
+            status.as_slice_mut(),
+        )?;
+        self.pool.give(status);
+        Ok(())
+    }
+
+    fn layer_norm(
+        &self,
+        x: &CudaBuffer,
+        parameters: [&CudaBuffer; 2],
+        epsilon: f32,
+        y: &mut CudaBuffer,
+        statistics: [&mut CudaBuffer; 2],
+    ) -> Result<()> {
+        norm::layer_forward(&self.context, NormInput::Tensor(x.slice()), parameters, epsilon, y, statistics)
+    }
+
+    fn add_layer_norm(
+        &self,
+        x: &CudaBuffer,
+        sum: &mut CudaBuffer,
+        parameters: [&CudaBuffer; 2],
+        epsilon: f32,
+        y: &mut CudaBuffer,
+        statistics: [&mut CudaBuffer; 2],
+    ) -> Result<()> {
+        let input = NormInput::Sum(x.slice(), sum.slice_mut());
+        norm::layer_forward(&self.context, input, parameters, epsilon, y, statistics)
+    }
+
+    fn layer_norm_gradient(
+        &self,
+        saved: (&CudaBuffer, &CudaBuffer, [&CudaBuffer; 2]),
+        dy: &CudaBuffer,
+        dx: &mut CudaBuffer,
+        accumulate: Accumulate,
+        gradients: [&mut CudaBuffer; 2],
+    ) -> Result<()> {
+        norm::layer_gradient(&self.context, saved, (dy, dx), accumulate, gradients)
+    }
+
+    fn rms_norm(
+        &self,
+        x: &CudaBuffer,
+        gain: &CudaBuffer,
+        epsilon: f32,
+        y: &mut CudaBuffer,
+        rstd: &mut CudaBuffer,
+    ) -> Result<()> {
+        norm::rms_forward(&self.context, NormInput::Tensor(x.slice()), gain, epsilon, y, rstd)
+    }
+
+    fn add_rms_norm(
+        &self,
+        x: &CudaBuffer,
+        sum: &mut CudaBuffer,
+        gain: &CudaBuffer,
+        epsilon: f32,
+        y: &mut CudaBuffer,
+        rstd: &mut CudaBuffer,
+    ) -> Result<()> {
+        norm::rms_forward(&self.context, NormInput::Sum(x.slice(), sum.slice_mut()), gain, epsilon, y, rstd)
+    }
+
+    fn rms_norm_gradient(
+        &self,
+        saved: (&CudaBuffer, &CudaBuffer, &CudaBuffer),
+        epsilon: f32,
+        dy: &CudaBuffer,
+        dx: &mut CudaBuffer,
+        accumulate: Accumulate,
+        d_gain: &mut CudaBuffer,
+    ) -> Result<()> {
+        norm::rms_gradient(&self.context, saved, epsilon, (dy, dx), accumulate, d_gain)
+    }
+
+    fn rotary(&self, positions: usize, frequencies: &[f64]) -> Result<CudaRotary> {
+        Ok(CudaRotary::new(positions, frequencies))
+    }
+
+    fn attention(
+        &self,
+        shape: AttentionShape,
+        qkv: &mut CudaBuffer,
+        rotary: Option<&CudaRotary>,
+        merged: &mut CudaBuffer,
+    ) -> Result<CudaAttention> {
+        attention::forward((&self.context, &self.pool), shape, qkv, rotary, merged)
+    }
+
+    fn attention_gradient(
+        &self,
+        shape: AttentionShape,
+        saved: (CudaAttention, &CudaBuffer, &CudaBuffer),
+        rotary: Option<&CudaRotary>,
+        d_merged: &CudaBuffer,
+        d_qkv: &mut CudaBuffer,
+    ) -> Result<()> {
+        attention::gradient((&self.context, &self.pool), shape, saved, rotary, (d_merged, d_qkv))
+    }
+
+    fn activation(&self, activation: Activation, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
+        let function = ElementFunction::Activation(activation);
+        Ok(kernels::activation_forward(&self.context, function, x.slice(), y.slice_mut())?)
+    }
+
+    fn activation_gradient(&self, activation: Activation, x: &CudaBuffer, dy: &mut CudaBuffer) -> Result<()> {
+        Ok(layer::activation_gradient(&self.context, activation, x.slice(), dy.slice_mut())?)
+    }
+
+    fn squared_relu(&self, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
+        let function = ElementFunction::SquaredRelu;
+        Ok(kernels::activation_forward(&self.context, function, x.slice(), y.slice_mut())?)
+    }
+
+    fn squared_relu_gradient(&self, x: &CudaBuffer, dy: &mut CudaBuffer) -> Result<()> {
+        let function = ElementFunction::SquaredRelu;
+        Ok(kernels::activation_backward_in_place(&self.context, function, x.slice(), dy.slice_mut())?)
+    }
+
+    fn activation_and_bias_gradient(
+        &self,
+        activation: Activation,
+        x: &CudaBuffer,
+        dy: &mut CudaBuffer,
+        accumulate: Accumulate,
+        db: &mut CudaBuffer,
+    ) -> Result<()> {
+        let (context, tokens) = (&self.context, rows_of(dy, db.len()));
+        let (x, dy, db) = (x.slice(), dy.slice_mut(), db.slice_mut());
+        Ok(layer::activation_and_bias_gradient(context, activation, x, dy, tokens, accumulate, db)?)
+    }
+
+    fn gated(&self, function: Nonlinearity, width: usize, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
+        let shape = (rows_of(y, width), width);
+        Ok(kernels::gated_forward(&self.context, gate(function)?, shape, x.slice(), y.slice_mut())?)
+    }
+
+    fn gated_gradient(
+        &self,
+        function: Nonlinearity,
+        width: usize,
+        x: &CudaBuffer,
+        dy: &CudaBuffer,
+        dx: &mut CudaBuffer,
+    ) -> Result<()> {
+        let shape = (rows_of(dy, width), width);
+        let (x, dy, dx) = (x.slice(), dy.slice(), dx.slice_mut());
+        Ok(kernels::gated_backward(&self.context, gate(function)?, shape, x, dy, dx)?)
+    }
+
+    fn add(&self, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
+        Ok(kernels::add_in_place(&self.context, x.slice(), y.slice_mut())?)
+    }
+
+    fn cross_entropy(
+        &self,
+        classes: usize,
+        logits: &mut CudaBuffer,
+        targets: &CudaBuffer,
+        gradient_scale: Option<f32>,
+        loss: &mut CudaBuffer,
+    ) -> Result<()> {
+        let (context, shape, targets) = (&self.context, (targets.len(), classes), targets.slice());
+        let (loss, add) = (loss.slice_mut(), Accumulate::Add);
+        let mut status = self.pool.take(context, DataType::I32, 1)?;
+        let at = status.as_slice_mut();
+        match gradient_scale {
+            Some(host) => {
+                let factor = LossFactor { host, device: None };
+                kernels::cross_entropy(context, shape, logits.slice_mut(), targets, factor, loss, add, at)?;
+            }
+            None => kernels::cross_entropy_loss(context, shape, logits.slice(), targets, loss, add, at)?,
+        }
+        self.pool.give(status);
+        Ok(())
+    }
+}

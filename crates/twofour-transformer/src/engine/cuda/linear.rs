@@ -1,0 +1,125 @@
+//! Linear layers on a GPU.
+
+use twofour::{
+    layer::{Accumulate, SparseLinearSettings},
+    select::Transposable,
+};
+use twofour_cuda::{layer, layer::DenseLinear};
+
+use super::{CudaBuffer, CudaEngine, CudaPackedActivation, CudaSparseLinear, activation, rows_of};
+use crate::{
+    Result, cuda as kernels,
+    engine::{Buffer as _, LinearOperations, LinearShape},
+};
+
+impl LinearOperations for CudaEngine {
+    type PackedActivation = CudaPackedActivation;
+    type SparseLinear = CudaSparseLinear;
+
+    fn linear(
+        &self,
+        shape: LinearShape,
+        x: &CudaBuffer,
+        weight: &CudaBuffer,
+        bias: Option<&CudaBuffer>,
+        y: &mut CudaBuffer,
+    ) -> Result<()> {
+        let (linear, x) = (dense(shape), (x.slice(), shape.tokens));
+        let bias = bias.map(CudaBuffer::slice);
+        Ok(linear.forward(&self.context, x, weight.slice(), bias, y.slice_mut())?)
+    }
+
+    fn input_gradient(
+        &self,
+        shape: LinearShape,
+        dy: &CudaBuffer,
+        weight: &CudaBuffer,
+        dx: &mut CudaBuffer,
+    ) -> Result<()> {
+        let (dy, weight) = ((dy.slice(), shape.tokens), weight.slice());
+        Ok(dense(shape).input_gradient(&self.context, dy, weight, Accumulate::Overwrite, dx.slice_mut())?)
+    }
+
+    fn weight_gradient(
+        &self,
+        shape: LinearShape,
+        dy: &CudaBuffer,
+        x: &CudaBuffer,
+        accumulate: Accumulate,
+        dw: &mut CudaBuffer,
+    ) -> Result<()> {
+        let (context, tokens) = (&self.context, shape.tokens);
+        Ok(dense(shape).weight_gradient(context, dy.slice(), x.slice(), tokens, accumulate, dw.slice_mut())?)
+    }
+
+    fn bias_gradient(&self, dy: &CudaBuffer, accumulate: Accumulate, db: &mut CudaBuffer) -> Result<()> {
+        let tokens = rows_of(dy, db.len());
+        Ok(layer::bias_gradient(&self.context, dy.slice(), tokens, accumulate, db.slice_mut())?)
+    }
+
+    fn sparse_linear(
+        &self,
+        master: &CudaBuffer,
+        shape: (usize, usize),
+        settings: SparseLinearSettings,
+    ) -> Result<CudaSparseLinear> {
+        CudaSparseLinear::new(&self.context, master, shape, self.compute, settings)
+    }
+
+    fn float8_sparse_linear(
+        &self,
+        master: &CudaBuffer,
+        shape: (usize, usize),
+        settings: SparseLinearSettings,
+    ) -> Result<CudaSparseLinear> {
+        CudaSparseLinear::with_float8(&self.context, master, shape, self.compute, settings)
+    }
+
+    fn keep_of_four(&self, count: u32, weight: &CudaBuffer, cols: usize, kept: &mut CudaBuffer) -> Result<()> {
+        Ok(kernels::keep_of_four(&self.context, count, weight.slice(), cols, kept.slice_mut())?)
+    }
+
+    fn apply_mask(&self, mask: &CudaBuffer, cols: usize, weight: &CudaBuffer, masked: &mut CudaBuffer) -> Result<()> {
+        Ok(kernels::apply_mask(&self.context, mask.slice(), cols, weight.slice(), masked.slice_mut())?)
+    }
+
+    fn apply_mask_in_place(&self, mask: &CudaBuffer, cols: usize, values: &mut CudaBuffer) -> Result<()> {
+        Ok(kernels::apply_mask_in_place(&self.context, mask.slice(), cols, values.slice_mut())?)
+    }
+
+    fn pack_squared_relu(
+        &self,
+        rule: Transposable,
+        x: &CudaBuffer,
+        width: usize,
+        old: Option<CudaPackedActivation>,
+    ) -> Result<CudaPackedActivation> {
+        activation::pack(&self.context, rule, (x, width), old)
+    }
+
+    fn packed_linear(
+        &self,
+        shape: LinearShape,
+        x: &CudaPackedActivation,
+        weight: &CudaBuffer,
+        bias: Option<&CudaBuffer>,
+        y: &mut CudaBuffer,
+    ) -> Result<()> {
+        activation::linear(shape, x, weight, bias, y)
+    }
+
+    fn packed_weight_gradient(
+        &self,
+        shape: LinearShape,
+        dy: &CudaBuffer,
+        x: &CudaPackedActivation,
+        accumulate: Accumulate,
+        dw: &mut CudaBuffer,
+    ) -> Result<()> {
+        activation::weight_gradient(shape, dy, x, accumulate, dw)
+    }
+}
+
+fn dense(shape: LinearShape) -> DenseLinear {
+    DenseLinear { out_features: shape.out_features, in_features: shape.in_features }
+}

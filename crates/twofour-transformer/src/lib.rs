@@ -1,0 +1,17 @@
+//! What a transformer needs beside its 2:4 layers, forward and backward, on CPUs and NVIDIA GPUs.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`random`] | counter-based random numbers |
+//! | [`cpu`] | operations over f32 slices on the CPU |
+//! | `cuda` | operations over device memory, and their kernels (feature `cuda`) |
+//! | [`engine`] | memory and operations of a device, over which models are written once; the CPU's and a GPU's |
+
+pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+pub mod engine;
+mod error;
+pub mod random;
+
+pub use error::{Error, Result};
