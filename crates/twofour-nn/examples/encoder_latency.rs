@@ -49,7 +49,7 @@ fn median(times: &mut [f64]) -> f64 {
 fn measure<T: KernelElement + StoredElement>(arguments: &Arguments) -> Result<serde_json::Value, Failure> {
     let Arguments { models, batches, tokens, rounds, dtype } = arguments;
     let encoders = models.iter().map(Encoder::<T>::load).collect::<Result<Vec<_>, _>>()?;
-    let vocabulary = encoders.iter().map(|encoder| encoder.config().vocabulary).min().unwrap_or(1) as u32;
+    let vocabulary = encoders.iter().map(|encoder| encoder.config().vocabulary()).min().unwrap_or(1) as u32;
     let most = batches.iter().max().copied().unwrap_or(1);
     let ids: Vec<u32> = (0..(most * tokens) as u32).map(|i| i.wrapping_mul(2_654_435_761) % vocabulary).collect();
     let inputs: Vec<_> = ids.chunks(*tokens).map(|tokens| EncoderInput { tokens, types: None }).collect();

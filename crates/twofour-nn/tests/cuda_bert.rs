@@ -11,8 +11,8 @@ use twofour::{
     layer::{Accumulate, SparseLinearSettings},
 };
 use twofour_nn::{
-    engine::{Engine, Kind, Nonlinearity, cpu::CpuEngine},
-    model::{Bert, BertConfig, BertSamples, EncoderConfig, EncoderTask, Tokenizer},
+    engine::{Engine, Kind, cpu::CpuEngine},
+    model::{Bert, BertConfig, BertSamples, EncoderTask, GptConfig, Tokenizer, TransformerConfig},
     questions::QuestionFile,
     random::Stream,
     recipe::{Method, TrainingSettings},
@@ -25,17 +25,8 @@ const TASKS: [EncoderTask; 2] = [EncoderTask::MaskedTokens, EncoderTask::Answers
 
 /// Heads of 32 elements, as MiniLM's; 37 positions fill no tile of the attention kernels.
 fn config(task: EncoderTask) -> BertConfig {
-    let encoder = EncoderConfig {
-        vocabulary: 211,
-        context: 40,
-        token_types: 2,
-        layers: 2,
-        width: 128,
-        heads: 4,
-        feed_forward: 256,
-        epsilon: 1e-12,
-        activation: Nonlinearity::Gelu,
-    };
+    let sizes = GptConfig { layers: 2, width: 128, heads: 4, context: 40, feed_forward: 256 };
+    let encoder = TransformerConfig::bert(&sizes, 211);
     BertConfig { encoder, task, positions: 37 }
 }
 

@@ -12,8 +12,8 @@ use twofour_nn::{
     Error,
     engine::Nonlinearity,
     model::{
-        CudaImageEncoder, ImageCheckpoint, ImageEncoder, ImageEncoderConfig, ImageOutput, ImageWeights, ImageWindows,
-        WeightForm,
+        CudaImageEncoder, FeedForwardConfig, GptConfig, ImageCheckpoint, ImageEncoder, ImageInput, ImageWeights,
+        ModelOutput, TransformerConfig, WeightForm,
     },
 };
 
@@ -25,8 +25,8 @@ fn directory(kind: &str) -> PathBuf {
     std::env::var_os("TWOFOUR_CHECKPOINTS").map_or_else(of_sources, PathBuf::from).join(kind)
 }
 
-fn pixels(config: &ImageEncoderConfig, images: usize) -> Vec<f32> {
-    (0..images * config.image_len()).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0).collect()
+fn pixels(config: &TransformerConfig, images: usize) -> Vec<f32> {
+    (0..images * config.image().unwrap().image_len()).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0).collect()
 }
 
 /// The largest difference of elements, which norms make about one.
@@ -38,7 +38,7 @@ fn distance(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
 }
 
 fn hidden(encoder: &CudaImageEncoder, pixels: &[f32]) -> Vec<Vec<f32>> {
-    let mut batch = encoder.batch(pixels.len() / encoder.config().image_len()).unwrap();
+    let mut batch = encoder.batch(pixels.len() / encoder.config().image().unwrap().image_len()).unwrap();
     batch.write(pixels).unwrap();
     // Twice: what the first run left is overwritten.
     batch.run().unwrap();
@@ -63,37 +63,19 @@ fn checkpoints_compute_on_the_gpu_what_they_do_on_the_cpu() {
 }
 
 /// SAM's encoder in small: heads of 80 elements, windows of 14, of which those at the edges are padded.
-fn sam() -> ImageEncoderConfig {
-    ImageEncoderConfig {
-        image: [320; 2],
-        layers: 3,
-        width: 160,
-        heads: 2,
-        feed_forward: 320,
-        windows: Some(ImageWindows { side: 14, global: vec![1] }),
-        output: ImageOutput::Neck { channels: 64 },
-        ..ImageEncoderConfig::named("sam-vit-h").unwrap()
-    }
+fn sam() -> TransformerConfig {
+    let sizes = GptConfig { layers: 3, width: 160, heads: 2, context: 0, feed_forward: 320 };
+    let output = ModelOutput::Neck { channels: 64 };
+    TransformerConfig { output, ..TransformerConfig::sam(&sizes, 320, (14, &[1])) }
 }
 
 /// DINOv2's in small, with layer scale, a class token, registers and SwiGLU.
-fn dinov2() -> ImageEncoderConfig {
-    ImageEncoderConfig {
-        image: [56, 42],
-        patch: 14,
-        class_token: true,
-        registers: 4,
-        activation: Nonlinearity::Silu,
-        gated: true,
-        layer_scale: true,
-        relative_positions: false,
-        windows: None,
-        output: ImageOutput::Norm { head: None },
-        heads: 2,
-        width: 128,
-        feed_forward: 256,
-        ..sam()
-    }
+fn dinov2() -> TransformerConfig {
+    let sizes = GptConfig { layers: 3, width: 128, heads: 2, context: 0, feed_forward: 256 };
+    let image = ImageInput { image: [56, 42], channels: 3, patch: 14, class_token: true, registers: 4 };
+    let vit = TransformerConfig::vit(&sizes, image);
+    let feed_forward = FeedForwardConfig { activation: Nonlinearity::Silu, gated: true, ..vit.feed_forward };
+    TransformerConfig { feed_forward, layer_scale: true, ..vit }
 }
 
 const FORMS: [WeightForm; 4] = [WeightForm::Dense, WeightForm::TwoFour, WeightForm::DenseInt8, WeightForm::TwoFourInt8];
@@ -123,15 +105,17 @@ fn every_form_of_weights_computes_on_the_gpu_what_it_does_on_the_cpu() {
 #[test]
 fn images_of_a_batch_do_not_depend_on_each_other() {
     let Some(device) = device() else { return };
-    let config = ImageEncoderConfig { layers: 2, activation: Nonlinearity::TanhGelu, ..sam() };
+    let mut config = TransformerConfig { layers: 2, ..sam() };
+    config.attention.windows.truncate(2);
+    config.feed_forward.activation = Nonlinearity::TanhGelu;
     let context = LayerContext::repeatable(&device, LayerContext::new(&device).unwrap().stream().clone());
     let weights = ImageWeights::all(WeightForm::TwoFour);
     let encoder = CudaImageEncoder::random(context, &config, weights, DataType::F16, 1).unwrap();
     // More than go through the layers together, 16384 tokens.
-    let images = 16_384 / config.tokens() + 2;
+    let images = 16_384 / config.image().unwrap().tokens() + 2;
     let pixels = pixels(&config, images);
     let all = hidden(&encoder, &pixels);
-    let len = config.image_len();
+    let len = config.image().unwrap().image_len();
     let last = hidden(&encoder, &pixels[(images - 1) * len..]);
     assert_eq!(all.len(), images);
     assert!(distance(&all[images - 1..], &last) < 0.02, "{}", distance(&all[images - 1..], &last));

@@ -18,10 +18,8 @@ use twofour::{
 use twofour_cuda::Device;
 use twofour_nn::{
     Error,
-    engine::{Nonlinearity, cpu::CpuEngine},
-    model::{
-        CudaInference, Decoder, DecoderBiases, DecoderConfig, Gpt, GptConfig, Inference, NormKind, Sampling, Windows,
-    },
+    engine::cpu::CpuEngine,
+    model::{CudaInference, Decoder, Gpt, GptConfig, Inference, Sampling, TransformerConfig, VOCABULARY, Windows},
 };
 
 use support::device;
@@ -29,21 +27,16 @@ use support::device;
 const GREEDY: Sampling = Sampling { temperature: 0.0, seed: 0 };
 
 /// A LLaMA of grouped queries, and a GPT with biases, layer normalization and GELU.
-fn configs() -> [(&'static str, DecoderConfig); 2] {
-    let gpt = DecoderConfig::from(&GptConfig { layers: 2, width: 128, heads: 4, context: 96, feed_forward: 256 });
-    let llama = DecoderConfig {
-        kv_heads: 2,
-        norm: NormKind::RootMeanSquare,
-        activation: Nonlinearity::Silu,
-        gated: true,
-        biases: DecoderBiases { qkv: true, out: false, feed_forward: false },
-        ..gpt.clone()
-    };
+fn configs() -> [(&'static str, TransformerConfig); 2] {
+    let sizes = GptConfig { layers: 2, width: 128, heads: 4, context: 96, feed_forward: 256 };
+    let mut llama = TransformerConfig::llama(&sizes, 2, VOCABULARY);
+    llama.attention.qkv_bias = true;
+    let gpt = TransformerConfig::from(&sizes);
     [("llama", llama), ("gpt", gpt)]
 }
 
 /// Writes a model, dense or with 2:4 blocks, in f32.
-fn saved(directory: &Path, name: &str, config: &DecoderConfig, is_sparse: bool) -> PathBuf {
+fn saved(directory: &Path, name: &str, config: &TransformerConfig, is_sparse: bool) -> PathBuf {
     let mut model = Gpt::new(&CpuEngine, config.clone(), 3).unwrap();
     if is_sparse {
         for linear in model.linears_mut().filter(|linear| linear.name() != "head") {
@@ -216,7 +209,8 @@ fn models_that_kernels_do_not_have_are_refused() {
     let sparse = saved(directory.path(), name, config, true);
     let error = CudaInference::from_reader(&device, &Reader::open(&sparse).unwrap(), DataType::F32).unwrap_err();
     assert!(error.to_string().contains("2:4 weights in f32"), "{error}");
-    let narrow = DecoderConfig { head_dim: 16, heads: 8, kv_heads: 8, ..config.clone() };
+    let mut narrow = config.clone();
+    (narrow.attention.head_dim, narrow.attention.heads, narrow.attention.kv_heads) = (16, 8, 8);
     let path = saved(directory.path(), "narrow", &narrow, false);
     let error = CudaInference::from_reader(&device, &Reader::open(&path).unwrap(), DataType::F32).unwrap_err();
     assert!(error.to_string().contains("heads of 16 elements"), "{error}");

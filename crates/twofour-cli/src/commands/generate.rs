@@ -77,7 +77,7 @@ impl Generate {
         self.model = self.model.located(screen)?;
         let model = self.model.load()?;
         let prompt = model.prompt(&self.prompt)?;
-        let context = model.decoder.config().context;
+        let context = model.decoder.config().context();
         if prompt.len() > context {
             let lost = prompt.len() - context;
             screen.warn(format_args!(

@@ -9,7 +9,7 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use twofour_nn::{
     engine::Engine,
-    model::{DecoderConfig, Gpt, GptConfig},
+    model::{Gpt, GptConfig, TransformerConfig},
     recipe::{DeviceKind, Method, SparsitySettings, TrainingSettings},
     train::{Corpus, SparsityPlan, Trainer},
 };
@@ -130,7 +130,7 @@ impl Plan {
             ..SparsitySettings::default()
         };
         let names: Vec<String> =
-            DecoderConfig::from(&self.model).linear_layers().into_iter().map(|(name, ..)| name).collect();
+            TransformerConfig::from(&self.model).linear_layers().into_iter().map(|(name, ..)| name).collect();
         self.trainer(engine, SparsityPlan::new(&settings, self.training.steps, &names)?, corpus)
     }
 

@@ -12,7 +12,7 @@ use twofour::{
     layer::MaskRule,
 };
 
-use super::{DecoderConfig, Gpt, GptConfig, vit::VIT_KEY};
+use super::{Gpt, GptConfig, TransformerConfig, vit::VIT_KEY};
 use crate::{
     Error, Result,
     engine::{Engine, SparseLayer as _},
@@ -24,7 +24,7 @@ use crate::{
 /// The metadata key that holds a byte-level GPT's [`GptConfig`] as JSON.
 const GPT_KEY: &str = "twofour.gpt";
 
-/// The metadata key that holds any other decoder's [`DecoderConfig`] as JSON.
+/// The metadata key that holds any other decoder's [`TransformerConfig`] as JSON.
 const DECODER_KEY: &str = "twofour.decoder";
 
 impl<E: Engine> Gpt<E> {
@@ -148,7 +148,7 @@ pub(super) fn open(path: &Path) -> Result<Reader> {
     if !is_checkpoint(&reader) {
         return Ok(reader);
     }
-    let checkpoint = CheckpointModel::<DecoderConfig>::new(reader).map_err(|error| match error {
+    let checkpoint = CheckpointModel::<TransformerConfig>::new(reader).map_err(|error| match error {
         Error::State { path, reason } => {
             Error::State { path, reason: format!("{reason}; checkpoints of decoders can be read as a model") }
         }
@@ -188,17 +188,17 @@ pub(super) fn in_memory(
     Ok(Reader::from_bytes(path, bytes)?)
 }
 
-pub(super) fn config_of(reader: &Reader) -> Result<DecoderConfig> {
+pub(super) fn config_of(reader: &Reader) -> Result<TransformerConfig> {
     let fault = |reason: String| twofour::Error::Format { path: reader.path().to_owned(), reason };
     let (key, config) = match (reader.metadata().get(GPT_KEY), reader.metadata().get(DECODER_KEY)) {
         (Some(text), _) => {
             let config: GptConfig =
                 serde_json::from_str(text).map_err(|e| fault(format!("metadata `{GPT_KEY}`: {e}")))?;
             config.validate()?;
-            (GPT_KEY, DecoderConfig::from(&config))
+            (GPT_KEY, TransformerConfig::from(&config))
         }
         (None, Some(text)) => {
-            let config: DecoderConfig =
+            let config: TransformerConfig =
                 serde_json::from_str(text).map_err(|e| fault(format!("metadata `{DECODER_KEY}`: {e}")))?;
             config.validate()?;
             (DECODER_KEY, config)

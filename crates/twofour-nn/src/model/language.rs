@@ -15,14 +15,14 @@ use twofour_cuda::Device;
 #[cfg(feature = "cuda")]
 use super::CudaInference;
 use super::{
-    Checkpoint, DecoderConfig, Inference, Perplexity, Sampling, Tokenizer, Windows, file, saved::tokenizer_beside,
+    Checkpoint, Inference, Perplexity, Sampling, Tokenizer, TransformerConfig, Windows, file, saved::tokenizer_beside,
 };
 use crate::{Error, Result};
 
 /// What [`LanguageModel`] runs: an [`Inference`] of any type.
 pub trait Decoder: fmt::Debug + Send + Sync {
     /// The model's description.
-    fn config(&self) -> &DecoderConfig;
+    fn config(&self) -> &TransformerConfig;
 
     /// [`Inference::weight_bytes`].
     fn weight_bytes(&self) -> usize;
@@ -52,7 +52,7 @@ pub trait Decoder: fmt::Debug + Send + Sync {
 }
 
 impl<T: KernelElement> Decoder for Inference<T> {
-    fn config(&self) -> &DecoderConfig {
+    fn config(&self) -> &TransformerConfig {
         self.config()
     }
 

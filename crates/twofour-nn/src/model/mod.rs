@@ -5,7 +5,6 @@ mod bert;
 mod calibration;
 mod checkpoint;
 mod config;
-mod decoder;
 mod encoder;
 mod file;
 mod gpt;
@@ -25,16 +24,16 @@ pub use batch::IndexBatch;
 pub use bert::{Bert, BertBatch, BertConfig, BertLayer, BertSamples, EncoderTask};
 pub use calibration::{BlockwiseCheckpoint, Calibration, CheckpointBlock, Observation, Replace, open_blockwise};
 pub use checkpoint::{Checkpoint, CheckpointError, EncoderCheckpoint, ImageCheckpoint, is_llama, save_llama};
-pub use config::{GptConfig, VOCABULARY};
-pub use decoder::{DecoderBiases, DecoderConfig, NormKind, Positions, Rope, RopeScaling};
-pub use encoder::{Encoder, EncoderConfig, EncoderInput, MaskedEncoder, SentenceEncoder, Similarity};
+pub use config::{
+    AttentionConfig, FeedForwardConfig, GptConfig, ImageHead, ImageHeadInput, ImageInput, ModelInput, ModelOutput,
+    NormConfig, NormKind, NormPlace, Positions, Rope, RopeScaling, TokenInput, TransformerConfig, VOCABULARY,
+};
+pub use encoder::{Encoder, EncoderInput, MaskedEncoder, SentenceEncoder, Similarity};
 pub use gpt::Gpt;
 pub(crate) use gpt::expect_trainable;
 #[cfg(feature = "cuda")]
 pub use image::{CudaImageBatch, CudaImageEncoder};
-pub use image::{
-    ImageEncoder, ImageEncoderConfig, ImageHead, ImageHeadInput, ImageOutput, ImageWeights, ImageWindows, WeightForm,
-};
+pub use image::{ImageEncoder, ImageWeights, WeightForm};
 #[cfg(feature = "cuda")]
 pub use inference::{CudaInference, CudaRandomWeights, CudaSession};
 pub use inference::{Inference, Perplexity, RandomWeights, Session, Windows};

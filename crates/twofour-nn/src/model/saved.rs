@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use twofour::{Axis, DataType, Mask, MatrixRef, Pattern, file::Reader, verify::conformance};
 
-use super::{Checkpoint, CheckpointError, DecoderConfig, Gpt, Tokenizer, VOCABULARY, file, language::dtype_of};
+use super::{Checkpoint, CheckpointError, Gpt, Tokenizer, TransformerConfig, VOCABULARY, file, language::dtype_of};
 use crate::{Error, Result, engine::Engine, recipe::Recipe, train::CHECKPOINT_FILE};
 
 /// The recipe in the folder of a training run.
@@ -14,7 +14,7 @@ const RECIPE_FILE: &str = "recipe.toml";
 #[derive(Debug)]
 pub struct SavedModel {
     source: Source,
-    config: DecoderConfig,
+    config: TransformerConfig,
 }
 
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl SavedModel {
     }
 
     /// The model's description.
-    pub fn config(&self) -> &DecoderConfig {
+    pub fn config(&self) -> &TransformerConfig {
         &self.config
     }
 
@@ -104,11 +104,11 @@ impl SavedModel {
     /// # Errors
     /// A context that is longer than the model's; those of [`Checkpoint::model`] and [`Gpt::from_reader`].
     pub fn model<E: Engine>(&self, engine: &E, context: usize) -> Result<Gpt<E>> {
-        if context > self.config.context {
-            let found = format!("{context} for a model of {}", self.config.context);
+        if context > self.config.context() {
+            let found = format!("{context} for a model of {}", self.config.context());
             return Err(Error::Setting { what: "context", found, expected: "at most the model's own" });
         }
-        let config = DecoderConfig { context, ..self.config.clone() };
+        let config = self.config.clone().with_context(context);
         Gpt::build(engine, &config, |name, shape| self.values(name, shape))
     }
 
@@ -177,12 +177,12 @@ pub(super) fn run_of(path: &Path) -> Result<Option<(PathBuf, Recipe)>> {
 ///
 /// # Errors
 /// Those of [`SavedModel::tokenizer`].
-pub(super) fn tokenizer_beside(path: &Path, config: &DecoderConfig) -> Result<Tokenizer> {
+pub(super) fn tokenizer_beside(path: &Path, config: &TransformerConfig) -> Result<Tokenizer> {
     if let Some((folder, recipe)) = run_of(path)? {
         let own = folder.join(SavedModel::DIRECTORY).join("tokenizer.json");
         return if own.is_file() { Tokenizer::read(&own) } else { recipe.text_tokenizer() };
     }
-    match config.vocabulary {
+    match config.vocabulary() {
         VOCABULARY => Ok(Tokenizer::Bytes),
         other => Err(Error::Setting {
             what: "tokens of the model",

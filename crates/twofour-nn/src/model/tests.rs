@@ -6,7 +6,7 @@ use twofour::{
     layer::{Accumulate, MaskRule, SparseLinearSettings},
 };
 
-use super::{DecoderConfig, Gpt, GptConfig, Inference};
+use super::{Gpt, GptConfig, Inference, ModelOutput, TransformerConfig};
 use crate::{
     block::BatchShape,
     engine::{Kind, Memory as _, cpu::CpuEngine},
@@ -144,7 +144,7 @@ fn files_keep_the_model() {
 }
 
 /// A LLaMA with heads that share keys and values; its head is the embedding, or has a weight of its own.
-fn llama(tied: bool) -> DecoderConfig {
+fn llama(tied: bool) -> TransformerConfig {
     use crate::recipe::{ModelKind, ModelSettings};
     let settings = ModelSettings {
         kind: ModelKind::Llama,
@@ -156,7 +156,8 @@ fn llama(tied: bool) -> DecoderConfig {
         feed_forward: Some(48),
         ..Default::default()
     };
-    DecoderConfig { tied, ..DecoderConfig::from(&settings) }
+    let output = ModelOutput::Vocabulary { tied, soft_cap: None };
+    TransformerConfig { output, ..TransformerConfig::from(&settings) }
 }
 
 #[test]

@@ -13,8 +13,7 @@ use super::{
 };
 use crate::{
     Result,
-    engine::Nonlinearity,
-    model::{BertConfig, EncoderCheckpoint, EncoderConfig, EncoderTask, SavedModel},
+    model::{BertConfig, EncoderCheckpoint, EncoderTask, GptConfig, SavedModel, TransformerConfig},
     questions::QuestionFile,
     train::QuestionSet,
 };
@@ -66,17 +65,7 @@ impl Recipe {
 
 /// A description by the sizes of a recipe alone, where the model cannot be opened.
 fn config_of(model: &ModelSettings) -> BertConfig {
-    let encoder = EncoderConfig {
-        vocabulary: 1,
-        context: model.context,
-        token_types: 2,
-        layers: model.layers,
-        width: model.width,
-        heads: model.heads,
-        feed_forward: model.feed_forward(),
-        epsilon: 1e-12,
-        activation: Nonlinearity::Gelu,
-    };
+    let encoder = TransformerConfig::bert(&GptConfig::from(model), 1);
     BertConfig { encoder, task: model.task.unwrap_or(EncoderTask::Answers), positions: model.context }
 }
 
@@ -117,7 +106,9 @@ pub(super) fn read_model(s: &mut Section<'_>, from: Option<PathBuf>, m: &mut Mis
 
 /// The sizes of an encoder that training starts from; those that the recipe gives must be the same, but for a shorter context.
 pub(super) fn sizes(saved: &EncoderCheckpoint, from: &Path, s: &mut Section<'_>, m: &mut Mistakes) -> ModelSettings {
-    let EncoderConfig { layers, width, heads, feed_forward, context: longest, .. } = *saved.config();
+    let config = saved.config();
+    let TransformerConfig { layers, width, .. } = *config;
+    let (heads, feed_forward, longest) = (config.attention.heads, config.feed_forward.hidden, config.context());
     let kind = ModelKind::Bert;
     if let Some(given) = s.choice::<ModelKind>("kind", m).filter(|given| *given != kind) {
         let problem = format!("found \"{}\", but {} is a \"bert\"; leave the key out", name_of(given), from.display());
@@ -205,8 +196,9 @@ pub(super) fn source(
     match saved.tokenizer().map(|tokenizer| tokenizer.vocabulary()) {
         Err(error) => m.add(place(), "model.from", error.to_string()),
         // A model may have more tokens than its tokenizer, so that matrices have rounder shapes.
-        Ok(tokens) if tokens > config.encoder.vocabulary => {
-            let problem = format!("its tokenizer has {tokens} tokens, but the model has {}", config.encoder.vocabulary);
+        Ok(tokens) if tokens > config.encoder.vocabulary() => {
+            let problem =
+                format!("its tokenizer has {tokens} tokens, but the model has {}", config.encoder.vocabulary());
             m.add(place(), "model.from", problem);
         }
         Ok(_) => {}

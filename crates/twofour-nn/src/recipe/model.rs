@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{Recipe, reader::Named};
-use crate::model::{BertConfig, DecoderConfig, EncoderTask, VitConfig};
+use crate::model::{BertConfig, EncoderTask, TransformerConfig, VitConfig};
 
 /// The architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
@@ -108,7 +108,7 @@ impl ModelSettings {
 #[derive(Debug, Clone, PartialEq)]
 pub enum ModelConfig {
     /// A decoder of text.
-    Decoder(DecoderConfig),
+    Decoder(TransformerConfig),
     /// A vision transformer.
     Vit(VitConfig),
     /// An encoder.
@@ -119,7 +119,7 @@ impl ModelConfig {
     /// Tokens of a sample: the context, or the tokens of an image.
     pub fn positions(&self) -> usize {
         match self {
-            ModelConfig::Decoder(config) => config.context,
+            ModelConfig::Decoder(config) => config.context(),
             ModelConfig::Vit(config) => config.tokens(),
             ModelConfig::Bert(config) => config.positions,
         }

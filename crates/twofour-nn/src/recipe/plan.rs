@@ -210,9 +210,9 @@ impl Recipe {
         let masked_weights = layers.iter().filter(|layer| layer.masked).map(LayerPlan::weights).sum();
         let config = self.model_config();
         let (vocabulary, classes) = match &config {
-            ModelConfig::Decoder(config) => (Some(config.vocabulary), None),
+            ModelConfig::Decoder(config) => (Some(config.vocabulary()), None),
             ModelConfig::Vit(config) => (None, Some(config.classes)),
-            ModelConfig::Bert(config) => (Some(config.encoder.vocabulary), None),
+            ModelConfig::Bert(config) => (Some(config.encoder.vocabulary()), None),
         };
         let parameters = config.parameters();
         let step_tokens = self.training.batch as u64 * config.positions() as u64;
@@ -299,16 +299,18 @@ impl Recipe {
     fn activations(&self, element: u64, devices: usize) -> u64 {
         let config = self.model_config();
         let [layers, width, context, heads, hidden, outputs] = match &config {
-            ModelConfig::Decoder(c) => [c.layers, c.width, c.context, c.heads, c.feed_forward, c.vocabulary],
+            ModelConfig::Decoder(c) => {
+                [c.layers, c.width, c.context(), c.attention.heads, c.feed_forward.hidden, c.vocabulary()]
+            }
             ModelConfig::Vit(c) => [c.layers, c.width, c.tokens(), c.heads, c.feed_forward, c.classes],
             ModelConfig::Bert(c) => {
                 let e = &c.encoder;
                 // Scores are only of tokens that are masked, or two of each token.
                 let scores = match c.task {
-                    EncoderTask::MaskedTokens => e.vocabulary * c.targets() / c.positions.max(1),
+                    EncoderTask::MaskedTokens => e.vocabulary() * c.targets() / c.positions.max(1),
                     EncoderTask::Answers => 4,
                 };
-                [e.layers, e.width, c.positions, e.heads, e.feed_forward, scores]
+                [e.layers, e.width, c.positions, e.attention.heads, e.feed_forward.hidden, scores]
             }
         }
         .map(|size| size as u64);

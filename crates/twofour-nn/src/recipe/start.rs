@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     Result,
-    model::{self, DecoderConfig, EncoderCheckpoint, SavedModel, expect_trainable},
+    model::{self, AttentionConfig, EncoderCheckpoint, SavedModel, TransformerConfig, expect_trainable},
 };
 
 /// What the files say that a recipe names for its model.
@@ -32,10 +32,10 @@ const CONTEXT: usize = 1024;
 
 impl Recipe {
     /// The description of a decoder.
-    pub fn decoder(&self) -> DecoderConfig {
+    pub fn decoder(&self) -> TransformerConfig {
         match self.source.as_ref().map(|source| &source.config) {
             Some(ModelConfig::Decoder(config)) => config.clone(),
-            _ => DecoderConfig::from(&self.model),
+            _ => TransformerConfig::from(&self.model),
         }
     }
 
@@ -120,7 +120,7 @@ pub(super) fn open(s: &mut Section<'_>, folder: &Path, m: &mut Mistakes) -> (Opt
 /// The sizes of a model that training starts from; those that the recipe gives must be the same, but for a shorter context.
 pub(super) fn sizes(saved: &SavedModel, from: &Path, s: &mut Section<'_>, m: &mut Mistakes) -> ModelSettings {
     let config = saved.config();
-    let kind = if config.gated { ModelKind::Llama } else { ModelKind::Gpt };
+    let kind = if config.feed_forward.gated { ModelKind::Llama } else { ModelKind::Gpt };
     if let Some(given) = s.choice::<ModelKind>("kind", m).filter(|given| *given != kind) {
         let problem = format!(
             "found \"{}\", but {} is a \"{}\"; leave the key out",
@@ -130,7 +130,9 @@ pub(super) fn sizes(saved: &SavedModel, from: &Path, s: &mut Section<'_>, m: &mu
         );
         m.add(s.place("kind"), "model.kind", problem);
     }
-    let DecoderConfig { layers, width, heads, kv_heads, feed_forward, .. } = *config;
+    let TransformerConfig { layers, width, .. } = *config;
+    let AttentionConfig { heads, kv_heads, .. } = config.attention;
+    let feed_forward = config.feed_forward.hidden;
     for (key, own) in
         [("layers", layers), ("width", width), ("heads", heads), ("kv_heads", kv_heads), ("feed_forward", feed_forward)]
     {
@@ -143,9 +145,9 @@ pub(super) fn sizes(saved: &SavedModel, from: &Path, s: &mut Section<'_>, m: &mu
     for key in VISION_KEYS.into_iter().chain(["task"]) {
         s.skip(key);
     }
-    let context = s.integer("context", 1, LARGEST, m).map_or(config.context.min(CONTEXT), |given| given as usize);
-    if context > config.context {
-        let problem = format!("found {context}, but that of {} is {}", from.display(), config.context);
+    let context = s.integer("context", 1, LARGEST, m).map_or(config.context().min(CONTEXT), |given| given as usize);
+    if context > config.context() {
+        let problem = format!("found {context}, but that of {} is {}", from.display(), config.context());
         m.add(s.place("context"), "model.context", problem);
     }
     ModelSettings {
@@ -195,10 +197,10 @@ pub(super) fn source(
 ) -> Option<ModelSource> {
     let vocabulary = vocabulary(model, data, saved, sections, m);
     let Some(saved) = saved else {
-        let config = DecoderConfig { vocabulary: vocabulary?, ..DecoderConfig::from(model) };
+        let config = TransformerConfig::from(model).with_vocabulary(vocabulary?);
         return Some(ModelSource { config: ModelConfig::Decoder(config), violations: BTreeMap::new() });
     };
-    let config = DecoderConfig { context: model.context, ..saved.config().clone() };
+    let config = saved.config().clone().with_context(model.context);
     let place = || sections.model.place("from");
     if let Err(error) = expect_trainable(&config) {
         m.add(place(), "model.from", error.to_string());
@@ -212,7 +214,7 @@ pub(super) fn source(
                 Err(error) => m.add(place(), "model.from", error.to_string()),
             }
         }
-        if config.tied {
+        if config.is_tied() {
             violations.insert("head".to_owned(), "it is the embedding, too, which is read dense".to_owned());
         }
     }
@@ -249,7 +251,7 @@ fn vocabulary(
         (Tokenizer::File(path), _) => model::Tokenizer::read(path),
     };
     let (tokenizer, own) = match tokenizer {
-        Ok(tokenizer) => (tokenizer.vocabulary(), saved.map(|saved| saved.config().vocabulary)),
+        Ok(tokenizer) => (tokenizer.vocabulary(), saved.map(|saved| saved.config().vocabulary())),
         Err(error) => {
             m.add(place, "data.tokenizer", error.to_string());
             return None;

@@ -10,10 +10,7 @@ use twofour_cli::{
     present::table::{Align, Table},
 };
 use twofour_cuda::{DataType, Device, layer::LayerContext};
-use twofour_nn::{
-    engine::Nonlinearity,
-    model::{CudaInference, CudaRandomWeights, CudaSession, DecoderBiases, DecoderConfig, NormKind, Positions, Rope},
-};
+use twofour_nn::model::{CudaInference, CudaRandomWeights, CudaSession, Positions, Rope, TransformerConfig};
 
 use super::suite::{Bench, Suite};
 
@@ -97,7 +94,7 @@ impl Generate {
         self.weights.iter().map(form).collect()
     }
 
-    fn config(&self) -> Result<DecoderConfig> {
+    fn config(&self) -> Result<TransformerConfig> {
         let model = &self.model;
         shape(model)
             .with_context(|| Usage(format!("--model {model}: expected llama-3-8b, llama-3.2-1b or llama-3.2-3b")))
@@ -160,32 +157,11 @@ impl Suite for Generate {
 }
 
 /// A named shape.
-fn shape(name: &str) -> Option<DecoderConfig> {
-    let (layers, width, heads, feed_forward, tied) = match name {
-        "llama-3-8b" => (32, 4096, 32, 14_336, false),
-        "llama-3.2-1b" => (16, 2048, 32, 8192, true),
-        "llama-3.2-3b" => (28, 3072, 24, 8192, true),
-        _ => return None,
-    };
-    Some(DecoderConfig {
-        vocabulary: 128_256,
-        context: 8192,
-        layers,
-        width,
-        heads,
-        kv_heads: 8,
-        head_dim: if layers == 16 { 64 } else { 128 },
-        feed_forward,
-        norm: NormKind::RootMeanSquare,
-        epsilon: 1e-5,
-        positions: Positions::Rotary(Rope { base: 500_000.0, scaling: None }),
-        activation: Nonlinearity::Silu,
-        gated: true,
-        biases: DecoderBiases { qkv: false, out: false, feed_forward: false },
-        head_norms: false,
-        tied,
-        windows: vec![],
-    })
+fn shape(name: &str) -> Option<TransformerConfig> {
+    let is_measured = ["llama-3-8b", "llama-3.2-1b", "llama-3.2-3b"].contains(&name);
+    let config = TransformerConfig::named(name).filter(|_| is_measured)?.with_context(8192);
+    let positions = Positions::Rotary(Rope { base: 500_000.0, scaling: None });
+    Some(TransformerConfig { positions, ..config })
 }
 
 /// The forms of weights by name.
@@ -204,7 +180,7 @@ const WEIGHTS: [(&str, CudaRandomWeights); 8] = [
 fn generation(
     device: &Device,
     name: &str,
-    config: &DecoderConfig,
+    config: &TransformerConfig,
     weights: &[(String, CudaRandomWeights)],
     (batches, context, rounds): (&[usize], usize, usize),
     progress: &mut dyn FnMut(&str),
@@ -226,7 +202,7 @@ fn generation(
             progress(&format!("{form}, batch {batch}"));
             let before = device.pooled_memory()?.in_use;
             let mut session = model.session(batch, context)?;
-            prefill(&mut session, batch, config.vocabulary)?;
+            prefill(&mut session, batch, config.vocabulary())?;
             session.decode()?;
             shared.synchronize()?;
             // The pool keeps what it took for other sessions: what is allocated is counted.

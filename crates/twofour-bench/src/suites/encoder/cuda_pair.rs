@@ -91,7 +91,7 @@ impl EncoderPair for CudaEncoderPair {
             *batch = None;
         }
         for own in &mut self.models {
-            let tokens = random_tokens(shape.tokens(), own.model.config().encoder.vocabulary);
+            let tokens = random_tokens(shape.tokens(), own.model.config().encoder.vocabulary());
             let types = vec![0; tokens.len()];
             own.batch = Some(BertBatch::of_sequences(&own.engine, own.model.config(), (&tokens, &types), shape)?);
             for _ in 0..WARM_UP {

@@ -19,7 +19,7 @@ use twofour_cli::{
     },
 };
 use twofour_cuda::Device;
-use twofour_nn::model::{ImageCheckpoint, ImageEncoderConfig, ImageWeights, SavedModel, WeightForm};
+use twofour_nn::model::{ImageCheckpoint, ImageWeights, SavedModel, TransformerConfig, WeightForm};
 
 use super::{
     cuda_images::CudaImages,
@@ -48,7 +48,7 @@ const FORMS: [(&str, ImageWeights); 8] = [
 /// The image encoder that is measured.
 pub(super) enum ImageModel {
     Checkpoint(Box<ImageCheckpoint>),
-    Shape(Box<ImageEncoderConfig>),
+    Shape(Box<TransformerConfig>),
 }
 
 /// How it is measured.
@@ -103,10 +103,11 @@ impl ImageModel {
             return Ok(Some(ImageModel::Checkpoint(Box::new(ImageCheckpoint::open(directory)?))));
         }
         let name = path.to_str().filter(|_| !path.exists());
-        Ok(name.and_then(ImageEncoderConfig::named).map(|config| ImageModel::Shape(Box::new(config))))
+        let config = name.and_then(TransformerConfig::named).filter(|config| config.image().is_ok());
+        Ok(config.map(|config| ImageModel::Shape(Box::new(config))))
     }
 
-    fn config(&self) -> &ImageEncoderConfig {
+    fn config(&self) -> &TransformerConfig {
         match self {
             ImageModel::Checkpoint(checkpoint) => checkpoint.config(),
             ImageModel::Shape(config) => config,
@@ -169,8 +170,8 @@ impl ImageModel {
             command: options.command.clone(),
             model: options.model.clone(),
             dtype: dtype.to_string(),
-            image: self.config().image,
-            tokens: self.config().tokens(),
+            image: self.config().image()?.image,
+            tokens: self.config().context(),
             load_average: vec![],
             rows: vec![],
         };

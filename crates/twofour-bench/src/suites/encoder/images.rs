@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::Result;
 use twofour::{file::StoredElement, kernel::KernelElement};
 use twofour_cli::measure::random::Random;
-use twofour_nn::model::{ImageCheckpoint, ImageEncoder, ImageEncoderConfig, ImageWeights};
+use twofour_nn::model::{ImageCheckpoint, ImageEncoder, ImageInput, ImageWeights, TransformerConfig};
 
 /// Where the weights of the contenders come from.
 #[derive(Clone, Copy)]
@@ -13,7 +13,7 @@ pub(crate) enum ImageSource<'a> {
     /// A checkpoint: with every linear layer dense, and as it is stored.
     Checkpoint(&'a ImageCheckpoint),
     /// Random weights of a shape, in several forms.
-    Random(&'a ImageEncoderConfig, &'a [ImageWeights]),
+    Random(&'a TransformerConfig, &'a [ImageWeights]),
 }
 
 /// A contender with a batch of images.
@@ -34,9 +34,9 @@ pub(crate) trait ImageContenders {
 }
 
 /// Random pixel values, the same in every run.
-pub(crate) fn random_pixels(config: &ImageEncoderConfig, images: usize) -> Vec<f32> {
+pub(crate) fn random_pixels(config: &TransformerConfig, images: usize) -> Vec<f32> {
     let mut random = Random::new();
-    (0..images * config.image_len()).map(|_| random.float()).collect()
+    (0..images * config.image().map_or(0, ImageInput::image_len)).map(|_| random.float()).collect()
 }
 
 /// On the CPU.

@@ -134,7 +134,7 @@ impl Encoder {
             }
             opened => opened?,
         };
-        let (length, context) = (self.length(), checkpoint.config().context);
+        let (length, context) = (self.length(), checkpoint.config().context());
         if length > context {
             bail!(Usage(format!("--length {length}: the model's context is {context} tokens")));
         }

@@ -42,7 +42,7 @@ impl<T: KernelElement + StoredElement> CpuEncoderPair<T> {
 
 impl<T: KernelElement> EncoderPair for CpuEncoderPair<T> {
     fn begin(&mut self, batch: usize) -> Result<()> {
-        self.tokens = random_tokens(batch * self.length, self.models[0].config().vocabulary);
+        self.tokens = random_tokens(batch * self.length, self.models[0].config().vocabulary());
         Ok(())
     }
 

@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use half::{bf16, f16};
 use twofour::int4::Granularity;
 use twofour_cli::exit::Usage;
-use twofour_nn::model::{Checkpoint, Decoder, DecoderConfig, Inference, LanguageModel, RandomWeights, Sampling};
+use twofour_nn::model::{Checkpoint, Decoder, Inference, LanguageModel, RandomWeights, Sampling, TransformerConfig};
 
 use super::generation::{Introduction, Task, Times};
 
@@ -74,24 +74,27 @@ impl ModelSource {
     }
 
     /// The description of the model that is measured.
-    pub(crate) fn config(&self) -> Result<DecoderConfig> {
-        let mut config = match (DecoderConfig::named(&self.model), self.directory()) {
-            (Some(config), _) => config,
-            (None, Some(directory)) => Checkpoint::open(directory)?.config().clone(),
-            (None, None) => {
-                let names: Vec<_> = DecoderConfig::names().collect();
-                bail!(Usage(format!(
-                    "--model {}: neither a checkpoint's directory nor one of {}",
-                    self.model,
-                    names.join(", ")
-                )));
-            }
-        };
+    pub(crate) fn config(&self) -> Result<TransformerConfig> {
+        let mut config =
+            match (TransformerConfig::named(&self.model).filter(TransformerConfig::is_decoder), self.directory()) {
+                (Some(config), _) => config,
+                (None, Some(directory)) => Checkpoint::open(directory)?.config().clone(),
+                (None, None) => {
+                    let names: Vec<_> = TransformerConfig::decoders().collect();
+                    bail!(Usage(format!(
+                        "--model {}: neither a checkpoint's directory nor one of {}",
+                        self.model,
+                        names.join(", ")
+                    )));
+                }
+            };
         if let Some(layers) = self.layers {
             config.layers = layers;
-            config.windows.truncate(layers);
+            config.attention.windows.truncate(layers);
         }
-        config.vocabulary = self.vocabulary.unwrap_or(config.vocabulary);
+        if let Some(vocabulary) = self.vocabulary {
+            config = config.with_vocabulary(vocabulary);
+        }
         config.validate()?;
         Ok(config)
     }
@@ -100,7 +103,7 @@ impl ModelSource {
     pub(crate) fn decoder(&self, weights: Weights) -> Result<Box<dyn Decoder>> {
         let config = || self.config();
         fn random<T: twofour::kernel::KernelElement>(
-            config: DecoderConfig,
+            config: TransformerConfig,
             layers: RandomWeights,
             head: RandomWeights,
         ) -> Result<Box<dyn Decoder>> {
@@ -145,7 +148,7 @@ pub(crate) fn serve(source: &ModelSource, weights: Weights, input: impl BufRead,
 
 /// Reads a prompt and writes tokens after it.
 fn generate(decoder: &dyn Decoder, Task { prompt, length }: Task) -> Result<Times> {
-    let vocabulary = decoder.config().vocabulary;
+    let vocabulary = decoder.config().vocabulary();
     let prompt: Vec<u32> = (0..prompt).map(|index| ((300 + index * 7) % vocabulary) as u32).collect();
     let begun = Instant::now();
     let mut first = None;
@@ -183,7 +186,7 @@ mod tests {
     fn a_model_is_a_name_or_a_directory() {
         let source = |model: &str| ModelSource { model: model.to_owned(), layers: Some(2), vocabulary: None };
         let config = source("llama-3-8b").config().unwrap();
-        assert_eq!((config.layers, config.width, config.vocabulary), (2, 4096, 128_256));
+        assert_eq!((config.layers, config.width, config.vocabulary()), (2, 4096, 128_256));
         let error = source("llama-4").config().unwrap_err();
         assert!(error.is::<Usage>() && error.to_string().contains("llama-3.2-1b"), "{error}");
     }

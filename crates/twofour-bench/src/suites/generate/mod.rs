@@ -180,9 +180,9 @@ impl Generate {
         let weights = self.weights(&source)?;
         let config = source.config()?;
         let task = Task { prompt: self.prompt as usize, length: self.length as usize };
-        if task.prompt + task.length > config.context {
+        if task.prompt + task.length > config.context() {
             let tokens = task.prompt + task.length;
-            bail!(Usage(format!("--prompt and --length: {tokens} tokens for a context of {}", config.context)));
+            bail!(Usage(format!("--prompt and --length: {tokens} tokens for a context of {}", config.context())));
         }
         let threads = self.threads.unwrap_or_else(threads::of_machine);
         self.output.expect_writable()?;
@@ -192,7 +192,7 @@ impl Generate {
             model: ModelAnswer {
                 name: self.shown_model(),
                 layers: config.layers,
-                vocabulary: config.vocabulary,
+                vocabulary: config.vocabulary(),
                 parameters: config.parameters(),
             },
             task,

@@ -58,7 +58,7 @@ pub(super) fn perplexity(
             checkpoint.reader().path().display()
         )));
     }
-    let window = within(window, checkpoint.config().context)?;
+    let window = within(window, checkpoint.config().context())?;
     let text = text::read(path)?;
     let tokens = text::encode(&checkpoint.tokenizer()?, &text, screen)?;
     let (dtype, begin) = (model.dtype().unwrap_or_else(|| checkpoint.dtype()), Instant::now());
@@ -136,14 +136,14 @@ pub(super) fn compare(
 fn facts(model: &Path) -> Result<(usize, DataType)> {
     if EncoderCheckpoint::is_at(model) {
         let checkpoint = EncoderCheckpoint::open(model)?;
-        Ok((checkpoint.config().context, checkpoint.dtype()))
+        Ok((checkpoint.config().context(), checkpoint.dtype()))
     } else if Checkpoint::is_at(model) {
         // One without a head has embeddings all the same.
         let checkpoint = Checkpoint::open(model)?;
-        Ok((checkpoint.config().context, checkpoint.dtype()))
+        Ok((checkpoint.config().context(), checkpoint.dtype()))
     } else {
         let saved = SavedModel::open(model)?;
-        Ok((saved.config().context, saved.dtype()))
+        Ok((saved.config().context(), saved.dtype()))
     }
 }
 

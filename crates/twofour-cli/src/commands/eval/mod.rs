@@ -155,7 +155,7 @@ impl Eval {
 
     fn on_cpu(&self, text: &str, screen: &Screen) -> Result<Found> {
         let model = self.model.load()?;
-        let windows = windows(self.window, self.stride, model.decoder.config().context)?;
+        let windows = windows(self.window, self.stride, model.decoder.config().context())?;
         let tokens = text::encode(&model.tokenizer, text, screen)?;
         let (begin, mut progress) = (Instant::now(), screen.progress());
         let found = model.decoder.perplexity(&tokens, windows, &mut |done, total| {
@@ -166,7 +166,7 @@ impl Eval {
 
     fn on_gpu(&self, number: usize, text: &str, screen: &Screen) -> Result<Found> {
         let (saved, dtype) = self.model.open()?;
-        let windows = windows(self.window, self.stride, saved.config().context)?;
+        let windows = windows(self.window, self.stride, saved.config().context())?;
         let tokens = text::encode(&saved.tokenizer()?, text, screen)?;
         let engine = CudaEngine::new(&Device::open(number)?, dtype)?;
         let mut model = saved.model(&engine, windows.window)?;

@@ -37,7 +37,7 @@ pub(super) fn answer(
     let file = QuestionFile::read(questions)?.first(limit.unwrap_or(usize::MAX));
     let directory = SavedModel::locate(model.directory());
     let checkpoint = EncoderCheckpoint::open(&directory)?;
-    let context = checkpoint.config().context;
+    let context = checkpoint.config().context();
     let window = window.unwrap_or(WINDOW.min(context));
     if window > context {
         return Err(Usage(format!("--window {window}: the model's context is {context} tokens")).into());

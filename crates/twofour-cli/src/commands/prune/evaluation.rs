@@ -75,7 +75,7 @@ impl EvaluationOptions {
         }
         let text = text::read(path)?;
         let model = LanguageModel::load(SavedModel::locate(input), None)?;
-        let windows = eval::windows(self.window, self.stride, model.decoder.config().context)?;
+        let windows = eval::windows(self.window, self.stride, model.decoder.config().context())?;
         let (tokens, dtype) = (text::encode(&model.tokenizer, &text, screen)?, model.dtype);
         let (perplexity, _) = measure(screen, &model, &tokens, windows)?;
         Ok(Some(Before { text: path.clone(), tokens, windows, dtype, perplexity }))

@@ -171,7 +171,7 @@ fn train_in<E: Engine + 'static>(
             let tokens = tokens::of(recipe, text, &folder, screen)?;
             match recipe.model_config() {
                 ModelConfig::Bert(config) => {
-                    let (tokenizer, vocabulary) = (recipe.text_tokenizer()?, config.encoder.vocabulary);
+                    let (tokenizer, vocabulary) = (recipe.text_tokenizer()?, config.encoder.vocabulary());
                     let masked = MaskedText::of_tokens(&tokens, &tokenizer, share, vocabulary)?;
                     train_with(engines, Arc::new(EncoderData::MaskedText(masked)), loaded, plan, &folder, screen)
                 }

@@ -10,7 +10,7 @@ use crate::{
     block::{Norm, PostNormAttention, PostNormFeedForward, Workspace},
     engine::Engine,
     linear::Linear,
-    model::EncoderConfig,
+    model::{NormConfig, TokenInput, TransformerConfig},
     parameter::Parameter,
     random::Stream,
 };
@@ -46,8 +46,9 @@ impl<E: Engine> Bert<E> {
     /// Those of `values`, and those of [`Bert::new`].
     pub fn build(engine: &E, config: &BertConfig, values: impl Fn(&str, &[usize]) -> Result<Vec<f32>>) -> Result<Self> {
         config.validate()?;
-        let EncoderConfig { vocabulary, context, token_types, width, heads, feed_forward, epsilon, .. } =
-            config.encoder;
+        let TransformerConfig { width, norm: NormConfig { epsilon, .. }, .. } = config.encoder;
+        let (heads, feed_forward) = (config.encoder.attention.heads, config.encoder.feed_forward.hidden);
+        let TokenInput { vocabulary, context, token_types, .. } = *config.encoder.tokens()?;
         let activation = config.activation()?;
         let parameter = |name: &str, shape: &[usize], computes: bool| {
             Parameter::new(engine, name, shape, &values(name, shape)?, computes)

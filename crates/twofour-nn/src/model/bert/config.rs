@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use twofour::layer::Activation;
 
-use crate::{Error, Result, engine::Nonlinearity, model::EncoderConfig};
+use crate::{Error, Result, engine::Nonlinearity, model::TransformerConfig};
 
 /// What an encoder is trained for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -20,7 +20,7 @@ pub enum EncoderTask {
 #[serde(deny_unknown_fields)]
 pub struct BertConfig {
     /// The encoder.
-    pub encoder: EncoderConfig,
+    pub encoder: TransformerConfig,
     /// The task.
     pub task: EncoderTask,
     /// Tokens of each sequence in training, at most the encoder's context.
@@ -34,11 +34,11 @@ impl BertConfig {
     /// Checks the sizes.
     ///
     /// # Errors
-    /// Those of [`EncoderConfig::validate`]; sequences longer than the context, or of fewer than eight tokens.
+    /// Those of [`TransformerConfig::validate`]; sequences longer than the context, or of fewer than eight tokens.
     pub fn validate(&self) -> Result<()> {
         self.encoder.validate()?;
-        if !(8..=self.encoder.context).contains(&self.positions) {
-            let found = format!("{} for a context of {}", self.positions, self.encoder.context);
+        if !(8..=self.encoder.context()).contains(&self.positions) {
+            let found = format!("{} for a context of {}", self.positions, self.encoder.context());
             let expected = "from 8 to the context";
             return Err(Error::Setting { what: "tokens of a sequence", found, expected });
         }
@@ -55,7 +55,7 @@ impl BertConfig {
 
     /// The activation of the feed-forward blocks.
     pub(super) fn activation(&self) -> Result<Activation> {
-        match self.encoder.activation {
+        match self.encoder.feed_forward.activation {
             Nonlinearity::Relu => Ok(Activation::Relu),
             Nonlinearity::Gelu => Ok(Activation::Gelu),
             Nonlinearity::Silu => Ok(Activation::Silu),
@@ -69,32 +69,24 @@ impl BertConfig {
 
     /// Output and input features of every linear layer with its name, in the order of computation.
     pub fn linear_layers(&self) -> Vec<(String, usize, usize)> {
-        let EncoderConfig { vocabulary, layers, width, feed_forward, .. } = self.encoder;
-        let block = |layer: usize| {
-            [
-                (format!("blocks.{layer}.attn.qkv"), 3 * width, width),
-                (format!("blocks.{layer}.attn.out"), width, width),
-                (format!("blocks.{layer}.mlp.up"), feed_forward, width),
-                (format!("blocks.{layer}.mlp.down"), width, feed_forward),
-            ]
-        };
+        let (width, vocabulary) = (self.encoder.width, self.encoder.vocabulary());
         let head = match self.task {
             EncoderTask::MaskedTokens => {
                 vec![("head.transform".to_owned(), width, width), ("embedding".to_owned(), vocabulary, width)]
             }
             EncoderTask::Answers => vec![("answers".to_owned(), 2, width)],
         };
-        (0..layers).flat_map(block).chain(head).collect()
+        self.encoder.linear_layers().into_iter().chain(head).collect()
     }
 
     /// Number of trainable parameters.
     pub fn parameters(&self) -> usize {
-        let EncoderConfig { vocabulary, context, token_types, layers, width, .. } = self.encoder;
-        let linears: usize = self.linear_layers().iter().map(|(_, out, inputs)| out * inputs + out).sum();
-        let (tables, norms) = match self.task {
-            EncoderTask::MaskedTokens => (context + token_types, 2 * layers + 2),
-            EncoderTask::Answers => (vocabulary + context + token_types, 2 * layers + 1),
+        let (width, vocabulary) = (self.encoder.width, self.encoder.vocabulary());
+        // The decoder of masked tokens is the embedding, with a bias.
+        let head = match self.task {
+            EncoderTask::MaskedTokens => width * width + width + 2 * width + vocabulary,
+            EncoderTask::Answers => 2 * width + 2,
         };
-        linears + (tables + 2 * norms) * width
+        self.encoder.parameters() + head
     }
 }

@@ -122,7 +122,7 @@ fn lists(config: &BertConfig, samples: BertSamples<'_>) -> Result<[Vec<u32>; 6]>
     check_sequences(config, (tokens, types), shape)?;
     let length = shape.positions;
     let (bound, wanted) = match config.task {
-        EncoderTask::MaskedTokens => (config.encoder.vocabulary, places.len()),
+        EncoderTask::MaskedTokens => (config.encoder.vocabulary(), places.len()),
         EncoderTask::Answers => (length, 2 * sequences),
     };
     if targets.len() != wanted || targets.is_empty() || !targets.len().is_multiple_of(sequences) {
@@ -158,8 +158,8 @@ fn check_sequences(config: &BertConfig, (tokens, types): (&[u32], &[u32]), shape
             return Err(Error::Length { what, expected: shape.tokens().max(1), found: ids.len() });
         }
     }
-    expect_below("inputs", tokens, config.encoder.vocabulary)?;
-    expect_below("token types", types, config.encoder.token_types)
+    expect_below("inputs", tokens, config.encoder.vocabulary())?;
+    expect_below("token types", types, config.encoder.token_types())
 }
 
 pub(super) fn expect_below(what: &'static str, ids: &[u32], bound: usize) -> Result<()> {

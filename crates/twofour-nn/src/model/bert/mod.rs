@@ -196,7 +196,7 @@ impl<E: Engine> Bert<E> {
 
     fn forward(&mut self, engine: &E, batch: &BertBatch<E>, shape: BatchShape) -> Result<(E::Buffer, Saved<E>)> {
         let BatchShape { batch: sequences, positions } = shape;
-        if sequences == 0 || positions == 0 || positions > self.config.encoder.context {
+        if sequences == 0 || positions == 0 || positions > self.config.encoder.context() {
             let found = format!("{sequences} sequences of {positions} tokens");
             let expected = "at least one sequence of at least one token and at most the context";
             return Err(Error::Setting { what: "the batch", found, expected });

@@ -7,25 +7,17 @@ use twofour::layer::Accumulate;
 use super::{Bert, BertBatch, BertConfig, BertSamples, EncoderTask};
 use crate::{
     block::BatchShape,
-    engine::{Kind, Memory as _, Nonlinearity, cpu::CpuEngine},
-    model::{EncoderCheckpoint, EncoderConfig, EncoderInput},
+    engine::{Kind, Memory as _, cpu::CpuEngine},
+    model::{EncoderCheckpoint, EncoderInput, GptConfig, TransformerConfig},
     random::Stream,
 };
 
 const ENGINE: CpuEngine = CpuEngine;
 
 fn config(task: EncoderTask) -> BertConfig {
-    let encoder = EncoderConfig {
-        vocabulary: 23,
-        context: 12,
-        token_types: 2,
-        layers: 2,
-        width: 8,
-        heads: 2,
-        feed_forward: 16,
-        epsilon: 1e-5,
-        activation: Nonlinearity::Gelu,
-    };
+    let sizes = GptConfig { layers: 2, width: 8, heads: 2, context: 12, feed_forward: 16 };
+    let mut encoder = TransformerConfig::bert(&sizes, 23);
+    encoder.norm.epsilon = 1e-5;
     BertConfig { encoder, task, positions: 10 }
 }
 

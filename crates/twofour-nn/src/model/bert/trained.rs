@@ -90,8 +90,8 @@ impl<E: Engine> TrainedModel<E> for Bert<E> {
                     return Err(Error::Setting { what, found, expected: "the length that the model is trained on" });
                 }
                 set.training().iter().chain(set.validation()).try_for_each(|window| {
-                    expect_below("tokens of questions", &window.tokens, encoder.vocabulary)?;
-                    expect_below("token types", &window.types, encoder.token_types)
+                    expect_below("tokens of questions", &window.tokens, encoder.vocabulary())?;
+                    expect_below("token types", &window.types, encoder.token_types())
                 })
             }
             (EncoderTask::MaskedTokens, EncoderData::MaskedText(text)) => text.expect_sequences_of(positions),

@@ -7,7 +7,7 @@ use crate::{
     Result,
     cpu::rope::Table,
     model::{
-        Checkpoint, DecoderConfig, Positions, Tokenizer,
+        Checkpoint, Positions, Tokenizer, TransformerConfig,
         inference::{
             build::Parts,
             cache::Cache,
@@ -19,7 +19,7 @@ use crate::{
 
 /// A block with what runs it.
 struct DecoderBlock<'a> {
-    config: &'a DecoderConfig,
+    config: &'a TransformerConfig,
     layer: Layer<f32>,
     index: usize,
     frequencies: Option<Vec<f64>>,
@@ -60,7 +60,7 @@ impl BlockwiseCheckpoint for Checkpoint {
     }
 
     fn context(&self) -> usize {
-        self.config().context
+        self.config().context()
     }
 
     fn width(&self) -> usize {
@@ -74,9 +74,9 @@ impl BlockwiseCheckpoint for Checkpoint {
     fn embed(&self, texts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>> {
         let (config, parts) = (self.config(), self.parts());
         let width = config.width;
-        let (head, own) = match config.tied {
-            true => (Some(Parts::<f32>::linear(&parts, "head", (config.vocabulary, width))?), None),
-            false => (None, Some(Parts::<f32>::embedding(&parts, [config.vocabulary, width])?)),
+        let (head, own) = match config.is_tied() {
+            true => (Some(Parts::<f32>::linear(&parts, "head", (config.vocabulary(), width))?), None),
+            false => (None, Some(Parts::<f32>::embedding(&parts, [config.vocabulary(), width])?)),
         };
         let row = |token: usize| match (&own, &head) {
             (Some(table), _) => table.row(token, width),
@@ -85,7 +85,7 @@ impl BlockwiseCheckpoint for Checkpoint {
         };
         let positions = match config.positions {
             Positions::Rotary(_) => None,
-            Positions::Learned => Some(Parts::<f32>::table(&parts, "positions.weight", [config.context, width])?),
+            Positions::Learned => Some(Parts::<f32>::table(&parts, "positions.weight", [config.context(), width])?),
         };
         texts.iter().map(|text| embed((&row, config), positions.as_deref(), text, 0)).collect()
     }
@@ -94,7 +94,7 @@ impl BlockwiseCheckpoint for Checkpoint {
         let config = self.config();
         let layer = Layer::build(config, &self.parts().replacing(replace), index)?;
         let frequencies = match config.positions {
-            Positions::Rotary(rope) => Some(rope.frequencies(config.head_dim)),
+            Positions::Rotary(rope) => Some(rope.frequencies(config.attention.head_dim)),
             Positions::Learned => None,
         };
         let weights = StoredWeights::new(|role| self.stored(&format!("blocks.{index}.{}", role.name())));

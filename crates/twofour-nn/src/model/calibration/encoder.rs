@@ -6,7 +6,7 @@ use super::{BlockwiseCheckpoint, CheckpointBlock, Observation, Replace, decoder:
 use crate::{
     Result,
     model::{
-        EncoderCheckpoint, EncoderConfig, EncoderInput, Tokenizer,
+        EncoderCheckpoint, EncoderInput, Tokenizer, TransformerConfig,
         encoder::{Embeddings, EncoderLayer},
     },
 };
@@ -15,7 +15,7 @@ const POOLER: &str = "pooler";
 
 /// A block with what runs it.
 struct EncoderBlock<'a> {
-    config: &'a EncoderConfig,
+    config: &'a TransformerConfig,
     layer: EncoderLayer<f32>,
     weights: StoredWeights,
 }
@@ -40,7 +40,7 @@ impl BlockwiseCheckpoint for EncoderCheckpoint {
     }
 
     fn context(&self) -> usize {
-        self.config().context
+        self.config().context()
     }
 
     fn width(&self) -> usize {

@@ -22,7 +22,8 @@ use crate::{
     model::{
         Bert, BertConfig, EncoderTask, SavedModel, Tokenizer,
         bert::initial,
-        encoder::{Encoder, EncoderConfig},
+        config::{GptConfig, ModelInput, TokenInput, TransformerConfig},
+        encoder::Encoder,
         file,
         language::dtype_of,
         saved::{beyond_mask, run_of, violation},
@@ -51,7 +52,7 @@ pub(crate) const OWN_DECODER: &str = "head.decoder";
 #[derive(Debug)]
 pub struct EncoderCheckpoint {
     directory: PathBuf,
-    config: EncoderConfig,
+    config: TransformerConfig,
     reader: Reader,
     layout: Layout,
 }
@@ -82,12 +83,12 @@ impl EncoderCheckpoint {
         let has = |prefix: &str| reader.tensors().any(|tensor| tensor.name.starts_with(prefix));
         let prefix = if has("bert.") { "bert." } else { "" };
         let shape_of = |name: &str| reader.tensor(name).ok().map(|view| view.info.shape.clone());
-        let mut layout = layout(&config, prefix, has(&format!("{prefix}pooler.")), shape_of);
+        let mut layout = layout(&config, prefix, has(&format!("{prefix}pooler.")), shape_of)?;
         add_heads(&mut layout, &config, shape_of);
         if layout.linears.contains_key(MASKED_TRANSFORM) && has_own_decoder(&reader, prefix)? {
             layout.linear(
                 OWN_DECODER,
-                StoredLinear { has_bias: false, ..linear_of(MASKED_DECODER, config.vocabulary, config.width) },
+                StoredLinear { has_bias: false, ..linear_of(MASKED_DECODER, config.vocabulary(), config.width) },
             );
         }
         layout.check(&reader)?;
@@ -106,7 +107,7 @@ impl EncoderCheckpoint {
         let checkpoint = CheckpointModel::<BertConfig>::new(Reader::open(path)?)?;
         let BertConfig { encoder, task, .. } = checkpoint.config();
         encoder.validate()?;
-        let (layout, _) = layout_of_task(encoder, *task);
+        let (layout, _) = layout_of_task(encoder, *task)?;
         let mut tensors: Vec<(String, Vec<usize>, Vec<f32>)> = vec![];
         for (ours, tensor) in &layout.tensors {
             tensors.push((tensor.name.clone(), tensor.shape.clone(), checkpoint.values(ours)?));
@@ -143,7 +144,7 @@ impl EncoderCheckpoint {
     }
 
     /// The encoder's description.
-    pub fn config(&self) -> &EncoderConfig {
+    pub fn config(&self) -> &TransformerConfig {
         &self.config
     }
 
@@ -245,7 +246,7 @@ impl EncoderCheckpoint {
         dtype: DataType,
     ) -> Result<()> {
         let BertConfig { encoder, task, .. } = model.config();
-        let (layout, class) = layout_of_task(encoder, *task);
+        let (layout, class) = layout_of_task(encoder, *task)?;
         let directory = directory.as_ref();
         write_weights(&layout, (engine, model), directory, overwrite, dtype)?;
         match self.reader.directory() {
@@ -285,23 +286,26 @@ fn has_own_decoder(reader: &Reader, prefix: &str) -> Result<bool> {
     Ok(own.info.dtype != embedding.info.dtype || *own.bytes()? != *embedding.bytes()?)
 }
 
-fn config(fields: &Fields) -> Result<EncoderConfig, CheckpointError> {
+fn config(fields: &Fields) -> Result<TransformerConfig, CheckpointError> {
     fields.expect_flag("is_decoder", false, "attention is full")?;
     fields.expect_flag("add_cross_attention", false, "there is no other sequence to attend to")?;
     if fields.text_if("position_embedding_type")?.is_some_and(|kind| kind != "absolute") {
         return Err(fields.unsupported("position_embedding_type", "positions are absolute"));
     }
-    Ok(EncoderConfig {
-        vocabulary: fields.size("vocab_size")?,
-        context: fields.size("max_position_embeddings")?,
-        token_types: fields.size_if("type_vocab_size")?.unwrap_or(2),
+    let sizes = GptConfig {
         layers: fields.size("num_hidden_layers")?,
         width: fields.size("hidden_size")?,
         heads: fields.size("num_attention_heads")?,
+        context: fields.size("max_position_embeddings")?,
         feed_forward: fields.size("intermediate_size")?,
-        epsilon: fields.positive("layer_norm_eps", 1e-12)? as f32,
-        activation: activation(fields, "hidden_act", "gelu")?,
-    })
+    };
+    let mut bert = TransformerConfig::bert(&sizes, fields.size("vocab_size")?);
+    if let (ModelInput::Tokens(tokens), Some(types)) = (&mut bert.input, fields.size_if("type_vocab_size")?) {
+        tokens.token_types = types;
+    }
+    bert.norm.epsilon = fields.positive("layer_norm_eps", 1e-12)? as f32;
+    bert.feed_forward.activation = activation(fields, "hidden_act", "gelu")?;
+    Ok(bert)
 }
 
 /// The shape of a stored tensor; none where there is no such tensor.
@@ -319,8 +323,9 @@ fn norm_names(norm: &str, shape_of: impl ShapeOf) -> [(&'static str, String); 2]
 }
 
 /// Where the tensors lie; `prefix` is `bert.`, or nothing where the model was stored without a head's class.
-fn layout(config: &EncoderConfig, prefix: &str, has_pooler: bool, shape_of: impl ShapeOf) -> Layout {
-    let EncoderConfig { vocabulary, context, token_types, width, feed_forward, .. } = *config;
+fn layout(config: &TransformerConfig, prefix: &str, has_pooler: bool, shape_of: impl ShapeOf) -> Result<Layout> {
+    let (width, feed_forward) = (config.width, config.feed_forward.hidden);
+    let TokenInput { vocabulary, context, token_types, .. } = *config.tokens()?;
     let mut layout = Layout {
         ignored: vec!["embeddings.position_ids"],
         ignored_beginnings: vec!["cls.", "classifier.", "qa_outputs."],
@@ -356,12 +361,12 @@ fn layout(config: &EncoderConfig, prefix: &str, has_pooler: bool, shape_of: impl
     if has_pooler {
         layout.linear("pooler", linear(vec![(format!("{prefix}pooler.dense"), width)], width));
     }
-    layout
+    Ok(layout)
 }
 
 /// Adds the heads that are stored in the shapes that they have here; others are ignored.
-fn add_heads(layout: &mut Layout, config: &EncoderConfig, shape_of: impl ShapeOf) {
-    let EncoderConfig { vocabulary, width, .. } = *config;
+fn add_heads(layout: &mut Layout, config: &TransformerConfig, shape_of: impl ShapeOf) {
+    let (vocabulary, width) = (config.vocabulary(), config.width);
     let is = |name: &str, shape: &[usize]| shape_of(name).is_some_and(|found| found == shape);
     if is("qa_outputs.weight", &[2, width]) && is("qa_outputs.bias", &[2]) {
         add_answers(layout, config);
@@ -374,16 +379,16 @@ fn add_heads(layout: &mut Layout, config: &EncoderConfig, shape_of: impl ShapeOf
 }
 
 /// Where the tensors of a model with the head of a task lie, and the name of its class in transformers.
-fn layout_of_task(encoder: &EncoderConfig, task: EncoderTask) -> (Layout, &'static str) {
-    let mut layout = layout(encoder, "bert.", false, |_| None);
+fn layout_of_task(encoder: &TransformerConfig, task: EncoderTask) -> Result<(Layout, &'static str)> {
+    let mut layout = layout(encoder, "bert.", false, |_| None)?;
     match task {
         EncoderTask::Answers => {
             add_answers(&mut layout, encoder);
-            (layout, "BertForQuestionAnswering")
+            Ok((layout, "BertForQuestionAnswering"))
         }
         EncoderTask::MaskedTokens => {
             add_masked(&mut layout, encoder, |_| None);
-            (layout, "BertForMaskedLM")
+            Ok((layout, "BertForMaskedLM"))
         }
     }
 }
@@ -393,13 +398,13 @@ fn linear_of(name: &str, outputs: usize, inputs: usize) -> StoredLinear {
 }
 
 /// Adds the head of answers.
-fn add_answers(layout: &mut Layout, config: &EncoderConfig) {
+fn add_answers(layout: &mut Layout, config: &TransformerConfig) {
     layout.linear(ANSWERS, linear_of("qa_outputs", 2, config.width));
 }
 
 /// Adds the head of masked tokens, whose decoder is the embedding of tokens.
-fn add_masked(layout: &mut Layout, config: &EncoderConfig, shape_of: impl ShapeOf) {
-    let EncoderConfig { vocabulary, width, .. } = *config;
+fn add_masked(layout: &mut Layout, config: &TransformerConfig, shape_of: impl ShapeOf) {
+    let (vocabulary, width) = (config.vocabulary(), config.width);
     layout.linear(MASKED_TRANSFORM, linear_of(TRANSFORM, width, width));
     for (part, name) in norm_names(MASKED_NORM, shape_of) {
         layout.tensor(format!("head.norm.{part}"), name, [width]);

@@ -6,38 +6,39 @@ use super::{
     layout::{Layout, StoredLinear},
     llama::activation,
 };
-use crate::model::decoder::{DecoderBiases, DecoderConfig, NormKind, Positions};
+use crate::model::config::{FeedForwardConfig, GptConfig, ModelOutput, NormConfig, Positions, TransformerConfig};
 
 /// Reads the configuration.
-pub(super) fn config(fields: &Fields) -> Result<DecoderConfig, CheckpointError> {
+pub(super) fn config(fields: &Fields) -> Result<TransformerConfig, CheckpointError> {
     fields.expect_flag("scale_attn_weights", true, "scores are divided by the root of the head's size")?;
     fields.expect_flag("scale_attn_by_inverse_layer_idx", false, "scores are not scaled by layer")?;
     fields.expect_flag("add_cross_attention", false, "there is no encoder to attend to")?;
     let (width, heads) = (fields.size("n_embd")?, fields.size("n_head")?);
-    Ok(DecoderConfig {
-        vocabulary: fields.size("vocab_size")?,
-        context: fields.size("n_positions")?,
+    let sizes = GptConfig {
         layers: fields.size("n_layer")?,
         width,
         heads,
-        kv_heads: heads,
-        head_dim: width / heads.max(1),
+        context: fields.size("n_positions")?,
         feed_forward: fields.size_if("n_inner")?.unwrap_or(4 * width),
-        norm: NormKind::Layer,
-        epsilon: fields.positive("layer_norm_epsilon", 1e-5)? as f32,
+    };
+    let llama = TransformerConfig::llama(&sizes, heads, fields.size("vocab_size")?);
+    let gpt = TransformerConfig { input: llama.input, ..TransformerConfig::from(&sizes) };
+    Ok(TransformerConfig {
         positions: Positions::Learned,
-        activation: activation(fields, "activation_function", "gelu_new")?,
-        gated: false,
-        biases: DecoderBiases { qkv: true, out: true, feed_forward: true },
-        head_norms: false,
-        tied: fields.flag("tie_word_embeddings", true)?,
-        windows: vec![],
+        norm: NormConfig { epsilon: fields.positive("layer_norm_epsilon", 1e-5)? as f32, ..gpt.norm },
+        feed_forward: FeedForwardConfig {
+            activation: activation(fields, "activation_function", "gelu_new")?,
+            ..gpt.feed_forward
+        },
+        output: ModelOutput::Vocabulary { tied: fields.flag("tie_word_embeddings", true)?, soft_cap: None },
+        ..gpt
     })
 }
 
 /// Where the tensors lie; `prefix` is `transformer.`, or nothing where the model was stored without its head's class.
-pub(super) fn layout(config: &DecoderConfig, prefix: &str) -> Layout {
-    let DecoderConfig { width, feed_forward, vocabulary, context, .. } = *config;
+pub(super) fn layout(config: &TransformerConfig, prefix: &str) -> Layout {
+    let (width, vocabulary, context) = (config.width, config.vocabulary(), config.context());
+    let feed_forward = config.feed_forward.hidden;
     let mut layout = Layout { ignored: vec![".attn.bias", ".attn.masked_bias"], ..Layout::default() };
     let norm = |layout: &mut Layout, ours: String, theirs: String| {
         for part in ["weight", "bias"] {
@@ -67,7 +68,7 @@ pub(super) fn layout(config: &DecoderConfig, prefix: &str) -> Layout {
         has_bias: false,
         is_transposed: false,
     };
-    if config.tied {
+    if config.is_tied() {
         layout.ignored.push("lm_head.weight");
         layout.linear("head", head(format!("{prefix}wte")));
     } else {

@@ -7,7 +7,10 @@ use super::{
 };
 use crate::{
     engine::Nonlinearity,
-    model::decoder::{DecoderBiases, DecoderConfig, NormKind, Positions, Rope, RopeScaling},
+    model::config::{
+        AttentionConfig, FeedForwardConfig, GptConfig, ModelOutput, NormConfig, Positions, Rope, RopeScaling,
+        TransformerConfig,
+    },
 };
 
 /// The families of this shape.
@@ -22,7 +25,7 @@ pub(super) enum Family {
 type Result<T> = std::result::Result<T, CheckpointError>;
 
 /// Reads the configuration.
-pub(super) fn config(fields: &Fields, family: Family) -> Result<DecoderConfig> {
+pub(super) fn config(fields: &Fields, family: Family) -> Result<TransformerConfig> {
     let (layers, width, heads) =
         (fields.size("num_hidden_layers")?, fields.size("hidden_size")?, fields.size("num_attention_heads")?);
     let kv_heads = match (fields.size_if("num_key_value_heads")?, family) {
@@ -40,29 +43,32 @@ pub(super) fn config(fields: &Fields, family: Family) -> Result<DecoderConfig> {
         Family::Llama | Family::Qwen3 => fields.flag("attention_bias", false)?,
         Family::Mistral | Family::Qwen2 => false,
     };
-    let biases = DecoderBiases {
-        qkv: attention_bias || family == Family::Qwen2,
-        out: attention_bias,
-        feed_forward: family == Family::Llama && fields.flag("mlp_bias", false)?,
-    };
-    Ok(DecoderConfig {
-        vocabulary: fields.size("vocab_size")?,
-        context: fields.size("max_position_embeddings")?,
+    let sizes = GptConfig {
         layers,
         width,
         heads,
-        kv_heads,
-        head_dim,
+        context: fields.size("max_position_embeddings")?,
         feed_forward: fields.size("intermediate_size")?,
-        norm: NormKind::RootMeanSquare,
-        epsilon: fields.positive("rms_norm_eps", 1e-6)? as f32,
+    };
+    let llama = TransformerConfig::llama(&sizes, kv_heads, fields.size("vocab_size")?);
+    Ok(TransformerConfig {
         positions: Positions::Rotary(rope(fields)?),
-        activation: activation(fields, "hidden_act", "silu")?,
-        gated: true,
-        biases,
-        head_norms: family == Family::Qwen3,
-        tied: fields.flag("tie_word_embeddings", false)?,
-        windows: windows(fields, family, layers)?,
+        norm: NormConfig { epsilon: fields.positive("rms_norm_eps", 1e-6)? as f32, ..llama.norm },
+        attention: AttentionConfig {
+            head_dim,
+            qkv_bias: attention_bias || family == Family::Qwen2,
+            out_bias: attention_bias,
+            head_norms: family == Family::Qwen3,
+            windows: windows(fields, family, layers)?,
+            ..llama.attention
+        },
+        feed_forward: FeedForwardConfig {
+            activation: activation(fields, "hidden_act", "silu")?,
+            bias: family == Family::Llama && fields.flag("mlp_bias", false)?,
+            ..llama.feed_forward
+        },
+        output: ModelOutput::Vocabulary { tied: fields.flag("tie_word_embeddings", false)?, soft_cap: None },
+        ..llama
     })
 }
 
@@ -139,8 +145,9 @@ fn windows(fields: &Fields, family: Family, layers: usize) -> Result<Vec<Option<
 }
 
 /// Where the tensors lie; `prefix` is `model.`, or nothing where the model was stored without its head's class.
-pub(super) fn layout(config: &DecoderConfig, prefix: &str) -> Layout {
-    let DecoderConfig { width, head_dim, vocabulary, feed_forward, .. } = *config;
+pub(super) fn layout(config: &TransformerConfig, prefix: &str) -> Layout {
+    let (width, vocabulary, head_dim) = (config.width, config.vocabulary(), config.attention.head_dim);
+    let feed_forward = config.feed_forward.hidden;
     let (queries, keys) = (config.query_width(), config.kv_width());
     let mut layout = Layout { ignored: vec!["rotary_emb.inv_freq"], ..Layout::default() };
     let embedding = format!("{prefix}embed_tokens");
@@ -155,22 +162,22 @@ pub(super) fn layout(config: &DecoderConfig, prefix: &str) -> Layout {
             (|part: &str| format!("blocks.{layer}.{part}"), |part: &str| format!("{prefix}layers.{layer}.{part}"));
         layout.tensor(ours("attn.norm.weight"), theirs("input_layernorm.weight"), [width]);
         layout.tensor(ours("mlp.norm.weight"), theirs("post_attention_layernorm.weight"), [width]);
-        if config.head_norms {
+        if config.attention.head_norms {
             layout.tensor(ours("attn.query_norm.weight"), theirs("self_attn.q_norm.weight"), [head_dim]);
             layout.tensor(ours("attn.key_norm.weight"), theirs("self_attn.k_norm.weight"), [head_dim]);
         }
         let qkv = [("q", queries), ("k", keys), ("v", keys)];
         let qkv = qkv.map(|(part, outputs)| (theirs(&format!("self_attn.{part}_proj")), outputs)).to_vec();
-        layout.linear(ours("attn.qkv"), plain(qkv, width, config.biases.qkv));
+        layout.linear(ours("attn.qkv"), plain(qkv, width, config.attention.qkv_bias));
         let out = vec![(theirs("self_attn.o_proj"), width)];
-        layout.linear(ours("attn.out"), plain(out, queries, config.biases.out));
+        layout.linear(ours("attn.out"), plain(out, queries, config.attention.out_bias));
         let up = ["gate", "up"].map(|part| (theirs(&format!("mlp.{part}_proj")), feed_forward)).to_vec();
-        layout.linear(ours("mlp.up"), plain(up, width, config.biases.feed_forward));
+        layout.linear(ours("mlp.up"), plain(up, width, config.feed_forward.bias));
         let down = vec![(theirs("mlp.down_proj"), width)];
-        layout.linear(ours("mlp.down"), plain(down, feed_forward, config.biases.feed_forward));
+        layout.linear(ours("mlp.down"), plain(down, feed_forward, config.feed_forward.bias));
     }
     layout.tensor("norm.weight", format!("{prefix}norm.weight"), [width]);
-    if config.tied {
+    if config.is_tied() {
         layout.ignored.push("lm_head.weight");
         layout.linear("head", plain(vec![(embedding, vocabulary)], width, false));
     } else {

@@ -52,7 +52,11 @@ pub(crate) use self::{
     tensors::StoredParts,
 };
 use self::{fields::Fields, llama::Family};
-use super::{Gpt, Inference, Tokenizer, decoder::DecoderConfig, language::dtype_of};
+use super::{
+    Gpt, Inference, Tokenizer,
+    config::{ModelOutput, TransformerConfig},
+    language::dtype_of,
+};
 use crate::{Result, engine::Engine};
 
 const CONFIG_FILE: &str = "config.json";
@@ -67,7 +71,7 @@ const GENERATION_FILE: &str = "generation_config.json";
 #[derive(Debug)]
 pub struct Checkpoint {
     directory: PathBuf,
-    config: DecoderConfig,
+    config: TransformerConfig,
     reader: Reader,
     layout: Layout,
     begin: Option<u32>,
@@ -117,7 +121,7 @@ impl Checkpoint {
     /// Opens a directory, or one file of weights or index in it.
     ///
     /// # Errors
-    /// [`CheckpointError`] for a configuration that is damaged, of another family, or has a field that is not supported, for sizes that [`DecoderConfig::validate`]
+    /// [`CheckpointError`] for a configuration that is damaged, of another family, or has a field that is not supported, for sizes that [`TransformerConfig::validate`]
     /// refuses, and for tensors that do not fit it; those of [`Reader::open`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
@@ -142,8 +146,10 @@ impl Checkpoint {
         };
         config.validate().map_err(|error| fields.not_valid(&error))?;
         let reader = place::reader_of(path, &fields)?;
-        let has_head = has_head(&reader, config.tied);
-        config.tied = config.tied && has_head && !has_own_head(&reader)?;
+        let has_head = has_head(&reader, config.is_tied());
+        if let ModelOutput::Vocabulary { tied, .. } = &mut config.output {
+            *tied = *tied && has_head && !has_own_head(&reader)?;
+        }
         // Every layer needs tensors: a number of layers that the files cannot hold is refused before anything is made of it.
         if config.layers > reader.tensors().count() {
             let field = if family.is_some() { "num_hidden_layers" } else { "n_layer" };
@@ -172,7 +178,7 @@ impl Checkpoint {
     }
 
     /// The model's description.
-    pub fn config(&self) -> &DecoderConfig {
+    pub fn config(&self) -> &TransformerConfig {
         &self.config
     }
 
@@ -231,9 +237,11 @@ impl Checkpoint {
         };
         let (mut layout, mut config) = (self.layout.clone(), self.config.clone());
         let name = table.name.strip_suffix(".weight").unwrap_or(&table.name).to_owned();
-        let (parts, inputs) = (vec![(name, config.vocabulary)], config.width);
+        let (parts, inputs) = (vec![(name, config.vocabulary())], config.width);
         layout.linear(HEAD, StoredLinear { parts, inputs, has_bias: false, is_transposed: false });
-        config.tied = true;
+        if let ModelOutput::Vocabulary { tied, .. } = &mut config.output {
+            *tied = true;
+        }
         Inference::build(config, &StoredParts::new(&self.reader, &layout, true))
     }
 
@@ -253,7 +261,7 @@ impl Checkpoint {
     }
 
     pub(crate) fn parts(&self) -> StoredParts<'_> {
-        StoredParts::new(&self.reader, &self.layout, self.config.tied)
+        StoredParts::new(&self.reader, &self.layout, self.config.is_tied())
     }
 
     /// The names of the weights that make up a linear layer of the model, and whether they are stored as `[in_features, out_features]`.

@@ -12,7 +12,7 @@ use super::{CONFIG_FILE, CheckpointError, llama, save::write_weights};
 use crate::{
     Error, Result,
     engine::{Engine, Nonlinearity},
-    model::{DecoderConfig, Gpt, NormKind, Positions, Tokenizer},
+    model::{Gpt, NormKind, Positions, Tokenizer, TransformerConfig},
 };
 
 /// The token that texts of bytes begin with: a line's end is before most texts.
@@ -48,7 +48,7 @@ pub fn save_llama<E: Engine>(
             write("tokenizer.json", &bytes)?;
         }
     }
-    let class = json!({"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.context});
+    let class = json!({"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.context()});
     write("tokenizer_config.json", &pretty(&class)?)?;
     // Last: a directory without it is no checkpoint.
     let begin = matches!(tokenizer, Tokenizer::Bytes).then_some(LINE_END);
@@ -56,19 +56,19 @@ pub fn save_llama<E: Engine>(
 }
 
 /// Whether transformers' `LlamaForCausalLM` computes a decoder.
-pub fn is_llama(config: &DecoderConfig) -> bool {
+pub fn is_llama(config: &TransformerConfig) -> bool {
     let is_rotary = matches!(config.positions, Positions::Rotary(rope) if rope.scaling.is_none());
-    let biases = config.biases;
-    config.norm == NormKind::RootMeanSquare
-        && config.activation == Nonlinearity::Silu
-        && config.gated
-        && !config.head_norms
-        && config.windows.is_empty()
-        && biases.qkv == biases.out
+    config.norm.kind == NormKind::RootMeanSquare
+        && config.feed_forward.activation == Nonlinearity::Silu
+        && config.feed_forward.gated
+        && !config.attention.head_norms
+        && config.attention.windows.is_empty()
+        && config.beyond_llama().is_none()
+        && config.attention.qkv_bias == config.attention.out_bias
         && is_rotary
 }
 
-fn llama_config(config: &DecoderConfig, begin: Option<u32>, dtype: DataType) -> Value {
+fn llama_config(config: &TransformerConfig, begin: Option<u32>, dtype: DataType) -> Value {
     let Positions::Rotary(rope) = config.positions else { return Value::Null };
     let dtype = match dtype {
         DataType::F32 => "float32",
@@ -78,20 +78,20 @@ fn llama_config(config: &DecoderConfig, begin: Option<u32>, dtype: DataType) -> 
     json!({
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": config.vocabulary,
-        "max_position_embeddings": config.context,
+        "vocab_size": config.vocabulary(),
+        "max_position_embeddings": config.context(),
         "num_hidden_layers": config.layers,
         "hidden_size": config.width,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.feed_forward,
+        "num_attention_heads": config.attention.heads,
+        "num_key_value_heads": config.attention.kv_heads,
+        "head_dim": config.attention.head_dim,
+        "intermediate_size": config.feed_forward.hidden,
         "hidden_act": "silu",
-        "rms_norm_eps": f64::from(config.epsilon),
+        "rms_norm_eps": f64::from(config.norm.epsilon),
         "rope_theta": rope.base,
-        "attention_bias": config.biases.qkv,
-        "mlp_bias": config.biases.feed_forward,
-        "tie_word_embeddings": config.tied,
+        "attention_bias": config.attention.qkv_bias,
+        "mlp_bias": config.feed_forward.bias,
+        "tie_word_embeddings": config.is_tied(),
         "bos_token_id": begin,
         "eos_token_id": null,
         "torch_dtype": dtype,

@@ -368,14 +368,14 @@ fn what_older_versions_stored_is_ignored() {
 fn a_head_of_its_own_is_used_whatever_is_said_of_tying() {
     let tied = with_config("llama", |config| config["tie_word_embeddings"] = json!(true));
     let checkpoint = Checkpoint::open(tied.path()).unwrap();
-    assert!(!checkpoint.config().tied);
+    assert!(!checkpoint.config().is_tied());
     let expected = expected("llama");
     assert_eq!(greedy(&checkpoint.inference::<f32>().unwrap(), &expected.prompt_tokens, 12), expected.greedy);
     let same = with_tensors("gpt2", |tensors| {
         let (_, shape, values) = tensors.iter().find(|(name, ..)| name.ends_with("wte.weight")).unwrap().clone();
         tensors.push(("lm_head.weight".into(), shape, values));
     });
-    assert!(Checkpoint::open(same.path()).unwrap().config().tied);
+    assert!(Checkpoint::open(same.path()).unwrap().config().is_tied());
 }
 
 #[test]

@@ -2,12 +2,12 @@
 
 use twofour::{file::StoredElement, kernel::KernelElement};
 
-use super::{EncoderConfig, EncoderInput};
+use super::{EncoderInput, TransformerConfig};
 use crate::{
     Error, Result,
     model::{
         checkpoint::StoredParts,
-        decoder::NormKind,
+        config::{NormKind, TokenInput},
         inference::{build::Parts, norm::Norm, passes::widened},
     },
 };
@@ -22,13 +22,13 @@ pub(in crate::model) struct Embeddings<T> {
 }
 
 impl<T: KernelElement + StoredElement> Embeddings<T> {
-    pub(in crate::model) fn build(config: &EncoderConfig, parts: &StoredParts<'_>) -> Result<Self> {
-        let EncoderConfig { vocabulary, context, token_types, width, .. } = *config;
+    pub(in crate::model) fn build(config: &TransformerConfig, parts: &StoredParts<'_>) -> Result<Self> {
+        let (width, TokenInput { vocabulary, context, token_types, .. }) = (config.width, *config.tokens()?);
         Ok(Embeddings {
             words: parts.table("embedding.weight", [vocabulary, width])?,
             positions: parts.table("positions.weight", [context, width])?,
             types: parts.table("types.weight", [token_types, width])?,
-            norm: Norm::read(NormKind::Layer, config.epsilon, |part| {
+            norm: Norm::read(NormKind::Layer, config.norm.epsilon, |part| {
                 Parts::<T>::vector(parts, &format!("embedding.norm.{part}"), width)
             })?,
         })
@@ -37,7 +37,11 @@ impl<T: KernelElement + StoredElement> Embeddings<T> {
 
 impl<T: KernelElement> Embeddings<T> {
     /// The hidden states of sequences, one after the other, before the first layer: `[tokens, width]`.
-    pub(in crate::model) fn forward(&self, config: &EncoderConfig, inputs: &[EncoderInput<'_>]) -> Result<Vec<f32>> {
+    pub(in crate::model) fn forward(
+        &self,
+        config: &TransformerConfig,
+        inputs: &[EncoderInput<'_>],
+    ) -> Result<Vec<f32>> {
         let mut x = vec![];
         for input in inputs {
             self.add(config, *input, &mut x)?;
@@ -48,11 +52,11 @@ impl<T: KernelElement> Embeddings<T> {
     /// Adds the embeddings of a sequence to the end of `x`.
     fn add(
         &self,
-        config: &EncoderConfig,
+        config: &TransformerConfig,
         EncoderInput { tokens, types }: EncoderInput<'_>,
         x: &mut Vec<f32>,
     ) -> Result<()> {
-        let EncoderConfig { context, width, vocabulary, token_types, .. } = *config;
+        let (width, TokenInput { context, vocabulary, token_types, .. }) = (config.width, *config.tokens()?);
         if tokens.is_empty() || tokens.len() > context {
             let found = format!("{} tokens for a context of {context}", tokens.len());
             return Err(Error::Setting { what: "a sequence", found, expected: "from 1 token to the context" });

@@ -2,12 +2,12 @@
 
 use twofour::kernel::{Activation, KernelElement};
 
-use super::{EncoderConfig, attention::attend};
+use super::{TransformerConfig, attention::attend};
 use crate::{
     Result,
     cpu::nonlinearity,
     model::{
-        decoder::NormKind,
+        config::NormKind,
         inference::{
             build::Parts,
             layer::{Observer, Role},
@@ -31,11 +31,11 @@ pub(in crate::model) struct EncoderLayer<T: KernelElement> {
 
 impl<T: KernelElement> EncoderLayer<T> {
     /// The layer of that number.
-    pub(in crate::model) fn build(config: &EncoderConfig, parts: &impl Parts<T>, layer: usize) -> Result<Self> {
-        let EncoderConfig { width, feed_forward, .. } = *config;
+    pub(in crate::model) fn build(config: &TransformerConfig, parts: &impl Parts<T>, layer: usize) -> Result<Self> {
+        let (width, feed_forward) = (config.width, config.feed_forward.hidden);
         let at = |part: &str| format!("blocks.{layer}.{part}");
         let norm = |name: &str| {
-            Norm::read(NormKind::Layer, config.epsilon, |part| parts.vector(&at(&format!("{name}.{part}")), width))
+            Norm::read(NormKind::Layer, config.norm.epsilon, |part| parts.vector(&at(&format!("{name}.{part}")), width))
         };
         Ok(EncoderLayer {
             qkv: parts.linear(&at("attn.qkv"), (3 * width, width))?,
@@ -55,7 +55,7 @@ impl<T: KernelElement> EncoderLayer<T> {
     /// Runs sequences of these lengths, `x: [tokens, width]` one after the other, through the layer, in place.
     pub(in crate::model) fn forward(
         &self,
-        config: &EncoderConfig,
+        config: &TransformerConfig,
         x: &mut Vec<f32>,
         lengths: &[usize],
         observe: Observer<'_, T>,
@@ -64,14 +64,14 @@ impl<T: KernelElement> EncoderLayer<T> {
         let h: Vec<T> = narrowed(x);
         observe(Role::Qkv, &h);
         let qkv = widened(&self.qkv.forward(&h, tokens, Activation::Identity)?);
-        let o: Vec<T> = attend([config.width, config.heads], &qkv, lengths, |_, _| {});
+        let o: Vec<T> = attend([config.width, config.attention.heads], &qkv, lengths, |_, _| {});
         observe(Role::Out, &o);
         add(x, &self.out.forward(&o, tokens, Activation::Identity)?);
         *x = self.attention_norm.normalized(x);
         let h: Vec<T> = narrowed(x);
         observe(Role::Up, &h);
         let mut h = widened(&self.up.forward(&h, tokens, Activation::Identity)?);
-        nonlinearity::in_place(config.activation, &mut h);
+        nonlinearity::in_place(config.feed_forward.activation, &mut h);
         let h: Vec<T> = narrowed(&h);
         observe(Role::Down, &h);
         add(x, &self.down.forward(&h, tokens, Activation::Identity)?);

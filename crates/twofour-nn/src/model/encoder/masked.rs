@@ -12,7 +12,7 @@ use crate::{
     model::{
         CheckpointError, EncoderCheckpoint, Perplexity,
         checkpoint::{MASKED_TRANSFORM, OWN_DECODER},
-        decoder::NormKind,
+        config::NormKind,
         inference::{
             build::Parts,
             linear::{Linear, LinearPart},
@@ -45,7 +45,7 @@ impl<T: KernelElement + StoredElement> MaskedEncoder<T> {
             return Err(CheckpointError::NoMaskedHead { path: checkpoint.reader().path().to_owned() }.into());
         }
         let special = SpecialTokens::of(&checkpoint.tokenizer()?)?;
-        let (width, vocabulary) = (checkpoint.config().width, checkpoint.config().vocabulary);
+        let (width, vocabulary) = (checkpoint.config().width, checkpoint.config().vocabulary());
         let vector = |name: &str, len: usize| Parts::<T>::vector(&parts, name, len);
         let values: Vec<T> = match parts.has_linear(OWN_DECODER) {
             true => narrowed(&parts.values(&format!("{OWN_DECODER}.weight"))?),
@@ -56,7 +56,7 @@ impl<T: KernelElement + StoredElement> MaskedEncoder<T> {
         Ok(MaskedEncoder {
             special,
             transform: parts.linear(MASKED_TRANSFORM, (width, width))?,
-            norm: Norm::read(NormKind::Layer, checkpoint.config().epsilon, |part| {
+            norm: Norm::read(NormKind::Layer, checkpoint.config().norm.epsilon, |part| {
                 vector(&format!("head.norm.{part}"), width)
             })?,
             decoder: Linear::new(vec![decoder])?,
@@ -91,7 +91,7 @@ impl<T: KernelElement> MaskedEncoder<T> {
     ) -> Result<Perplexity> {
         let [before, after] = &self.special.framing;
         let text = self.special.inner(tokens);
-        let context = self.encoder.config().context;
+        let context = self.encoder.config().context();
         let room = window.checked_sub(before.len() + after.len()).filter(|room| *room > 0 && window <= context);
         let Some(room) = room else {
             let found = format!("{window} for a context of {context}");
@@ -140,18 +140,18 @@ impl<T: KernelElement> MaskedEncoder<T> {
         let (config, count) = (self.encoder.config(), targets.len());
         let transformed = self.transform.forward(&narrowed::<T>(rows), count, Activation::Identity)?;
         let mut transformed = widened(&transformed);
-        nonlinearity::in_place(config.activation, &mut transformed);
+        nonlinearity::in_place(config.feed_forward.activation, &mut transformed);
         let normalized: Vec<T> = self.norm.forward(&transformed);
         let scores = widened(&self.decoder.forward(&normalized, count, Activation::Identity)?);
         let mut sum = 0.0;
-        for (scores, target) in scores.chunks_exact(config.vocabulary).zip(targets) {
+        for (scores, target) in scores.chunks_exact(config.vocabulary()).zip(targets) {
             let most = scores.iter().fold(f32::NEG_INFINITY, |most, score| most.max(*score));
             let total: f64 = scores.iter().map(|score| f64::from(score - most).exp()).sum();
             let own = scores.get(target as usize).ok_or(Error::Token {
                 what: "the text",
                 token: target,
                 position: 0,
-                vocabulary: config.vocabulary,
+                vocabulary: config.vocabulary(),
             })?;
             sum += total.ln() - f64::from(own - most);
         }

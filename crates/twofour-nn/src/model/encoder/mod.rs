@@ -12,7 +12,6 @@ mod tests;
 
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
 use twofour::{
     file::StoredElement,
     kernel::{Activation, KernelElement},
@@ -23,33 +22,10 @@ pub use self::{masked::MaskedEncoder, sentence::SentenceEncoder, similarity::Sim
 use super::{
     calibration::Observation,
     checkpoint::{EncoderCheckpoint, StoredParts},
+    config::TransformerConfig,
     inference::{build::Parts, layer::Role, linear::Linear, passes::widened},
 };
-use crate::{Error, Result, engine::Nonlinearity};
-
-/// An encoder as BERT's: embeddings of tokens, positions and token types, and layers of full attention and feed-forward blocks, with a norm behind each.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct EncoderConfig {
-    /// Number of tokens.
-    pub vocabulary: usize,
-    /// The longest sequence, in tokens.
-    pub context: usize,
-    /// Number of token types.
-    pub token_types: usize,
-    /// Number of layers.
-    pub layers: usize,
-    /// Width of the hidden states.
-    pub width: usize,
-    /// Heads of attention; a divisor of the width.
-    pub heads: usize,
-    /// Width of the feed-forward block's hidden layer.
-    pub feed_forward: usize,
-    /// Added to the variance in norms.
-    pub epsilon: f32,
-    /// The function of the feed-forward block.
-    pub activation: Nonlinearity,
-}
+use crate::{Error, Result};
 
 /// A sequence that an [`Encoder`] reads.
 #[derive(Debug, Clone, Copy)]
@@ -73,34 +49,12 @@ pub struct EncoderInput<'a> {
 /// ```
 #[derive(Debug)]
 pub struct Encoder<T: KernelElement> {
-    config: EncoderConfig,
+    config: TransformerConfig,
     embeddings: Embeddings<T>,
     layers: Vec<EncoderLayer<T>>,
     pooler: Option<Linear<T>>,
     /// The stored weights of each layer's linear layers, as an observer is told.
     stored: Vec<[Vec<String>; 4]>,
-}
-
-impl EncoderConfig {
-    /// Checks the sizes.
-    ///
-    /// # Errors
-    /// [`Error::Setting`] for a size that is zero or absurd, or heads that do not divide the width.
-    pub fn validate(&self) -> Result<()> {
-        const LARGEST: usize = 1 << 24;
-        let EncoderConfig { vocabulary, context, token_types, layers, width, heads, feed_forward, .. } = *self;
-        for size in [vocabulary, context, token_types, layers, width, heads, feed_forward] {
-            if size == 0 || size > LARGEST {
-                let found = size.to_string();
-                return Err(Error::Setting { what: "a size of the encoder", found, expected: "between 1 and 2^24" });
-            }
-        }
-        if !width.is_multiple_of(heads) {
-            let found = format!("{heads} for width {width}");
-            return Err(Error::Setting { what: "heads", found, expected: "a divisor of the width" });
-        }
-        Ok(())
-    }
 }
 
 impl<T: KernelElement + StoredElement> Encoder<T> {
@@ -113,7 +67,7 @@ impl<T: KernelElement + StoredElement> Encoder<T> {
         EncoderCheckpoint::open(directory)?.inference()
     }
 
-    pub(super) fn build(config: EncoderConfig, parts: &StoredParts<'_>) -> Result<Self> {
+    pub(super) fn build(config: TransformerConfig, parts: &StoredParts<'_>) -> Result<Self> {
         let width = config.width;
         let embeddings = Embeddings::build(&config, parts)?;
         let layers = (0..config.layers).map(|layer| EncoderLayer::build(&config, parts, layer));
@@ -131,7 +85,7 @@ impl<T: KernelElement + StoredElement> Encoder<T> {
 
 impl<T: KernelElement> Encoder<T> {
     /// The encoder's description.
-    pub fn config(&self) -> &EncoderConfig {
+    pub fn config(&self) -> &TransformerConfig {
         &self.config
     }
 

@@ -56,8 +56,8 @@ impl<T: KernelElement> SentenceEncoder<T> {
     /// The longest sentence, in tokens.
     pub fn context(&self) -> usize {
         match &self.body {
-            Body::Encoder(encoder) => encoder.config().context,
-            Body::Decoder(decoder) => decoder.config().context,
+            Body::Encoder(encoder) => encoder.config().context(),
+            Body::Decoder(decoder) => decoder.config().context(),
         }
     }
 

@@ -10,7 +10,7 @@ use crate::{
     block::{AttentionBlock, BlockHeads, FeedForwardBlock, FeedForwardFunction, Norm, Workspace},
     engine::{Engine, Nonlinearity},
     linear::Linear,
-    model::{DecoderConfig, NormKind, Positions},
+    model::{AttentionConfig, NormKind, Positions, TokenInput, TransformerConfig},
     parameter::Parameter,
     random::Stream,
 };
@@ -25,8 +25,8 @@ impl<E: Engine> Gpt<E> {
     /// the number of blocks, as in GPT-2 (Radford et al., 2019). Biases are zero, gains one.
     ///
     /// # Errors
-    /// A configuration that [`DecoderConfig::validate`] refuses, or that engines do not support; not enough memory.
-    pub fn new(engine: &E, config: impl Into<DecoderConfig>, seed: u64) -> Result<Self> {
+    /// A configuration that [`TransformerConfig::validate`] refuses, or that engines do not support; not enough memory.
+    pub fn new(engine: &E, config: impl Into<TransformerConfig>, seed: u64) -> Result<Self> {
         let config = config.into();
         let ending = 1.0 / ((2 * config.layers) as f64).sqrt();
         Self::build(engine, &config, |name, shape| {
@@ -50,12 +50,13 @@ impl<E: Engine> Gpt<E> {
     /// Those of `values`, and those of [`Gpt::new`].
     pub fn build(
         engine: &E,
-        config: &DecoderConfig,
+        config: &TransformerConfig,
         values: impl Fn(&str, &[usize]) -> Result<Vec<f32>>,
     ) -> Result<Self> {
         config.validate()?;
         let frequencies = trainable(config)?;
-        let DecoderConfig { width, heads, kv_heads, head_dim, context, vocabulary, .. } = *config;
+        let (width, TokenInput { vocabulary, context, .. }) = (config.width, *config.tokens()?);
+        let AttentionConfig { heads, kv_heads, head_dim, .. } = config.attention;
         let parameter = |name: &str, shape: &[usize], computes: bool| {
             Parameter::new(engine, name, shape, &values(name, shape)?, computes)
         };
@@ -69,11 +70,11 @@ impl<E: Engine> Gpt<E> {
         };
         let norm = |name: &str| -> Result<Norm<E>> {
             let gain = parameter(&format!("{name}.weight"), &[width], false)?;
-            let bias = match config.norm {
+            let bias = match config.norm.kind {
                 NormKind::Layer => Some(parameter(&format!("{name}.bias"), &[width], false)?),
                 NormKind::RootMeanSquare => None,
             };
-            Norm::new(gain, bias, config.epsilon)
+            Norm::new(gain, bias, config.norm.epsilon)
         };
         let function = function(config)?;
         let heads = BlockHeads { heads, kv_heads, head_dim };
@@ -84,14 +85,14 @@ impl<E: Engine> Gpt<E> {
                 let qkv = linear(&at("attn.qkv"), config.qkv_width(), width)?;
                 let out = linear(&at("attn.out"), width, config.query_width())?;
                 let up = linear(&at("mlp.up"), config.up_width(), width)?;
-                let down = linear(&at("mlp.down"), width, config.feed_forward)?;
+                let down = linear(&at("mlp.down"), width, config.feed_forward.hidden)?;
                 Ok(Layer {
                     attention: AttentionBlock::new(norm(&at("attn.norm"))?, qkv, out, heads, rotary.clone())?,
                     feed_forward: FeedForwardBlock::new(norm(&at("mlp.norm"))?, up, down, function)?,
                 })
             })
             .collect::<Result<_>>()?;
-        let embedding = match config.tied {
+        let embedding = match config.is_tied() {
             true => None,
             false => Some(parameter("embedding.weight", &[vocabulary, width], true)?),
         };
@@ -111,18 +112,18 @@ impl<E: Engine> Gpt<E> {
 /// # Errors
 /// [`Error::Unsupported`] with what they do not support: learned positions, norms of queries and keys, sliding windows below the context, some activations. [`Error::Setting`] for
 /// a context whose rotary tables would be too large.
-pub(crate) fn expect_trainable(config: &DecoderConfig) -> Result<()> {
+pub(crate) fn expect_trainable(config: &TransformerConfig) -> Result<()> {
     trainable(config)?;
     function(config)?;
     Ok(())
 }
 
 /// The frequencies of rotation of a decoder that engines support, or why they do not.
-fn trainable(config: &DecoderConfig) -> Result<Vec<f64>> {
+fn trainable(config: &TransformerConfig) -> Result<Vec<f64>> {
     // The rotary tables hold an angle for each position and pair of elements, and no tensor of a file vouches for them.
     const MOST_ANGLES: usize = 1 << 25;
-    if config.context * (config.head_dim / 2) > MOST_ANGLES {
-        let found = format!("{} with heads of {} elements", config.context, config.head_dim);
+    if config.context() * (config.attention.head_dim / 2) > MOST_ANGLES {
+        let found = format!("{} with heads of {} elements", config.context(), config.attention.head_dim);
         let expected = "at most 2^26 elements of all positions of one head together";
         return Err(Error::Setting { what: "context", found, expected });
     }
@@ -131,25 +132,26 @@ fn trainable(config: &DecoderConfig) -> Result<Vec<f64>> {
         what: what.to_owned(),
         remedy: "run such a model by `Inference` on the CPU",
     };
-    let window = config.windows.iter().flatten().min();
+    let window = config.attention.windows.iter().flatten().min();
     match config.positions {
-        _ if config.head_norms => Err(unsupported("norms of queries and keys")),
-        _ if window.is_some_and(|window| *window < config.context) => {
+        _ if config.beyond_llama().is_some() => Err(unsupported(config.beyond_llama().unwrap_or_default())),
+        _ if config.attention.head_norms => Err(unsupported("norms of queries and keys")),
+        _ if window.is_some_and(|window| *window < config.context()) => {
             Err(unsupported("a sliding window below the context"))
         }
         Positions::Learned => Err(unsupported("learned positions")),
-        Positions::Rotary(rope) => Ok(rope.frequencies(config.head_dim)),
+        Positions::Rotary(rope) => Ok(rope.frequencies(config.attention.head_dim)),
     }
 }
 
 /// What the feed-forward blocks apply.
-fn function(config: &DecoderConfig) -> Result<FeedForwardFunction> {
-    Ok(match config.activation {
-        Nonlinearity::SquaredRelu if config.gated => {
+fn function(config: &TransformerConfig) -> Result<FeedForwardFunction> {
+    Ok(match config.feed_forward.activation {
+        Nonlinearity::SquaredRelu if config.feed_forward.gated => {
             let what = "a gate of squared ReLU".to_owned();
             return Err(Error::Unsupported { engine: "training", what, remedy: "run such a model by `Inference`" });
         }
-        function if config.gated => FeedForwardFunction::Gated(function),
+        function if config.feed_forward.gated => FeedForwardFunction::Gated(function),
         Nonlinearity::SquaredRelu => FeedForwardFunction::SquaredRelu,
         Nonlinearity::Relu => FeedForwardFunction::Plain(Activation::Relu),
         Nonlinearity::Gelu => FeedForwardFunction::Plain(Activation::Gelu),

@@ -9,7 +9,7 @@ pub(crate) use build::expect_trainable;
 use twofour::layer::Accumulate;
 
 use super::{
-    DecoderConfig, Layer,
+    Layer, TransformerConfig,
     layers::{self, SavedLayer, gradients},
 };
 use crate::{
@@ -33,7 +33,7 @@ use crate::{
 /// ```
 #[derive(Debug)]
 pub struct Gpt<E: Engine> {
-    config: DecoderConfig,
+    config: TransformerConfig,
     /// None where it is the head's weight.
     embedding: Option<Parameter<E>>,
     layers: Vec<Layer<E>>,
@@ -55,12 +55,12 @@ impl<E: Engine> Gpt<E> {
     /// [`Error::Unsupported`] for gated feed-forward blocks.
     pub fn use_squared_relu(&mut self) -> Result<()> {
         self.layers.iter_mut().try_for_each(|layer| layer.feed_forward.use_squared_relu())?;
-        self.config.activation = Nonlinearity::SquaredRelu;
+        self.config.feed_forward.activation = Nonlinearity::SquaredRelu;
         Ok(())
     }
 
     /// The sizes.
-    pub fn config(&self) -> &DecoderConfig {
+    pub fn config(&self) -> &TransformerConfig {
         &self.config
     }
 
@@ -129,7 +129,7 @@ impl<E: Engine> Gpt<E> {
     /// Scores of the next byte after each token, `[tokens, 256]`, and what was saved.
     fn forward(&mut self, engine: &E, ids: &E::Buffer, shape: BatchShape) -> Result<(E::Buffer, Saved<E>)> {
         let BatchShape { batch, positions } = shape;
-        if batch == 0 || positions == 0 || positions > self.config.context {
+        if batch == 0 || positions == 0 || positions > self.config.context() {
             let found = format!("{batch} sequences of {positions} tokens");
             let expected = "at least one sequence of at least one token and at most the context";
             return Err(Error::Setting { what: "the batch", found, expected });
@@ -139,7 +139,7 @@ impl<E: Engine> Gpt<E> {
         let table = self.embedding.as_ref().unwrap_or(self.head.weight());
         engine.embedding(table.compute(), self.config.width, ids, &mut x)?;
         let (output, layers) = layers::forward(engine, workspace, (&self.layers, &self.norm), x, shape)?;
-        let mut logits = workspace.compute(engine, tokens * self.config.vocabulary)?;
+        let mut logits = workspace.compute(engine, tokens * self.config.vocabulary())?;
         self.head.forward(engine, &output.y, tokens, &mut logits)?;
         Ok((logits, Saved { layers, output }))
     }
@@ -185,7 +185,7 @@ impl<E: Engine> Gpt<E> {
         let (ids, targets) = (self.ids(engine, bytes)?, self.ids(engine, targets)?);
         let (mut logits, saved) = self.forward(engine, &ids, shape)?;
         self.release(saved);
-        engine.cross_entropy(self.config.vocabulary, &mut logits, &targets, None, loss)?;
+        engine.cross_entropy(self.config.vocabulary(), &mut logits, &targets, None, loss)?;
         self.workspace.give([logits, ids, targets]);
         Ok(())
     }
@@ -223,7 +223,7 @@ impl<E: Engine> Gpt<E> {
     ) -> Result<()> {
         let tokens = shape.tokens();
         let (mut d_logits, saved) = self.forward(engine, ids, shape)?;
-        engine.cross_entropy(self.config.vocabulary, &mut d_logits, targets, Some(scale), loss)?;
+        engine.cross_entropy(self.config.vocabulary(), &mut d_logits, targets, Some(scale), loss)?;
         engine.begin_phase(StepPhase::Backward)?;
         let Saved { layers, output: Normalized { x, y: normalized, statistics } } = saved;
         let workspace = &mut self.workspace;
@@ -259,7 +259,7 @@ impl<E: Engine> Gpt<E> {
         if ids.len() != shape.tokens() {
             return Err(Error::Length { what, expected: shape.tokens(), found: ids.len() });
         }
-        let vocabulary = self.config.vocabulary;
+        let vocabulary = self.config.vocabulary();
         match ids.iter().enumerate().find(|(_, id)| **id as usize >= vocabulary) {
             None => Ok(()),
             Some((position, &token)) => Err(Error::Token { what, token, position, vocabulary }),

@@ -28,12 +28,12 @@ impl<E: Engine> Gpt<E> {
         windows: Windows,
         mut progress: impl FnMut(usize, usize),
     ) -> Result<Perplexity> {
-        windows.validate(self.config().context)?;
+        windows.validate(self.config().context())?;
         if tokens.len() < 2 {
             let found = tokens.len().to_string();
             return Err(Error::Setting { what: "tokens of the text", found, expected: "two or more" });
         }
-        let most = (TOKENS / windows.window).min(LOGITS / self.config().vocabulary / windows.window).max(1);
+        let most = (TOKENS / windows.window).min(LOGITS / self.config().vocabulary() / windows.window).max(1);
         let all: Vec<_> = windows.of(tokens.len()).filter(|(_, count)| *count > 0).collect();
         let mut loss = engine.zeros(Kind::Wide, 1)?;
         let (mut sum, mut scored) = (0.0, 0);
@@ -83,7 +83,7 @@ mod tests {
         let saved = SavedModel::open(directory).unwrap();
         let inference = saved.checkpoint().unwrap().inference::<f32>().unwrap();
         let tokens: Vec<u32> = (0..3000).map(|i: u32| (i * i * 31 + i * 7) % 80).collect();
-        let mut model = saved.model(&CpuEngine, saved.config().context).unwrap();
+        let mut model = saved.model(&CpuEngine, saved.config().context()).unwrap();
         for (count, window, stride) in
             [(3000, 40, 40), (3000, 40, 13), (95, 32, 31), (40, 40, 1), (7, 40, 40), (2, 2, 1), (41, 40, 40)]
         {

@@ -10,7 +10,7 @@ use crate::{
     block::BatchShape,
     engine::Engine,
     linear::Linear,
-    model::{DecoderConfig, IndexBatch, TrainedModel},
+    model::{IndexBatch, TrainedModel, TransformerConfig},
     parameter::Parameter,
     recipe::Recipe,
     train::Corpus,
@@ -19,13 +19,13 @@ use crate::{
 impl<E: Engine> TrainedModel<E> for Gpt<E> {
     type Data = Corpus;
     type Uploaded = IndexBatch<E>;
-    type Config = DecoderConfig;
+    type Config = TransformerConfig;
 
-    fn config_of(recipe: &Recipe) -> DecoderConfig {
+    fn config_of(recipe: &Recipe) -> TransformerConfig {
         recipe.decoder()
     }
 
-    fn from_config(engine: &E, config: &DecoderConfig, seed: u64) -> Result<Self> {
+    fn from_config(engine: &E, config: &TransformerConfig, seed: u64) -> Result<Self> {
         Gpt::new(engine, config.clone(), seed)
     }
 
@@ -36,20 +36,20 @@ impl<E: Engine> TrainedModel<E> for Gpt<E> {
         }
     }
 
-    fn config(&self) -> &DecoderConfig {
+    fn config(&self) -> &TransformerConfig {
         self.config()
     }
 
     fn positions(&self) -> usize {
-        self.config.context
+        self.config.context()
     }
 
     fn prepare(&mut self, _: &E, corpus: &Corpus) -> Result<()> {
-        corpus.expect_sequences_of(self.config.context)
+        corpus.expect_sequences_of(self.config.context())
     }
 
     fn expect_sparse(&self, layer: &str) -> Result<()> {
-        if self.config.tied && layer == "head" {
+        if self.config.is_tied() && layer == "head" {
             let (first, second) = ("a head that is the embedding".to_owned(), "2:4 of the layer `head`".to_owned());
             return Err(Error::Conflict { first, second, reason: "an embedding is read dense" });
         }

@@ -5,12 +5,12 @@ use twofour::{
     kernel::{Activation, KernelElement},
 };
 
-use super::{ImageEncoderConfig, relative::RelativePositions, windows::WindowGrid};
+use super::{TransformerConfig, relative::RelativePositions, windows::WindowGrid};
 use crate::{
     Result,
     cpu::nonlinearity,
     model::{
-        decoder::NormKind,
+        config::NormKind,
         encoder::attend,
         inference::{
             build::Parts,
@@ -38,15 +38,15 @@ pub(super) struct ImageLayer<T: KernelElement> {
 
 impl<T: KernelElement> ImageLayer<T> {
     /// The layer of that number.
-    pub(super) fn build(config: &ImageEncoderConfig, parts: &impl Parts<T>, layer: usize) -> Result<Self> {
-        let ImageEncoderConfig { width, heads, feed_forward, .. } = *config;
+    pub(super) fn build(config: &TransformerConfig, parts: &impl Parts<T>, layer: usize) -> Result<Self> {
+        let (width, head_dim, feed_forward) = (config.width, config.attention.head_dim, config.feed_forward.hidden);
         let up = config.up_width();
         let at = |part: &str| format!("blocks.{layer}.{part}");
         let norm = |name: &str| {
-            Norm::read(NormKind::Layer, config.epsilon, |part| parts.vector(&at(&format!("{name}.{part}")), width))
+            Norm::read(NormKind::Layer, config.norm.epsilon, |part| parts.vector(&at(&format!("{name}.{part}")), width))
         };
         let scale = |name: &str| config.layer_scale.then(|| parts.vector(&at(name), width)).transpose();
-        let relative = || RelativePositions::read(parts, at, config.span(layer), width / heads);
+        let relative = || RelativePositions::read(parts, at, config.span(layer), head_dim);
         let linear = |name: &str, shape| {
             let linear = parts.linear(&at(name), shape);
             linear.map_err(|error| error.in_layer(at(name)))
@@ -54,7 +54,7 @@ impl<T: KernelElement> ImageLayer<T> {
         Ok(ImageLayer {
             attention_norm: norm("attn.norm")?,
             qkv: linear("attn.qkv", (3 * width, width))?,
-            relative: config.relative_positions.then(relative).transpose()?,
+            relative: config.attention.relative_positions.then(relative).transpose()?,
             out: linear("attn.out", (width, width))?,
             attention_scale: scale("attn.scale")?,
             feed_forward_norm: norm("mlp.norm")?,
@@ -71,22 +71,22 @@ impl<T: KernelElement> ImageLayer<T> {
     }
 
     /// Runs images' tokens `x: [images · tokens, width]` through the layer, in place.
-    pub(super) fn forward(&self, config: &ImageEncoderConfig, x: &mut [f32]) -> Result<()> {
+    pub(super) fn forward(&self, config: &TransformerConfig, x: &mut [f32]) -> Result<()> {
         let tokens = x.len() / config.width;
         let h: Vec<T> = self.attention_norm.forward(x);
         let o = match self.windows {
             Some(windows) => windows
                 .merge(&self.attend(config, &windows.partition(&h, config.width), windows.positions())?, config.width),
-            None => self.attend(config, &h, config.tokens())?,
+            None => self.attend(config, &h, config.context())?,
         };
         add(x, &self.out.forward(&o, tokens, Activation::Identity)?, self.attention_scale.as_deref());
         let h: Vec<T> = self.feed_forward_norm.forward(x);
         let h = self.up.forward(&h, tokens, Activation::Identity)?;
-        let h: Vec<T> = if config.gated {
-            gated(config.activation, config.feed_forward, &h)
+        let h: Vec<T> = if config.feed_forward.gated {
+            gated(config.feed_forward.activation, config.feed_forward.hidden, &h)
         } else {
             let mut h = widened(&h);
-            nonlinearity::in_place(config.activation, &mut h);
+            nonlinearity::in_place(config.feed_forward.activation, &mut h);
             narrowed(&h)
         };
         add(x, &self.down.forward(&h, tokens, Activation::Identity)?, self.feed_forward_scale.as_deref());
@@ -94,14 +94,14 @@ impl<T: KernelElement> ImageLayer<T> {
     }
 
     /// Attention of sequences of so many positions, each over itself, before the output projection.
-    fn attend(&self, config: &ImageEncoderConfig, h: &[T], positions: usize) -> Result<Vec<T>> {
-        let ImageEncoderConfig { width, heads, .. } = *config;
+    fn attend(&self, config: &TransformerConfig, h: &[T], positions: usize) -> Result<Vec<T>> {
+        let (width, heads, head_dim) = (config.width, config.attention.heads, config.attention.head_dim);
         let tokens = h.len() / width;
         let qkv = widened(&self.qkv.forward(h, tokens, Activation::Identity)?);
         let lengths = vec![positions; tokens / positions];
         Ok(attend([width, heads], &qkv, &lengths, |queries, scores| {
             if let Some(relative) = &self.relative {
-                relative.add(queries, (width / heads, 3 * width), scores);
+                relative.add(queries, (head_dim, 3 * width), scores);
             }
         }))
     }

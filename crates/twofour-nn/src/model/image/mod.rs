@@ -1,6 +1,5 @@
 //! Image encoders for inference: ViT, DINOv2, and SAM's image encoder.
 
-mod config;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod embeddings;
@@ -21,14 +20,11 @@ use twofour::{
 
 #[cfg(feature = "cuda")]
 pub use self::cuda::{CudaImageBatch, CudaImageEncoder};
-pub use self::{
-    config::{ImageEncoderConfig, ImageHead, ImageHeadInput, ImageOutput, ImageWindows},
-    random::{ImageWeights, WeightForm},
-};
+pub use self::random::{ImageWeights, WeightForm};
 use self::{embeddings::PatchEmbeddings, layer::ImageLayer, neck::Neck};
 use super::{
     checkpoint::ImageCheckpoint,
-    decoder::NormKind,
+    config::{ImageHeadInput, ModelOutput, NormKind, TransformerConfig},
     inference::{
         build::Parts,
         linear::Linear,
@@ -44,7 +40,7 @@ use crate::{Error, Result};
 /// ```no_run
 /// use twofour_nn::model::ImageEncoder;
 /// let encoder = ImageEncoder::<f32>::load("dinov2-base")?;
-/// let image = vec![0.0; encoder.config().image_len()];
+/// let image = vec![0.0; encoder.config().image()?.image_len()];
 /// let hidden = encoder.forward(&image)?;
 /// let [tokens, width] = encoder.config().hidden_shape();
 /// assert_eq!(hidden[0].len(), tokens * width);
@@ -52,7 +48,7 @@ use crate::{Error, Result};
 /// ```
 #[derive(Debug)]
 pub struct ImageEncoder<T: KernelElement> {
-    config: ImageEncoderConfig,
+    config: TransformerConfig,
     embeddings: PatchEmbeddings<T>,
     layers: Vec<ImageLayer<T>>,
     end: End<T>,
@@ -76,26 +72,30 @@ impl<T: KernelElement + StoredElement> ImageEncoder<T> {
 }
 
 impl<T: KernelElement> ImageEncoder<T> {
-    pub(super) fn build(config: ImageEncoderConfig, parts: &impl Parts<T>) -> Result<Self> {
+    pub(super) fn build(config: TransformerConfig, parts: &impl Parts<T>) -> Result<Self> {
         config.validate()?;
         let embeddings = PatchEmbeddings::build(&config, parts)?;
         let layers = (0..config.layers).map(|layer| ImageLayer::build(&config, parts, layer)).collect::<Result<_>>()?;
         let end = match config.output {
-            ImageOutput::Norm { head } => End::Norm {
-                norm: Norm::read(NormKind::Layer, config.epsilon, |part| {
+            ModelOutput::Hidden { head } => End::Norm {
+                norm: Norm::read(NormKind::Layer, config.norm.epsilon, |part| {
                     parts.vector(&format!("norm.{part}"), config.width)
                 })?,
                 head: head
-                    .map(|head| parts.linear("head", (head.classes, head.input.len(config.width))))
+                    .map(|head| parts.linear("head", (head.classes, head.input.elements(config.width))))
                     .transpose()?,
             },
-            ImageOutput::Neck { channels } => End::Neck(Box::new(Neck::build(&config, parts, channels)?)),
+            ModelOutput::Neck { channels } => End::Neck(Box::new(Neck::build(&config, parts, channels)?)),
+            ModelOutput::Vocabulary { .. } => {
+                let (found, expected) = ("with scores of tokens".to_owned(), "one of images");
+                return Err(Error::Setting { what: "the encoder", found, expected });
+            }
         };
         Ok(ImageEncoder { config, embeddings, layers, end })
     }
 
     /// The encoder's description.
-    pub fn config(&self) -> &ImageEncoderConfig {
+    pub fn config(&self) -> &TransformerConfig {
         &self.config
     }
 
@@ -127,7 +127,7 @@ impl<T: KernelElement> ImageEncoder<T> {
     /// # Errors
     /// Hidden states of another number; those of the product.
     pub fn classify(&self, hidden: &[f32]) -> Result<Option<Vec<f32>>> {
-        let (End::Norm { head: Some(linear), .. }, ImageOutput::Norm { head: Some(head) }) =
+        let (End::Norm { head: Some(linear), .. }, ModelOutput::Hidden { head: Some(head) }) =
             (&self.end, self.config.output)
         else {
             return Ok(None);
@@ -137,21 +137,24 @@ impl<T: KernelElement> ImageEncoder<T> {
             let (expected, found) = (tokens * width, hidden.len());
             return Err(Error::Length { what: "an image's hidden states", expected, found });
         }
-        let input: Vec<T> = narrowed(&head_input(head.input, hidden, &self.config));
+        let input: Vec<T> = narrowed(&head_input(head.input, hidden, &self.config)?);
         Ok(Some(widened(&linear.forward(&input, 1, Activation::Identity)?)))
     }
 }
 
 /// What a head reads of one image's hidden states.
-fn head_input(input: ImageHeadInput, hidden: &[f32], config: &ImageEncoderConfig) -> Vec<f32> {
+fn head_input(input: ImageHeadInput, hidden: &[f32], config: &TransformerConfig) -> Result<Vec<f32>> {
     let width = config.width;
-    let (learned, patches) = hidden.split_at(config.learned_tokens() * width);
-    let mut read = learned[..width].to_vec();
-    if input == ImageHeadInput::ClassTokenAndMean {
+    let (learned, patches) = hidden.split_at(config.image()?.learned_tokens() * width);
+    let mut read = match input {
+        ImageHeadInput::ClassToken | ImageHeadInput::ClassTokenAndMean => learned[..width].to_vec(),
+        ImageHeadInput::Mean => vec![],
+    };
+    if input != ImageHeadInput::ClassToken {
         let mut mean = vec![0f32; width];
         patches.chunks_exact(width).for_each(|row| mean.iter_mut().zip(row).for_each(|(mean, x)| *mean += x));
         let count = (patches.len() / width).max(1) as f32;
         read.extend(mean.into_iter().map(|sum| sum / count));
     }
-    read
+    Ok(read)
 }

@@ -2,11 +2,11 @@
 
 use twofour::kernel::{Activation, KernelElement};
 
-use super::ImageEncoderConfig;
+use super::TransformerConfig;
 use crate::{
     Result,
     model::{
-        decoder::NormKind,
+        config::NormKind,
         inference::{
             build::Parts,
             linear::{Linear, LinearPart},
@@ -34,7 +34,7 @@ pub(super) struct Neck<T: KernelElement> {
 }
 
 impl<T: KernelElement> Neck<T> {
-    pub(super) fn build(config: &ImageEncoderConfig, parts: &impl Parts<T>, channels: usize) -> Result<Self> {
+    pub(super) fn build(config: &TransformerConfig, parts: &impl Parts<T>, channels: usize) -> Result<Self> {
         let norm = |name: &str| {
             Norm::read(NormKind::Layer, EPSILON, |part| parts.vector(&format!("neck.{name}.{part}"), channels))
         };
@@ -51,10 +51,10 @@ impl<T: KernelElement> Neck<T> {
     }
 
     /// The neck's output for hidden states `x: [images · tokens, width]`: `[images · tokens, channels]`.
-    pub(super) fn forward(&self, config: &ImageEncoderConfig, x: &[f32]) -> Result<Vec<f32>> {
+    pub(super) fn forward(&self, config: &TransformerConfig, x: &[f32]) -> Result<Vec<f32>> {
         let tokens = x.len() / config.width;
         let y = widened(&self.reduce.forward(&narrowed(x), tokens, Activation::Identity)?);
-        let y = neighbours(&self.reduce_norm.forward::<T>(&y), config.grid(), self.channels);
+        let y = neighbours(&self.reduce_norm.forward::<T>(&y), config.image()?.grid(), self.channels);
         let y = widened(&self.convolution.forward(&y, tokens, Activation::Identity)?);
         Ok(self.norm.normalized(&y))
     }

@@ -8,7 +8,7 @@ use twofour::{
     select,
 };
 
-use super::{ImageEncoder, ImageEncoderConfig};
+use super::{ImageEncoder, TransformerConfig};
 #[cfg(feature = "cuda")]
 use crate::model::inference::stored::{StoredLinears, StoredPart};
 use crate::{
@@ -58,15 +58,15 @@ impl<T: KernelElement> ImageEncoder<T> {
     /// same ones.
     ///
     /// # Errors
-    /// Those of [`ImageEncoderConfig::validate`], and of packing.
-    pub fn random(config: ImageEncoderConfig, weights: ImageWeights, seed: u64) -> Result<Self> {
+    /// Those of [`TransformerConfig::validate`], and of packing.
+    pub fn random(config: TransformerConfig, weights: ImageWeights, seed: u64) -> Result<Self> {
         Self::build(config.clone(), &RandomParts { config: &config, weights, seed })
     }
 }
 
 /// The parts of a random encoder.
 pub(in crate::model) struct RandomParts<'a> {
-    pub(in crate::model) config: &'a ImageEncoderConfig,
+    pub(in crate::model) config: &'a TransformerConfig,
     pub(in crate::model) weights: ImageWeights,
     pub(in crate::model) seed: u64,
 }
@@ -95,7 +95,7 @@ impl RandomParts<'_> {
             None if name.starts_with("blocks.") => self.weights.attention,
             None => WeightForm::Dense,
         };
-        let has_bias = self.config.qkv_bias || !name.ends_with("attn.qkv");
+        let has_bias = self.config.attention.qkv_bias || !name.ends_with("attn.qkv");
         let bias = has_bias.then(|| self.values(&format!("{name}.bias"), outputs));
         Ok((formed(form, self.values(name, outputs * inputs), (outputs, inputs))?, bias))
     }

@@ -16,11 +16,11 @@ use twofour::{
     select::Selector,
 };
 
-use super::{ImageEncoder, ImageEncoderConfig, ImageOutput, ImageWeights, ImageWindows, WeightForm};
+use super::{ImageEncoder, ImageWeights, TransformerConfig, WeightForm};
 use crate::{
     Error,
     engine::Nonlinearity,
-    model::{CheckpointError, ImageCheckpoint},
+    model::{CheckpointError, GptConfig, ImageCheckpoint, ImageInput},
 };
 
 const KINDS: [&str; 5] = ["vit", "dinov2", "dinov2_gated", "dinov2_with_registers", "sam"];
@@ -36,8 +36,8 @@ fn directory(kind: &str) -> PathBuf {
 }
 
 /// The pixel values that `checkpoints.py` makes.
-fn pixels(config: &ImageEncoderConfig, images: usize) -> Vec<f32> {
-    (0..images * config.image_len()).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0).collect()
+fn pixels(config: &TransformerConfig, images: usize) -> Vec<f32> {
+    (0..images * config.image().unwrap().image_len()).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0).collect()
 }
 
 fn distance(found: &[f32], expected: &[f32]) -> f32 {
@@ -69,7 +69,7 @@ fn hidden_states_and_logits_are_those_of_transformers() {
         let d = distance(&logits, &expected.logits);
         assert!(d < 1e-4, "{kind}: logits differ by {d}");
         // One by one, and in a narrower type.
-        let alone = encoder.forward(&pixels[encoder.config().image_len()..]).unwrap();
+        let alone = encoder.forward(&pixels[encoder.config().image().unwrap().image_len()..]).unwrap();
         assert!(alone.len() == 1 && distance(&alone[0], &hidden[1]) < 1e-5);
         let narrow = ImageEncoder::<bf16>::load(directory(kind)).unwrap().forward(&pixels).unwrap();
         assert!(distance(&narrow.concat(), &hidden.concat()) < 0.3 && narrow != hidden, "{kind}");
@@ -139,26 +139,17 @@ fn pruned_compressed_and_quantized_checkpoints_run() {
 
 #[test]
 fn forms_of_random_weights_compute_about_the_same() {
-    let mut sam = ImageEncoderConfig::named("sam-vit-b").unwrap();
-    (sam.image, sam.layers, sam.width, sam.heads, sam.feed_forward) = ([80, 80], 2, 32, 2, 64);
-    sam.windows = Some(ImageWindows { side: 3, global: vec![1] });
-    let dinov2 = ImageEncoderConfig {
-        class_token: true,
-        registers: 3,
-        gated: true,
-        activation: Nonlinearity::Silu,
-        layer_scale: true,
-        relative_positions: false,
-        windows: None,
-        output: ImageOutput::Norm { head: None },
-        ..sam.clone()
-    };
+    let sizes = GptConfig { layers: 2, width: 32, heads: 2, context: 0, feed_forward: 64 };
+    let sam = TransformerConfig::sam(&sizes, 80, (3, &[1]));
+    let image = ImageInput { class_token: true, registers: 3, ..*sam.image().unwrap() };
+    let mut dinov2 = TransformerConfig { layer_scale: true, ..TransformerConfig::vit(&sizes, image) };
+    (dinov2.feed_forward.gated, dinov2.feed_forward.activation) = (true, Nonlinearity::Silu);
     for config in [sam, dinov2] {
         forms_compute_about_the_same(&config);
     }
 }
 
-fn forms_compute_about_the_same(config: &ImageEncoderConfig) {
+fn forms_compute_about_the_same(config: &TransformerConfig) {
     let hidden = |weights: ImageWeights| {
         let encoder = ImageEncoder::<f32>::random(config.clone(), weights, 7).unwrap();
         (encoder.weight_bytes(), encoder.forward(&pixels(config, 1)).unwrap().remove(0))
@@ -241,7 +232,7 @@ fn configurations_that_do_not_fit_are_refused_by_name() {
 #[test]
 fn images_of_another_size_and_hidden_states_of_another_number_are_refused() {
     let encoder = ImageEncoder::<f32>::load(directory("dinov2")).unwrap();
-    for len in [0, 1, encoder.config().image_len() + 1] {
+    for len in [0, 1, encoder.config().image().unwrap().image_len() + 1] {
         assert!(matches!(encoder.forward(&vec![0.0; len]), Err(Error::Setting { what: "images", .. })), "{len}");
     }
     assert!(matches!(encoder.classify(&[0.0; 16]), Err(Error::Length { expected: 80, found: 16, .. })));

@@ -1,6 +1,6 @@
 //! Windows of the grid of patches.
 
-use super::ImageEncoderConfig;
+use super::TransformerConfig;
 
 /// How an image's tokens are cut into square windows, row by row; those at the right and the lower edge are padded.
 #[derive(Debug, Clone, Copy)]
@@ -11,8 +11,9 @@ pub(in crate::model) struct WindowGrid {
 
 impl WindowGrid {
     /// The windows of a layer; none where attention is over the whole image.
-    pub(in crate::model) fn of(config: &ImageEncoderConfig, layer: usize) -> Option<Self> {
-        config.window(layer).map(|side| WindowGrid { grid: config.grid(), side })
+    pub(in crate::model) fn of(config: &TransformerConfig, layer: usize) -> Option<Self> {
+        let grid = config.image().ok()?.grid();
+        config.window(layer).map(|side| WindowGrid { grid, side })
     }
 
     /// Windows of an image.

@@ -14,7 +14,7 @@ use crate::{
         matmul::{Into, View, multiply},
         rope, softmax, vector,
     },
-    model::decoder::DecoderConfig,
+    model::config::TransformerConfig,
 };
 
 /// Tokens from which attention is computed by GEMMs.
@@ -27,7 +27,7 @@ const QUERIES: usize = 64;
 const LEAST_SHARED: usize = 1 << 18;
 
 /// Normalizes each head of the queries and of the keys of `qkv: [tokens, qkv_width]`.
-pub(crate) fn normalize_heads(config: &DecoderConfig, [query, key]: &[Norm; 2], qkv: &mut [f32]) {
+pub(crate) fn normalize_heads(config: &TransformerConfig, [query, key]: &[Norm; 2], qkv: &mut [f32]) {
     let (queries, keys) = (config.query_width(), config.kv_width());
     for row in qkv.chunks_exact_mut(config.qkv_width()) {
         let (q, kv) = row.split_at_mut(queries);
@@ -40,12 +40,13 @@ pub(crate) fn normalize_heads(config: &DecoderConfig, [query, key]: &[Norm; 2], 
 /// Causal attention of the new tokens `qkv: [tokens, qkv_width]` over everything in the cache and themselves; they are added to the cache. Queries and keys are
 /// rotated first, where the model does. Returns `[tokens, query_width]`.
 pub(crate) fn attend<T: KernelElement>(
-    config: &DecoderConfig,
+    config: &TransformerConfig,
     cache: &mut Cache<T>,
     place: Place<'_>,
     qkv: &mut [f32],
 ) -> Vec<T> {
-    let (d, stride, queries, kv) = (config.head_dim, config.qkv_width(), config.query_width(), config.kv_width());
+    let (d, stride, queries, kv) =
+        (config.attention.head_dim, config.qkv_width(), config.query_width(), config.kv_width());
     let tokens = qkv.len() / stride;
     if let Some(table) = place.rotary {
         for_rows(qkv, stride, |first, rows| {
@@ -68,7 +69,7 @@ pub(crate) fn attend<T: KernelElement>(
         let first = config.window(place.layer).map_or(0, |window| (position + 1).saturating_sub(window));
         let cache = &*cache;
         // The query heads that share keys and values are neighbours.
-        let group = queries / config.kv_heads;
+        let group = queries / config.attention.kv_heads;
         let of_group = |scores: &mut Vec<f32>, (head, (q, o)): (usize, (&[f32], &mut [f32]))| {
             few::attend(cache.head(head), first, q, d, scores, o);
         };
@@ -84,14 +85,14 @@ pub(crate) fn attend<T: KernelElement>(
 }
 
 /// Adds a token's keys and values to the cache.
-fn push<T: KernelElement>(config: &DecoderConfig, cache: &mut Cache<T>, row: &[f32]) {
+fn push<T: KernelElement>(config: &TransformerConfig, cache: &mut Cache<T>, row: &[f32]) {
     let (queries, kv) = (config.query_width(), config.kv_width());
-    cache.push(config.head_dim, &row[queries..][..kv], &row[queries + kv..][..kv]);
+    cache.push(config.attention.head_dim, &row[queries..][..kv], &row[queries + kv..][..kv]);
 }
 
 /// Attention of many tokens, which are in the cache already.
-fn many<T: KernelElement>(config: &DecoderConfig, cache: &Cache<T>, place: Place<'_>, qkv: &[f32]) -> Vec<T> {
-    let (d, stride, queries) = (config.head_dim, config.qkv_width(), config.query_width());
+fn many<T: KernelElement>(config: &TransformerConfig, cache: &Cache<T>, place: Place<'_>, qkv: &[f32]) -> Vec<T> {
+    let (d, stride, queries) = (config.attention.head_dim, config.qkv_width(), config.query_width());
     let tokens = qkv.len() / stride;
     let window = config.window(place.layer);
     // The first position that the query sees, and the first whose keys are in the GEMMs.
@@ -101,7 +102,7 @@ fn many<T: KernelElement>(config: &DecoderConfig, cache: &Cache<T>, place: Place
     let mut o = vec![0f32; tokens * queries];
     let heads = o.chunks_exact_mut(tokens * d).enumerate();
     share(heads, <[Vec<f32>; 3]>::default, |[keys, values, p], (head, o)| {
-        let of_head = cache.head(head * config.kv_heads / config.heads);
+        let of_head = cache.head(head * config.attention.kv_heads / config.attention.heads);
         let k_stride = of_head.positions().next_multiple_of(BLOCK) - first;
         vector::widest(|| {
             of_head.transposed_keys(first, keys);

@@ -5,7 +5,7 @@ use twofour::kernel::KernelElement;
 use super::{Inference, layer::Layer, linear::Linear, norm::Norm, weight::Weight};
 use crate::{
     Error, Result,
-    model::decoder::{DecoderConfig, NormKind, Positions},
+    model::config::{NormKind, Positions, TokenInput, TransformerConfig},
 };
 
 /// Where the parts of a model come from, by the names that [`Gpt`](crate::model::Gpt) has for them.
@@ -26,19 +26,22 @@ pub(crate) trait Parts<T: KernelElement> {
 }
 
 impl<T: KernelElement> Inference<T> {
-    pub(crate) fn build(config: DecoderConfig, parts: &impl Parts<T>) -> Result<Self> {
+    pub(crate) fn build(config: TransformerConfig, parts: &impl Parts<T>) -> Result<Self> {
         config.validate()?;
-        let DecoderConfig { width, vocabulary, context, head_dim, .. } = config;
+        if let Some(what) = config.beyond_llama() {
+            return Err(Error::Unsupported { engine: "inference", what: what.into(), remedy: "use another model" });
+        }
+        let (width, TokenInput { vocabulary, context, .. }) = (config.width, *config.tokens()?);
         let layers = (0..config.layers).map(|layer| Layer::build(&config, parts, layer)).collect::<Result<_>>()?;
-        let embedding = match config.tied {
+        let embedding = match config.is_tied() {
             true => None,
             false => Some(parts.embedding([vocabulary, width])?),
         };
         let (positions, rotary) = match config.positions {
-            Positions::Rotary(rope) => (None, Some(rope.frequencies(head_dim))),
+            Positions::Rotary(rope) => (None, Some(rope.frequencies(config.attention.head_dim))),
             Positions::Learned => (Some(parts.table("positions.weight", [context, width])?), None),
         };
-        let norm = norm(&config, parts, "norm", width, config.norm)?;
+        let norm = norm(&config, parts, "norm", width, config.norm.kind)?;
         let head = named(parts, "head", (vocabulary, width))?;
         Ok(Inference { embedding, positions, layers, norm, head, rotary, config })
     }
@@ -46,34 +49,34 @@ impl<T: KernelElement> Inference<T> {
 
 impl<T: KernelElement> Layer<T> {
     /// The layer of that number.
-    pub(crate) fn build(config: &DecoderConfig, parts: &impl Parts<T>, layer: usize) -> Result<Self> {
+    pub(crate) fn build(config: &TransformerConfig, parts: &impl Parts<T>, layer: usize) -> Result<Self> {
         let at = |part: &str| format!("blocks.{layer}.{part}");
         let width = config.width;
-        let of_head = |part: &str| norm(config, parts, &at(part), config.head_dim, NormKind::RootMeanSquare);
-        let head_norms = match config.head_norms {
+        let of_head = |part: &str| norm(config, parts, &at(part), config.attention.head_dim, NormKind::RootMeanSquare);
+        let head_norms = match config.attention.head_norms {
             true => Some([of_head("attn.query_norm")?, of_head("attn.key_norm")?]),
             false => None,
         };
         Ok(Layer {
-            attention_norm: norm(config, parts, &at("attn.norm"), width, config.norm)?,
+            attention_norm: norm(config, parts, &at("attn.norm"), width, config.norm.kind)?,
             qkv: named(parts, &at("attn.qkv"), (config.qkv_width(), width))?,
             head_norms,
             out: named(parts, &at("attn.out"), (width, config.query_width()))?,
-            feed_forward_norm: norm(config, parts, &at("mlp.norm"), width, config.norm)?,
+            feed_forward_norm: norm(config, parts, &at("mlp.norm"), width, config.norm.kind)?,
             up: named(parts, &at("mlp.up"), (config.up_width(), width))?,
-            down: named(parts, &at("mlp.down"), (width, config.feed_forward))?,
+            down: named(parts, &at("mlp.down"), (width, config.feed_forward.hidden))?,
         })
     }
 }
 
 fn norm<T: KernelElement>(
-    config: &DecoderConfig,
+    config: &TransformerConfig,
     parts: &impl Parts<T>,
     name: &str,
     width: usize,
     kind: NormKind,
 ) -> Result<Norm> {
-    Norm::read(kind, config.epsilon, |part| parts.vector(&format!("{name}.{part}"), width))
+    Norm::read(kind, config.norm.epsilon, |part| parts.vector(&format!("{name}.{part}"), width))
 }
 
 /// The linear layer of that name, which errors name too.

@@ -17,7 +17,7 @@ use crate::{
     Error, Result,
     engine::Engine,
     linear,
-    model::{Gpt, decoder::DecoderConfig, file},
+    model::{Gpt, config::TransformerConfig, file},
     parameter::Parameter,
 };
 
@@ -83,7 +83,7 @@ fn absent(name: &str) -> Error {
 /// A file that [`Gpt::save`] wrote.
 pub(super) struct OfFile<'a> {
     pub(super) reader: &'a Reader,
-    pub(super) config: &'a DecoderConfig,
+    pub(super) config: &'a TransformerConfig,
 }
 
 impl<T: KernelElement> Parts<T> for OfFile<'_> {
@@ -119,7 +119,7 @@ impl<T: KernelElement> Parts<T> for OfFile<'_> {
             LinearPart::of(Weight::DenseInt8 { values, scales }, (outputs, inputs), bias)
         } else {
             let values = narrowed(&file::plain(reader, &weight, &[outputs, inputs])?);
-            if self.config.tied && name == "head" {
+            if self.config.is_tied() && name == "head" {
                 return Linear::new(vec![LinearPart::of(Weight::Dense(values), (outputs, inputs), bias)]);
             }
             LinearPart::dense(values, (outputs, inputs), bias)?
@@ -140,7 +140,7 @@ impl<T: KernelElement> StoredLinears<T> for OfFile<'_> {
             StoredWeight::compressed(reader, &weight, (outputs, inputs))?
         } else {
             let values = narrowed(&file::plain(reader, &weight, &[outputs, inputs])?);
-            match self.config.tied && name == "head" {
+            match self.config.is_tied() && name == "head" {
                 true => StoredWeight::Dense(values),
                 false => StoredWeight::of_values(values, (outputs, inputs))?,
             }

@@ -13,7 +13,7 @@ use crate::{
     Result,
     cpu::{nonlinearity, rope},
     engine::Nonlinearity,
-    model::decoder::DecoderConfig,
+    model::config::TransformerConfig,
 };
 
 /// Attention and feed-forward block.
@@ -80,7 +80,7 @@ impl<T: KernelElement> Layer<T> {
     /// Runs new tokens `x: [tokens, width]` through the layer, in place; their keys and values are added to the cache.
     pub(crate) fn forward(
         &self,
-        config: &DecoderConfig,
+        config: &TransformerConfig,
         x: &mut [f32],
         cache: &mut Cache<T>,
         place: Place<'_>,
@@ -105,10 +105,10 @@ impl<T: KernelElement> Layer<T> {
     }
 
     /// The hidden layer of the feed-forward block, with its function applied.
-    fn hidden(&self, config: &DecoderConfig, x: &[T], tokens: usize) -> Result<Vec<T>> {
+    fn hidden(&self, config: &TransformerConfig, x: &[T], tokens: usize) -> Result<Vec<T>> {
         // What the kernels have in their epilogue.
-        let fused = match config.activation {
-            _ if config.gated => None,
+        let fused = match config.feed_forward.activation {
+            _ if config.feed_forward.gated => None,
             Nonlinearity::Relu => Some(Activation::Relu),
             Nonlinearity::Gelu => Some(Activation::Gelu),
             Nonlinearity::Silu => Some(Activation::Silu),
@@ -118,11 +118,11 @@ impl<T: KernelElement> Layer<T> {
         if fused.is_some() {
             return Ok(h);
         }
-        if config.gated {
-            return Ok(gated(config.activation, config.feed_forward, &h));
+        if config.feed_forward.gated {
+            return Ok(gated(config.feed_forward.activation, config.feed_forward.hidden, &h));
         }
         let mut h = widened(&h);
-        nonlinearity::in_place(config.activation, &mut h);
+        nonlinearity::in_place(config.feed_forward.activation, &mut h);
         Ok(narrowed(&h))
     }
 }

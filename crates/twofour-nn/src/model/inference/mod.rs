@@ -34,7 +34,7 @@ pub use self::{
 };
 #[cfg(doc)]
 use super::Gpt;
-use super::{Sampling, decoder::DecoderConfig};
+use super::{Sampling, config::TransformerConfig};
 use crate::{Error, Result};
 
 /// A decoder's weights packed for the CPU kernels in `T`: dense layers for the dense kernel, 2:4 and compressed ones for the 2:4 kernel. Of a [`Gpt`] it is a
@@ -58,7 +58,7 @@ use crate::{Error, Result};
 /// ```
 #[derive(Debug)]
 pub struct Inference<T: KernelElement> {
-    config: DecoderConfig,
+    config: TransformerConfig,
     /// The embedding of each token; none where it is the head's weight.
     embedding: Option<Weight<T>>,
     /// What is added at each position, where positions are learned.
@@ -72,7 +72,7 @@ pub struct Inference<T: KernelElement> {
 
 impl<T: KernelElement> Inference<T> {
     /// The model's description.
-    pub fn config(&self) -> &DecoderConfig {
+    pub fn config(&self) -> &TransformerConfig {
         &self.config
     }
 
@@ -108,7 +108,7 @@ impl<T: KernelElement> Inference<T> {
                 expected: "one token or more",
             });
         }
-        let context = self.config.context;
+        let context = self.config.context();
         let mut text = prompt.to_vec();
         let mut session = self.session();
         let mut unread = text.len().saturating_sub(context);
@@ -146,9 +146,9 @@ impl<T: KernelElement> Inference<T> {
 
     /// An error for the first token that is not in the vocabulary.
     fn expect_tokens(&self, tokens: &[u32]) -> Result<()> {
-        match tokens.iter().enumerate().find(|(_, token)| **token as usize >= self.config.vocabulary) {
+        match tokens.iter().enumerate().find(|(_, token)| **token as usize >= self.config.vocabulary()) {
             None => Ok(()),
-            Some((index, &token)) => Err(no_token(token, index, self.config.vocabulary)),
+            Some((index, &token)) => Err(no_token(token, index, self.config.vocabulary())),
         }
     }
 }
@@ -159,7 +159,7 @@ fn no_token(token: u32, position: usize, vocabulary: usize) -> Error {
 
 /// The rows of the embedding that tokens name, which `row` returns, with the learned vectors of `position` and after added.
 pub(super) fn embed<T: KernelElement>(
-    (row, config): (&dyn Fn(usize) -> Option<Vec<f32>>, &DecoderConfig),
+    (row, config): (&dyn Fn(usize) -> Option<Vec<f32>>, &TransformerConfig),
     positions: Option<&[T]>,
     tokens: &[u32],
     position: usize,
@@ -167,7 +167,7 @@ pub(super) fn embed<T: KernelElement>(
     let width = config.width;
     let mut x = Vec::with_capacity(tokens.len() * width);
     for (index, &token) in tokens.iter().enumerate() {
-        x.extend(row(token as usize).ok_or_else(|| no_token(token, index, config.vocabulary))?);
+        x.extend(row(token as usize).ok_or_else(|| no_token(token, index, config.vocabulary()))?);
     }
     if let Some(positions) = positions {
         let added = &positions[position * width..][..x.len()];

@@ -5,7 +5,7 @@ use twofour::Arithmetic;
 use super::passes::narrowed;
 use crate::{
     cpu::{layer_norm, rms_norm},
-    model::decoder::NormKind,
+    model::config::NormKind,
 };
 
 /// A norm with its parameters.

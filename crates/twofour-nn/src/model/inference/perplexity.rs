@@ -83,7 +83,7 @@ impl<T: KernelElement> Inference<T> {
         windows: Windows,
         mut progress: impl FnMut(usize, usize),
     ) -> Result<Perplexity> {
-        windows.validate(self.config.context)?;
+        windows.validate(self.config.context())?;
         if tokens.len() < 2 {
             let found = tokens.len().to_string();
             return Err(Error::Setting { what: "tokens of the text", found, expected: "two or more" });

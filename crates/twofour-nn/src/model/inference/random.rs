@@ -16,7 +16,7 @@ use super::{
     linear::{Linear, LinearPart},
     weight::Weight,
 };
-use crate::{Result, model::decoder::DecoderConfig, random::Stream};
+use crate::{Result, model::config::TransformerConfig, random::Stream};
 
 /// The type of weights that [`Inference::random`] makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -38,23 +38,23 @@ impl<T: KernelElement> Inference<T> {
     /// elements of each group are random. Gains of norms are 1 and biases 0.
     ///
     /// ```
-    /// use twofour_nn::model::{DecoderConfig, GptConfig, Inference, RandomWeights};
-    /// let config = DecoderConfig::from(&GptConfig { layers: 1, width: 32, heads: 2, context: 8, feed_forward: 64 });
+    /// use twofour_nn::model::{TransformerConfig, GptConfig, Inference, RandomWeights};
+    /// let config = TransformerConfig::from(&GptConfig { layers: 1, width: 32, heads: 2, context: 8, feed_forward: 64 });
     /// let model = Inference::<f32>::random(config, RandomWeights::Int8, RandomWeights::DenseInt8, 0)?;
     /// assert_eq!(model.session().feed(&[1, 2])?.len(), 256);
     /// # Ok::<(), twofour_nn::Error>(())
     /// ```
     ///
     /// # Errors
-    /// Those of [`DecoderConfig::validate`], and of packing.
-    pub fn random(config: DecoderConfig, layers: RandomWeights, head: RandomWeights, seed: u64) -> Result<Self> {
+    /// Those of [`TransformerConfig::validate`], and of packing.
+    pub fn random(config: TransformerConfig, layers: RandomWeights, head: RandomWeights, seed: u64) -> Result<Self> {
         Self::build(config.clone(), &Random { config: &config, layers, head, seed })
     }
 }
 
 /// The parts of a random model.
 struct Random<'a> {
-    config: &'a DecoderConfig,
+    config: &'a TransformerConfig,
     layers: RandomWeights,
     head: RandomWeights,
     seed: u64,

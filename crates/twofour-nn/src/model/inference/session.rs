@@ -41,7 +41,7 @@ impl<'a, T: KernelElement> Session<'a, T> {
 
     /// How many more fit the context.
     pub fn remaining(&self) -> usize {
-        self.model.config.context - self.position
+        self.model.config.context() - self.position
     }
 
     /// Feeds one or more tokens and returns the scores of the token that follows the last, `[vocabulary]`.
@@ -72,7 +72,7 @@ impl<'a, T: KernelElement> Session<'a, T> {
             let found = format!("{count} of {}", tokens.len());
             return Err(Error::Setting { what: "tokens to score", found, expected: "fewer than are fed" });
         }
-        let (model, width, vocabulary) = (self.model, self.model.config.width, self.model.config.vocabulary);
+        let (model, width, vocabulary) = (self.model, self.model.config.width, self.model.config.vocabulary());
         let x = self.hidden(tokens)?;
         let first = tokens.len() - count - 1;
         let at_once = (MOST_LOGITS / vocabulary).max(1);

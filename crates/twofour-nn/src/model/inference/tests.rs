@@ -16,7 +16,7 @@ use crate::{
     Error,
     block::BatchShape,
     engine::cpu::CpuEngine,
-    model::{DecoderConfig, Gpt, GptConfig},
+    model::{Gpt, GptConfig, TransformerConfig},
 };
 
 const ENGINE: CpuEngine = CpuEngine;
@@ -87,7 +87,7 @@ fn packed_weights_of_a_sparse_model_are_smaller() {
     let [dense, sparse] = [dense(), sparse()].map(|model| Inference::<f32>::new(&ENGINE, &model).unwrap());
     let head = 256 * 32 * 4;
     assert_eq!((dense.weight_bytes() - head) * 17, (sparse.weight_bytes() - head) * 32);
-    assert_eq!(*sparse.config(), DecoderConfig::from(&SMALL));
+    assert_eq!(*sparse.config(), TransformerConfig::from(&SMALL));
 }
 
 #[test]

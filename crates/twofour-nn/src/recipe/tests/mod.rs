@@ -52,7 +52,7 @@ fn a_recipe_is_read_with_its_defaults_and_overrides() {
 
 #[test]
 fn a_llama_has_its_own_sizes() {
-    use crate::{model::DecoderConfig, recipe::ModelKind};
+    use crate::{model::TransformerConfig, recipe::ModelKind};
     let recipe = parse(GOOD, &["model.kind=llama", "model.kv_heads=2", "model.feed_forward=96"]).unwrap();
     assert_eq!((recipe.model.kind, recipe.model.kv_heads), (ModelKind::Llama, Some(2)));
     let layers: Vec<_> = recipe.layers().into_iter().map(|l| (l.name, l.out_features, l.in_features)).collect();
@@ -64,7 +64,7 @@ fn a_llama_has_its_own_sizes() {
             ("blocks.0.mlp.up".to_owned(), 2 * 96, 64),
         ]
     );
-    assert_eq!(recipe.plan(DeviceKind::Cpu).parameters, DecoderConfig::from(&recipe.model).parameters());
+    assert_eq!(recipe.plan(DeviceKind::Cpu).parameters, TransformerConfig::from(&recipe.model).parameters());
     for (overrides, word) in [
         (&["model.kind=llama", "model.kv_heads=3"][..], "divisor of the 4 heads"),
         (&["model.kv_heads=2"], "only a \"llama\""),

@@ -162,7 +162,7 @@ fn a_checkpoint_is_a_model_that_computes_as_the_trained_one_does() {
         let [mut expected, mut found] = [file.as_path(), &directory.path().join(CHECKPOINT_FILE)].map(|path| {
             let saved = SavedModel::open(path).unwrap();
             assert!(matches!(saved.tokenizer().unwrap(), crate::model::Tokenizer::Bytes));
-            saved.model(&CpuEngine, saved.config().context).unwrap()
+            saved.model(&CpuEngine, saved.config().context()).unwrap()
         });
         let tokens: Vec<u32> = (0..8).map(|i| i * 31 % 256).collect();
         let shape = crate::block::BatchShape { batch: 1, positions: 8 };

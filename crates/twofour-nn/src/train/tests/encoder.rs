@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::training;
 use crate::{
-    engine::{Memory as _, Nonlinearity, cpu::CpuEngine},
-    model::{BertConfig, EncoderConfig, EncoderTask},
+    engine::{Memory as _, cpu::CpuEngine},
+    model::{BertConfig, EncoderTask, GptConfig, TransformerConfig},
     questions::tests::{asked, tokenizer},
     recipe::{Method, TrainingSettings},
     train::{Corpus, EncoderData, MaskedText, QuestionSet, SparsityPlan, SpecialTokens, StepReport, Trainer},
@@ -14,17 +14,8 @@ use crate::{
 const TASKS: [EncoderTask; 2] = [EncoderTask::Answers, EncoderTask::MaskedTokens];
 
 fn config(task: EncoderTask) -> BertConfig {
-    let encoder = EncoderConfig {
-        vocabulary: 90,
-        context: 48,
-        token_types: 2,
-        layers: 2,
-        width: 32,
-        heads: 2,
-        feed_forward: 64,
-        epsilon: 1e-12,
-        activation: Nonlinearity::Gelu,
-    };
+    let sizes = GptConfig { layers: 2, width: 32, heads: 2, context: 48, feed_forward: 64 };
+    let encoder = TransformerConfig::bert(&sizes, 90);
     BertConfig { encoder, task, positions: 40 }
 }
 
@@ -118,7 +109,7 @@ fn data_and_layers_that_do_not_fit_the_encoder_are_refused() {
     let short = BertConfig { positions: 32, ..config(answers) };
     assert!(refused(short, plan(Method::Dense), answers).contains("windows"));
     let mut few = config(answers);
-    few.encoder.vocabulary = 20;
+    few.encoder = few.encoder.with_vocabulary(20);
     assert!(refused(few, plan(Method::Dense), answers).contains("vocabulary has 20"));
     let embedding = SparsityPlan::of_method(Method::Ste, vec!["embedding".to_owned()], 60);
     assert!(refused(config(masked), embedding, masked).contains("read dense"));

@@ -6,7 +6,7 @@ use anyhow::Result;
 use twofour::{layer::MaskRule, select::Transposable};
 use twofour_nn::{
     engine::cuda::CudaEngine,
-    model::{DecoderConfig, Gpt, GptConfig, Vit, VitConfig},
+    model::{Gpt, GptConfig, TransformerConfig, Vit, VitConfig},
     recipe::{Pooling, SparsePrecision, TrainingSettings},
     train::{Corpus, ImageSet, TrainingData},
 };
@@ -124,7 +124,9 @@ impl Task<Corpus> {
     pub(super) fn gpt(config: GptConfig, batch: usize) -> Result<Self> {
         let GptConfig { layers, width, heads, context, feed_forward } = config;
         let build = move |engine: &CudaEngine| {
-            Gpt::build(engine, &DecoderConfig::from(&config), |name, shape| Ok(values(name, shape.iter().product())))
+            Gpt::build(engine, &TransformerConfig::from(&config), |name, shape| {
+                Ok(values(name, shape.iter().product()))
+            })
         };
         Ok(Task {
             kind: "gpt",
@@ -213,7 +215,7 @@ mod tests {
 
     use twofour_nn::{
         engine::cpu::CpuEngine,
-        model::{DecoderConfig, Gpt, GptConfig, Vit, VitConfig},
+        model::{Gpt, GptConfig, TransformerConfig, Vit, VitConfig},
         train::{SparsityPlan, Trainer},
     };
 
@@ -224,7 +226,7 @@ mod tests {
     fn the_settings_and_the_text_train() {
         corpus().unwrap().expect_sequences_of(LARGE.context).unwrap();
         let config = GptConfig { layers: 1, width: 8, heads: 2, context: 16, feed_forward: 16 };
-        let model = Gpt::build(&CpuEngine, &DecoderConfig::from(&config), |name, shape| {
+        let model = Gpt::build(&CpuEngine, &TransformerConfig::from(&config), |name, shape| {
             Ok(values(name, shape.iter().product()))
         })
         .unwrap();

@@ -1,7 +1,7 @@
 //! What the layouts of image encoders have in common.
 
 use super::super::layout::{Layout, StoredLinear};
-use crate::model::image::ImageEncoderConfig;
+use crate::model::config::ImageInput;
 
 impl Layout {
     /// Adds a norm's parameters, `[width]` each.
@@ -12,8 +12,8 @@ impl Layout {
     }
 
     /// Adds the embedding of patches, a convolution.
-    pub(super) fn patches(&mut self, config: &ImageEncoderConfig, theirs: &str) {
-        let ImageEncoderConfig { width, channels, patch, .. } = *config;
+    pub(super) fn patches(&mut self, width: usize, input: &ImageInput, theirs: &str) {
+        let ImageInput { channels, patch, .. } = *input;
         self.tensor("patch.weight", format!("{theirs}.weight"), [width, channels, patch, patch]);
         self.tensor("patch.bias", format!("{theirs}.bias"), [width]);
     }

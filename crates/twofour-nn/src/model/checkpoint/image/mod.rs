@@ -15,10 +15,7 @@ use twofour::{
 use super::{CheckpointError, StoredParts, layout::Layout, place};
 use crate::{
     Result,
-    model::{
-        image::{ImageEncoder, ImageEncoderConfig},
-        language::dtype_of,
-    },
+    model::{config::TransformerConfig, image::ImageEncoder, language::dtype_of},
 };
 
 /// An image encoder's directory whose configuration and headers were read and checked. Weights are read when an [`ImageEncoder`] is made of it.
@@ -32,7 +29,7 @@ use crate::{
 /// ViT and DINOv2 have a head for classes where `classifier.weight` is stored.
 #[derive(Debug)]
 pub struct ImageCheckpoint {
-    config: ImageEncoderConfig,
+    config: TransformerConfig,
     reader: Reader,
     layout: Layout,
 }
@@ -64,7 +61,7 @@ impl ImageCheckpoint {
     /// Opens a directory with `config.json` of one of the types above, and safetensors, or one file of weights or index in it.
     ///
     /// # Errors
-    /// [`CheckpointError`] for a configuration or tensors that do not fit, or for sizes that [`ImageEncoderConfig::validate`] refuses; those of [`Reader::open`].
+    /// [`CheckpointError`] for a configuration or tensors that do not fit, or for sizes that [`TransformerConfig::validate`] refuses; those of [`Reader::open`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let fields = place::fields_of(path)?;
@@ -89,9 +86,9 @@ impl ImageCheckpoint {
         let has = |prefix: &str| reader.tensors().any(|tensor| tensor.name.starts_with(prefix));
         let layout = match kind {
             Kind::Transformer(family) => {
-                vit::layout(&config, family, if has(family.prefix()) { family.prefix() } else { "" })
+                vit::layout(&config, family, if has(family.prefix()) { family.prefix() } else { "" })?
             }
-            Kind::Sam | Kind::SamVision => sam::layout(&config),
+            Kind::Sam | Kind::SamVision => sam::layout(&config)?,
         };
         layout.check(&reader)?;
         Ok(ImageCheckpoint { config, reader, layout })
@@ -103,7 +100,7 @@ impl ImageCheckpoint {
     }
 
     /// The encoder's description.
-    pub fn config(&self) -> &ImageEncoderConfig {
+    pub fn config(&self) -> &TransformerConfig {
         &self.config
     }
 

@@ -6,9 +6,15 @@ use super::super::{
     layout::{Layout, StoredLinear},
     llama::activation,
 };
-use crate::model::image::{ImageEncoderConfig, ImageOutput, ImageWindows};
+use crate::{
+    Error, Result,
+    model::config::{
+        AttentionConfig, FeedForwardConfig, GptConfig, ImageInput, ModelInput, ModelOutput, NormConfig,
+        TransformerConfig,
+    },
+};
 
-pub(super) fn config(fields: &Fields) -> Result<ImageEncoderConfig, CheckpointError> {
+pub(super) fn config(fields: &Fields) -> std::result::Result<TransformerConfig, CheckpointError> {
     fields.expect_flag("use_abs_pos", true, "positions are embedded")?;
     let width = fields.size_if("hidden_size")?.unwrap_or(768);
     let feed_forward = match fields.size_if("mlp_dim")? {
@@ -26,61 +32,70 @@ pub(super) fn config(fields: &Fields) -> Result<ImageEncoderConfig, CheckpointEr
     }
     let side = fields.size_if("window_size")?.unwrap_or(14);
     let global = fields.sizes_if("global_attn_indexes")?.unwrap_or_else(|| vec![2, 5, 8, 11]);
-    Ok(ImageEncoderConfig {
-        image: [height; 2],
-        channels: fields.size_if("num_channels")?.unwrap_or(3),
-        patch,
-        layers: fields.size_if("num_hidden_layers")?.unwrap_or(12),
+    let layers = fields.size_if("num_hidden_layers")?.unwrap_or(12);
+    if let Some(layer) = global.iter().find(|layer| **layer >= layers) {
+        let (what, found) = ("a layer with global attention", format!("{layer} of {layers}"));
+        return Err(fields.not_valid(&Error::Setting { what, found, expected: "one of the layers" }));
+    }
+    let sizes = GptConfig {
+        layers,
         width,
         heads: fields.size_if("num_attention_heads")?.unwrap_or(12),
+        context: 0,
         feed_forward,
-        epsilon: fields.positive("layer_norm_eps", 1e-6)? as f32,
-        activation: activation(fields, "hidden_act", "gelu")?,
-        qkv_bias: fields.flag("qkv_bias", true)?,
-        gated: false,
-        class_token: false,
-        registers: 0,
-        layer_scale: false,
-        relative_positions: fields.flag("use_rel_pos", true)?,
-        // A side of 0 stands for attention over the whole image in every layer.
-        windows: (side > 0).then_some(ImageWindows { side, global }),
-        output: ImageOutput::Neck { channels: fields.size_if("output_channels")?.unwrap_or(256) },
+    };
+    let sam = TransformerConfig::sam(&sizes, height, (side, &global));
+    let channels = fields.size_if("num_channels")?.unwrap_or(3);
+    Ok(TransformerConfig {
+        input: ModelInput::Image(ImageInput { image: [height; 2], channels, patch, class_token: false, registers: 0 }),
+        norm: NormConfig { epsilon: fields.positive("layer_norm_eps", 1e-6)? as f32, ..sam.norm },
+        attention: AttentionConfig {
+            qkv_bias: fields.flag("qkv_bias", true)?,
+            relative_positions: fields.flag("use_rel_pos", true)?,
+            // A side of 0 stands for attention over the whole image in every layer.
+            windows: if side > 0 { sam.attention.windows } else { vec![] },
+            ..sam.attention
+        },
+        feed_forward: FeedForwardConfig { activation: activation(fields, "hidden_act", "gelu")?, ..sam.feed_forward },
+        output: ModelOutput::Neck { channels: fields.size_if("output_channels")?.unwrap_or(256) },
+        ..sam
     })
 }
 
 /// Where the tensors lie.
-pub(super) fn layout(config: &ImageEncoderConfig) -> Layout {
-    let ImageEncoderConfig { width, heads, feed_forward, .. } = *config;
-    let [rows, columns] = config.grid();
+pub(super) fn layout(config: &TransformerConfig) -> Result<Layout> {
+    let (width, head_dim, feed_forward) = (config.width, config.attention.head_dim, config.feed_forward.hidden);
+    let input = config.image()?;
+    let [rows, columns] = input.grid();
     let mut layout = Layout {
         ignored_beginnings: vec!["prompt_encoder.", "mask_decoder.", "shared_image_embedding."],
         ..Layout::default()
     };
     let encoder = |part: &str| format!("vision_encoder.{part}");
-    layout.patches(config, &encoder("patch_embed.projection"));
+    layout.patches(width, input, &encoder("patch_embed.projection"));
     layout.tensor("positions", encoder("pos_embed"), [1, rows, columns, width]);
     for layer in 0..config.layers {
         let ours = |part: &str| format!("blocks.{layer}.{part}");
         let theirs = |part: &str| encoder(&format!("layers.{layer}.{part}"));
         layout.norm(&ours("attn.norm"), &theirs("layer_norm1"), width);
         let parts = vec![(theirs("attn.qkv"), 3 * width)];
-        let qkv = StoredLinear { parts, inputs: width, has_bias: config.qkv_bias, is_transposed: false };
+        let qkv = StoredLinear { parts, inputs: width, has_bias: config.attention.qkv_bias, is_transposed: false };
         layout.linear(ours("attn.qkv"), qkv);
-        if config.relative_positions {
+        if config.attention.relative_positions {
             let [rows, columns] = config.span(layer).map(|span| (2 * span).saturating_sub(1));
-            layout.tensor(ours("attn.relative_rows"), theirs("attn.rel_pos_h"), [rows, width / heads]);
-            layout.tensor(ours("attn.relative_columns"), theirs("attn.rel_pos_w"), [columns, width / heads]);
+            layout.tensor(ours("attn.relative_rows"), theirs("attn.rel_pos_h"), [rows, head_dim]);
+            layout.tensor(ours("attn.relative_columns"), theirs("attn.rel_pos_w"), [columns, head_dim]);
         }
         layout.one_linear(ours("attn.out"), theirs("attn.proj"), (width, width));
         layout.norm(&ours("mlp.norm"), &theirs("layer_norm2"), width);
         layout.one_linear(ours("mlp.up"), theirs("mlp.lin1"), (feed_forward, width));
         layout.one_linear(ours("mlp.down"), theirs("mlp.lin2"), (width, feed_forward));
     }
-    if let ImageOutput::Neck { channels } = config.output {
+    if let ModelOutput::Neck { channels } = config.output {
         layout.tensor("neck.reduce.weight", encoder("neck.conv1.weight"), [channels, width, 1, 1]);
         layout.norm("neck.reduce_norm", &encoder("neck.layer_norm1"), channels);
         layout.tensor("neck.convolution.weight", encoder("neck.conv2.weight"), [channels, channels, 3, 3]);
         layout.norm("neck.norm", &encoder("neck.layer_norm2"), channels);
     }
-    layout
+    Ok(layout)
 }

@@ -7,8 +7,12 @@ use super::super::{
     llama::activation,
 };
 use crate::{
+    Result,
     engine::Nonlinearity,
-    model::image::{ImageEncoderConfig, ImageHead, ImageHeadInput, ImageOutput},
+    model::config::{
+        AttentionConfig, FeedForwardConfig, GptConfig, ImageHead, ImageHeadInput, ImageInput, ModelOutput, NormConfig,
+        TransformerConfig,
+    },
 };
 
 /// The families that differ in names, layer scale, registers and what their heads read.
@@ -37,7 +41,7 @@ pub(super) fn config(
     fields: &Fields,
     family: Family,
     shape_of: impl Fn(&str) -> Option<Vec<usize>>,
-) -> Result<ImageEncoderConfig, CheckpointError> {
+) -> std::result::Result<TransformerConfig, CheckpointError> {
     let width = fields.size("hidden_size")?;
     let is_vit = family == Family::Vit;
     let gated = !is_vit && fields.flag("use_swiglu_ffn", false)?;
@@ -50,7 +54,7 @@ pub(super) fn config(
         let hidden = if gated { (hidden as f64 * 2.0 / 3.0) as usize } else { hidden };
         (if gated { hidden.next_multiple_of(8) } else { hidden }, 1e-6, 14)
     };
-    let input = if is_vit { ImageHeadInput::ClassToken } else { ImageHeadInput::ClassTokenAndMean };
+    let reads = if is_vit { ImageHeadInput::ClassToken } else { ImageHeadInput::ClassTokenAndMean };
     let registers = match family {
         Family::Dinov2WithRegisters => fields.size_if("num_register_tokens")?.unwrap_or(4),
         Family::Vit | Family::Dinov2 => 0,
@@ -61,43 +65,51 @@ pub(super) fn config(
     if patch_height != patch_width {
         return Err(fields.unsupported("patch_size", "patches are square"));
     }
-    Ok(ImageEncoderConfig {
+    let input = ImageInput {
         image: fields.sides("image_size", 224)?,
         channels: fields.size_if("num_channels")?.unwrap_or(3),
         patch: patch_height,
+        class_token: true,
+        registers,
+    };
+    let sizes = GptConfig {
         layers: fields.size("num_hidden_layers")?,
         width,
         heads: fields.size("num_attention_heads")?,
+        context: 0,
         feed_forward,
-        epsilon: fields.positive("layer_norm_eps", epsilon)? as f32,
-        // The gate's function is no field.
-        activation: if gated { Nonlinearity::Silu } else { activation(fields, "hidden_act", "gelu")? },
-        gated,
-        qkv_bias: fields.flag("qkv_bias", true)?,
-        class_token: true,
-        registers,
+    };
+    let vit = TransformerConfig::vit(&sizes, input);
+    Ok(TransformerConfig {
+        norm: NormConfig { epsilon: fields.positive("layer_norm_eps", epsilon)? as f32, ..vit.norm },
+        attention: AttentionConfig { qkv_bias: fields.flag("qkv_bias", true)?, ..vit.attention },
+        feed_forward: FeedForwardConfig {
+            // The gate's function is no field.
+            activation: if gated { Nonlinearity::Silu } else { activation(fields, "hidden_act", "gelu")? },
+            gated,
+            ..vit.feed_forward
+        },
         layer_scale: !is_vit,
-        relative_positions: false,
-        windows: None,
-        output: ImageOutput::Norm { head: classes.map(|classes| ImageHead { classes, input }) },
+        output: ModelOutput::Hidden { head: classes.map(|classes| ImageHead { classes, input: reads }) },
+        ..vit
     })
 }
 
 /// Where the tensors lie; `prefix` is the family's, or nothing where the model was stored without a head's class.
-pub(super) fn layout(config: &ImageEncoderConfig, family: Family, prefix: &str) -> Layout {
-    let ImageEncoderConfig { width, feed_forward, .. } = *config;
+pub(super) fn layout(config: &TransformerConfig, family: Family, prefix: &str) -> Result<Layout> {
+    let (width, feed_forward, input) = (config.width, config.feed_forward.hidden, config.image()?);
     let mut layout = Layout {
         ignored: vec!["embeddings.mask_token", "pooler.dense.weight", "pooler.dense.bias"],
         ..Layout::default()
     };
     let embeddings = |part: &str| format!("{prefix}embeddings.{part}");
-    layout.patches(config, &embeddings("patch_embeddings.projection"));
+    layout.patches(width, input, &embeddings("patch_embeddings.projection"));
     layout.tensor("class", embeddings("cls_token"), [1, 1, width]);
-    layout.tensor("positions", embeddings("position_embeddings"), [1, config.tokens() - config.registers, width]);
-    if config.registers > 0 {
-        layout.tensor("registers", embeddings("register_tokens"), [1, config.registers, width]);
+    layout.tensor("positions", embeddings("position_embeddings"), [1, input.tokens() - input.registers, width]);
+    if input.registers > 0 {
+        layout.tensor("registers", embeddings("register_tokens"), [1, input.registers, width]);
     }
-    let names = match (family, config.gated) {
+    let names = match (family, config.feed_forward.gated) {
         (Family::Vit, _) => {
             Names { norms: ["layernorm_before", "layernorm_after"], up: "intermediate.dense", down: "output.dense" }
         }
@@ -109,8 +121,12 @@ pub(super) fn layout(config: &ImageEncoderConfig, family: Family, prefix: &str) 
         let theirs = |part: &str| format!("{prefix}encoder.layer.{layer}.{part}");
         layout.norm(&ours("attn.norm"), &theirs(names.norms[0]), width);
         let parts = ["query", "key", "value"].map(|part| (theirs(&format!("attention.attention.{part}")), width));
-        let qkv =
-            StoredLinear { parts: parts.to_vec(), inputs: width, has_bias: config.qkv_bias, is_transposed: false };
+        let qkv = StoredLinear {
+            parts: parts.to_vec(),
+            inputs: width,
+            has_bias: config.attention.qkv_bias,
+            is_transposed: false,
+        };
         layout.linear(ours("attn.qkv"), qkv);
         layout.one_linear(ours("attn.out"), theirs("attention.output.dense"), (width, width));
         layout.norm(&ours("mlp.norm"), &theirs(names.norms[1]), width);
@@ -122,10 +138,10 @@ pub(super) fn layout(config: &ImageEncoderConfig, family: Family, prefix: &str) 
         }
     }
     layout.norm("norm", &format!("{prefix}layernorm"), width);
-    if let ImageOutput::Norm { head: Some(ImageHead { classes, input }) } = config.output {
-        layout.one_linear("head".to_owned(), HEAD.to_owned(), (classes, input.len(width)));
+    if let ModelOutput::Hidden { head: Some(ImageHead { classes, input: reads }) } = config.output {
+        layout.one_linear("head".to_owned(), HEAD.to_owned(), (classes, reads.elements(width)));
     }
-    layout
+    Ok(layout)
 }
 
 /// How a family names the parts of a layer.

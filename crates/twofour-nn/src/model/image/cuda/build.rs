@@ -12,8 +12,8 @@ use twofour_cuda::{
 
 use super::{
     super::{
-        ImageEncoderConfig, ImageOutput, ImageWeights, embeddings::position_table, neck::convolution_rows,
-        random::RandomParts, relative::RelativePositions,
+        ImageWeights, TransformerConfig, embeddings::position_table, neck::convolution_rows, random::RandomParts,
+        relative::RelativePositions,
     },
     CudaEnd, CudaImageEncoder,
     layer::CudaImageLayer,
@@ -23,7 +23,7 @@ use crate::{
     Error, Result,
     engine::{Nonlinearity, cuda::functions::gate},
     model::{
-        ImageCheckpoint,
+        ImageCheckpoint, ModelOutput,
         inference::{
             cuda::{
                 CudaLinear, CudaNorm,
@@ -56,10 +56,10 @@ impl CudaImageEncoder {
     /// GEMMs.
     ///
     /// # Errors
-    /// Those of [`ImageEncoderConfig::validate`] and of [`CudaImageEncoder::of_checkpoint`].
+    /// Those of [`TransformerConfig::validate`] and of [`CudaImageEncoder::of_checkpoint`].
     pub fn random(
         context: LayerContext,
-        config: &ImageEncoderConfig,
+        config: &TransformerConfig,
         weights: ImageWeights,
         dtype: DataType,
         seed: u64,
@@ -69,7 +69,7 @@ impl CudaImageEncoder {
 
     fn of_parts(
         context: LayerContext,
-        config: &ImageEncoderConfig,
+        config: &TransformerConfig,
         parts: &(impl StoredLinears<f32> + StoredLinears<bf16> + StoredLinears<f16>),
         dtype: DataType,
     ) -> Result<Self> {
@@ -83,7 +83,7 @@ impl CudaImageEncoder {
 
     fn build<T: KernelElement>(
         context: LayerContext,
-        config: &ImageEncoderConfig,
+        config: &TransformerConfig,
         parts: &impl StoredLinears<T>,
     ) -> Result<Self> {
         config.validate()?;
@@ -93,16 +93,18 @@ impl CudaImageEncoder {
             let remedy = "run the model on the CPU";
             return Err(Error::Unsupported { engine: "CUDA inference", what, remedy });
         }
-        if config.gated {
-            gate(config.activation)?;
+        if config.feed_forward.gated {
+            gate(config.feed_forward.activation)?;
         }
         let build = Build { context: &context, config, parts, marker: std::marker::PhantomData };
         let layers = (0..config.layers).map(|layer| build.layer(layer)).collect::<Result<_>>()?;
         let end = match config.output {
-            ImageOutput::Norm { .. } => CudaEnd::Norm(Box::new(build.norm("norm", width)?)),
-            ImageOutput::Neck { channels } => CudaEnd::Neck(Box::new(build.neck(channels)?)),
+            ModelOutput::Hidden { .. } | ModelOutput::Vocabulary { .. } => {
+                CudaEnd::Norm(Box::new(build.norm("norm", width)?))
+            }
+            ModelOutput::Neck { channels } => CudaEnd::Neck(Box::new(build.neck(channels)?)),
         };
-        let patches = build.matrix(&parts.vector("patch.weight", width * config.patch_len())?)?;
+        let patches = build.matrix(&parts.vector("patch.weight", width * config.image()?.patch_len())?)?;
         let table = DeviceBuffer::from_host(&context, &position_table(config, parts)?)?;
         Ok(CudaImageEncoder { patches, table, layers, end, config: config.clone(), dtype: T::DTYPE, context })
     }
@@ -111,7 +113,7 @@ impl CudaImageEncoder {
 /// What parts of an encoder are made of.
 struct Build<'a, T, P> {
     context: &'a LayerContext,
-    config: &'a ImageEncoderConfig,
+    config: &'a TransformerConfig,
     parts: &'a P,
     marker: std::marker::PhantomData<T>,
 }
@@ -133,7 +135,8 @@ impl<T: KernelElement, P: StoredLinears<T>> Build<'_, T, P> {
     }
 
     fn layer(&self, layer: usize) -> Result<CudaImageLayer> {
-        let ImageEncoderConfig { width, heads, feed_forward, .. } = *self.config;
+        let (width, head_dim) = (self.config.width, self.config.attention.head_dim);
+        let feed_forward = self.config.feed_forward.hidden;
         let at = |part: &str| format!("blocks.{layer}.{part}");
         let linear = |name: &str, shape: (usize, usize), activation: Activation| -> Result<(CudaLinear, bool)> {
             let name = at(name);
@@ -148,7 +151,7 @@ impl<T: KernelElement, P: StoredLinears<T>> Build<'_, T, P> {
         };
         let identity = Activation::Identity;
         let relative = || -> Result<[DeviceBuffer; 2]> {
-            let [rows, columns] = self.config.span(layer).map(|span| (2 * span - 1) * (width / heads));
+            let [rows, columns] = self.config.span(layer).map(|span| (2 * span - 1) * head_dim);
             let [of_rows, of_columns] = RelativePositions::NAMES;
             Ok([self.vector(&at(of_rows), rows)?, self.vector(&at(of_columns), columns)?])
         };
@@ -156,19 +159,20 @@ impl<T: KernelElement, P: StoredLinears<T>> Build<'_, T, P> {
         let qkv = self.parts.stored_linear(&at("attn.qkv"), (3 * width, width))?;
         let qkv_bias: Vec<f32> = qkv.iter().flat_map(|part| part.bias.iter().flatten().copied()).collect();
         // A gate's function is of half of the outputs.
-        let function = if self.config.gated { identity } else { fused(self.config.activation) };
+        let function =
+            if self.config.feed_forward.gated { identity } else { fused(self.config.feed_forward.activation) };
         let (up, up_activates) = linear("mlp.up", (self.config.up_width(), width), function)?;
         Ok(CudaImageLayer {
             window: self.config.window(layer),
             attention_norm: self.norm(&at("attn.norm"), width)?,
             qkv: CudaLinear::new(self.context, qkv, (3 * width, width)).map_err(|e| e.in_layer(at("attn.qkv")))?,
             qkv_bias: if qkv_bias.is_empty() { None } else { Some(self.matrix(&qkv_bias)?) },
-            relative: self.config.relative_positions.then(relative).transpose()?,
+            relative: self.config.attention.relative_positions.then(relative).transpose()?,
             out: linear("attn.out", (width, width), identity)?.0,
             attention_scale: scale("attn.scale")?,
             feed_forward_norm: self.norm(&at("mlp.norm"), width)?,
             up,
-            up_activates: up_activates && !self.config.gated,
+            up_activates: up_activates && !self.config.feed_forward.gated,
             down: linear("mlp.down", (width, feed_forward), identity)?.0,
             feed_forward_scale: scale("mlp.scale")?,
         })

@@ -11,7 +11,7 @@ use twofour_cuda::layer::{DeviceBuffer, LayerContext};
 
 pub use self::run::CudaImageBatch;
 use self::{layer::CudaImageLayer, neck::CudaNeck};
-use super::ImageEncoderConfig;
+use super::TransformerConfig;
 use crate::model::inference::cuda::CudaNorm;
 
 /// An image encoder's weights in the memory of a GPU, in f32, f16 or bf16: dense layers for cuBLASLt, 2:4 layers in that type, in int8 or in int4 for the 2:4 kernels.
@@ -21,7 +21,7 @@ use crate::model::inference::cuda::CudaNorm;
 #[derive(Debug)]
 pub struct CudaImageEncoder {
     context: LayerContext,
-    config: ImageEncoderConfig,
+    config: TransformerConfig,
     dtype: DataType,
     /// The embedding of patches, `[width, patch]`.
     patches: DeviceBuffer,
@@ -40,7 +40,7 @@ enum CudaEnd {
 
 impl CudaImageEncoder {
     /// The encoder's description.
-    pub fn config(&self) -> &ImageEncoderConfig {
+    pub fn config(&self) -> &TransformerConfig {
         &self.config
     }
 

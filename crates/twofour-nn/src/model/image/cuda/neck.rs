@@ -8,7 +8,7 @@ use twofour_transformer::cuda::{
     fill, neighbours,
 };
 
-use super::super::{ImageEncoderConfig, neck::EPSILON};
+use super::super::{TransformerConfig, neck::EPSILON};
 use crate::{
     Result,
     model::inference::cuda::{CudaNorm, hidden::first},
@@ -54,19 +54,19 @@ impl CudaNeck {
     /// Launches the neck for the hidden states `x` `[images · tokens, width]`, in the type to compute in, to `y` `[images · tokens, channels]`.
     pub(super) fn run(
         &self,
-        (context, config): (&LayerContext, &ImageEncoderConfig),
+        (context, config): (&LayerContext, &TransformerConfig),
         work: &mut NeckWork,
         images: usize,
         x: DeviceSlice<'_>,
         y: DeviceSliceMut<'_>,
     ) -> Result<()> {
-        let (channels, tokens) = (self.channels, images * config.tokens());
+        let (channels, tokens) = (self.channels, images * config.image()?.tokens());
         let reduce = DenseLinear { out_features: channels, in_features: config.width };
         let len = tokens * channels;
         reduce.forward(context, (x, tokens), self.reduce.as_slice(), None, first(&mut work.reduced, len)?)?;
         let (reduced, to) = (work.reduced.as_slice().part(0..len)?, first(&mut work.normalized, len)?);
         normalize(context, &self.reduce_norm, (tokens, channels), (first(&mut work.sums, len)?, reduced), to)?;
-        let (grid, all) = ((images, config.grid(), channels), NINE * len);
+        let (grid, all) = ((images, config.image()?.grid(), channels), NINE * len);
         neighbours(context, grid, work.normalized.as_slice().part(0..len)?, first(&mut work.neighbours, all)?)?;
         let convolution = DenseLinear { out_features: channels, in_features: NINE * channels };
         let input = (work.neighbours.as_slice().part(0..all)?, tokens);

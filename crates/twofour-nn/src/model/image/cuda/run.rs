@@ -37,12 +37,16 @@ impl CudaImageEncoder {
             return Err(Error::Setting { what: "images of a batch", found: "0".into(), expected: "one or more" });
         }
         let (config, context) = (&self.config, &self.context);
-        let group = (TOKENS / config.tokens()).clamp(1, images);
+        let group = (TOKENS / config.image()?.tokens()).clamp(1, images);
         let [tokens, width] = config.hidden_shape();
         Ok(CudaImageBatch {
             images,
             group,
-            patches: DeviceBuffer::zeros(context, self.dtype, images * config.tokens() * config.patch_len())?,
+            patches: DeviceBuffer::zeros(
+                context,
+                self.dtype,
+                images * config.image()?.tokens() * config.image()?.patch_len(),
+            )?,
             hidden: DeviceBuffer::zeros(context, self.dtype, images * tokens * width)?,
             work: Work::new(self, group)?,
             encoder: self,
@@ -61,7 +65,7 @@ impl CudaImageBatch<'_> {
     /// # Errors
     /// Values that are not those of all images; those of copying.
     pub fn write(&mut self, pixels: &[f32]) -> Result<()> {
-        let expected = self.images * self.encoder.config.image_len();
+        let expected = self.images * self.encoder.config.image()?.image_len();
         if pixels.len() != expected {
             return Err(Error::Length { what: "the images of a batch", expected, found: pixels.len() });
         }
@@ -80,7 +84,7 @@ impl CudaImageBatch<'_> {
     /// Those of the kernels and of cuBLASLt.
     pub fn run(&mut self) -> Result<()> {
         let (config, group) = (&self.encoder.config, self.group);
-        let patches = config.tokens() * config.patch_len();
+        let patches = config.image()?.tokens() * config.image()?.patch_len();
         let hidden: usize = config.hidden_shape().iter().product();
         for begin in (0..self.images).step_by(group) {
             let count = group.min(self.images - begin);

@@ -8,7 +8,7 @@ use twofour_transformer::cuda::{
     gated_forward, image_attention, scale_rows,
 };
 
-use super::{super::ImageOutput, CudaEnd, CudaImageEncoder, layer::CudaImageLayer, neck::NeckWork};
+use super::{CudaEnd, CudaImageEncoder, layer::CudaImageLayer, neck::NeckWork};
 use crate::{
     Result,
     engine::cuda::functions::{element_function, gate},
@@ -17,6 +17,7 @@ use crate::{
         hidden::{Hidden, first},
         linear::Input,
     },
+    model::{ImageInput, ModelOutput},
 };
 
 /// Most bytes of queries, keys, values and results by heads; at least those of one image.
@@ -45,11 +46,11 @@ impl CudaImageEncoder {
         let config = &self.config;
         ImageAttention {
             images,
-            tokens: config.tokens(),
-            grid: config.grid(),
+            tokens: config.context(),
+            grid: config.image().map_or([1, config.context()], ImageInput::grid),
             window: layer.window,
-            heads: config.heads,
-            head_dim: config.width / config.heads,
+            heads: config.attention.heads,
+            head_dim: config.attention.head_dim,
             relative: layer.relative.is_some(),
         }
     }
@@ -65,7 +66,7 @@ impl Work {
     /// Room for groups of so many images.
     pub(super) fn new(encoder: &CudaImageEncoder, group: usize) -> Result<Self> {
         let (config, context, dtype) = (&encoder.config, &encoder.context, encoder.dtype);
-        let tokens = group * config.tokens();
+        let tokens = group * config.context();
         let zeros = |width: usize| DeviceBuffer::zeros(context, dtype, tokens * width);
         let (mut heads, mut lse) = (0, 0);
         for layer in &encoder.layers {
@@ -76,8 +77,8 @@ impl Work {
         let has = |of: fn(&CudaImageLayer) -> bool| encoder.layers.iter().any(of);
         let integers = has(|layer| layer.qkv.takes_integers() || layer.up.takes_integers());
         let neck = match config.output {
-            ImageOutput::Neck { channels } => Some(NeckWork::new(context, dtype, (tokens, channels))?),
-            ImageOutput::Norm { .. } => None,
+            ModelOutput::Neck { channels } => Some(NeckWork::new(context, dtype, (tokens, channels))?),
+            ModelOutput::Hidden { .. } | ModelOutput::Vocabulary { .. } => None,
         };
         Ok(Work {
             x: DeviceBuffer::zeros(context, DataType::F32, tokens * config.width)?,
@@ -88,7 +89,7 @@ impl Work {
             o: zeros(config.width)?,
             delta: zeros(config.width)?,
             up: zeros(config.up_width())?,
-            activated: zeros(if has(|layer| !layer.up_activates) { config.feed_forward } else { 0 })?,
+            activated: zeros(if has(|layer| !layer.up_activates) { config.feed_forward.hidden } else { 0 })?,
             neck,
         })
     }
@@ -102,8 +103,8 @@ impl Work {
         to: DeviceSliceMut<'_>,
     ) -> Result<()> {
         let (config, context) = (&encoder.config, &encoder.context);
-        let (tokens, width) = (images * config.tokens(), config.width);
-        let of_image = config.tokens() * width;
+        let (tokens, width) = (images * config.context(), config.width);
+        let of_image = config.context() * width;
         for image in 0..images {
             copy(
                 context,
@@ -111,7 +112,7 @@ impl Work {
                 self.x.as_slice_mut().part(image * of_image..(image + 1) * of_image)?,
             )?;
         }
-        let embedding = DenseLinear { out_features: width, in_features: config.patch_len() };
+        let embedding = DenseLinear { out_features: width, in_features: config.image()?.patch_len() };
         let delta = first(&mut self.delta, tokens * width)?;
         embedding.forward(context, (patches, tokens), encoder.patches.as_slice(), None, delta)?;
         for layer in &encoder.layers {
@@ -133,7 +134,7 @@ impl Work {
     /// Launches a layer: norm, GEMM, attention, GEMM, norm, GEMM, the function where the GEMM does not apply it, GEMM.
     fn layer(&mut self, encoder: &CudaImageEncoder, layer: &CudaImageLayer, images: usize) -> Result<()> {
         let (config, context) = (&encoder.config, &encoder.context);
-        let (tokens, width) = (images * config.tokens(), config.width);
+        let (tokens, width) = (images * config.context(), config.width);
         self.normalize_to_h(encoder, &layer.attention_norm, layer.qkv.takes_integers(), tokens)?;
         let input = self.h.input(&layer.qkv, (tokens, width))?;
         layer.qkv.forward(context, input, tokens, first(&mut self.qkv, tokens * 3 * width)?)?;
@@ -150,10 +151,16 @@ impl Work {
     fn activate(&mut self, encoder: &CudaImageEncoder, tokens: usize) -> Result<Source> {
         let (config, context) = (&encoder.config, &encoder.context);
         let x = self.up.as_slice().part(0..tokens * config.up_width())?;
-        let to = first(&mut self.activated, tokens * config.feed_forward)?;
-        match config.gated {
-            true => gated_forward(context, gate(config.activation)?, (tokens, config.feed_forward), x, to)?,
-            false => activation_forward(context, element_function(config.activation), x, to)?,
+        let to = first(&mut self.activated, tokens * config.feed_forward.hidden)?;
+        match config.feed_forward.gated {
+            true => gated_forward(
+                context,
+                gate(config.feed_forward.activation)?,
+                (tokens, config.feed_forward.hidden),
+                x,
+                to,
+            )?,
+            false => activation_forward(context, element_function(config.feed_forward.activation), x, to)?,
         }
         Ok(Source::Activated)
     }
@@ -161,7 +168,7 @@ impl Work {
     /// Launches attention, a part of the images at a time.
     fn attend(&mut self, encoder: &CudaImageEncoder, layer: &CudaImageLayer, images: usize) -> Result<()> {
         let (config, context) = (&encoder.config, &encoder.context);
-        let (tokens, width) = (config.tokens(), config.width);
+        let (tokens, width) = (config.context(), config.width);
         let together = encoder.together(layer, images)?;
         for begin in (0..images).step_by(together) {
             let count = together.min(images - begin);
@@ -194,8 +201,8 @@ impl Work {
         let (config, context) = (&encoder.config, &encoder.context);
         let (from, inputs) = match source {
             Source::Attention => (&self.o, config.width),
-            Source::Up => (&self.up, config.feed_forward),
-            Source::Activated => (&self.activated, config.feed_forward),
+            Source::Up => (&self.up, config.feed_forward.hidden),
+            Source::Activated => (&self.activated, config.feed_forward.hidden),
         };
         let input = Input::Floats(from.as_slice().part(0..tokens * inputs)?);
         let len = tokens * config.width;
@@ -257,7 +264,7 @@ fn normalized(
     tokens: usize,
     (x, delta, to): (DeviceSliceMut<'_>, DeviceSlice<'_>, Normalized<'_>),
 ) -> Result<()> {
-    let (width, epsilon) = (encoder.config.width, encoder.config.epsilon);
+    let (width, epsilon) = (encoder.config.width, encoder.config.norm.epsilon);
     let shape = TokenNorm { kind: NormKind::Layer, tokens, width, epsilon, every: 1 };
     let bias = norm.bias.as_ref().map(DeviceBuffer::as_slice);
     let tensors = TokenNormTensors { x, delta: Some(delta), gain: norm.gain.as_slice(), bias, to };

@@ -15,7 +15,7 @@ use crate::{
     engine::Nonlinearity,
     model::{
         Checkpoint,
-        decoder::{DecoderConfig, NormKind, Positions},
+        config::{NormKind, Positions, TokenInput, TransformerConfig},
         file,
         inference::{gpt::OfFile, stored::StoredLinears},
     },
@@ -57,17 +57,18 @@ impl CudaInference {
 
     fn build<T: KernelElement>(
         context: LayerContext,
-        config: &DecoderConfig,
+        config: &TransformerConfig,
         parts: &impl StoredLinears<T>,
     ) -> Result<Self> {
         config.validate()?;
         expect_supported(config)?;
-        let DecoderConfig { width, vocabulary, context: positions, head_dim, .. } = *config;
+        let (width, head_dim, tokens) = (config.width, config.attention.head_dim, config.tokens()?);
+        let TokenInput { vocabulary, context: positions, .. } = *tokens;
         let vector = |name: &str, len: usize| -> Result<DeviceBuffer> {
             Ok(DeviceBuffer::from_host(&context, &parts.vector(name, len)?)?)
         };
         let norm = |name: &str| -> Result<CudaNorm> {
-            let bias = match config.norm {
+            let bias = match config.norm.kind {
                 NormKind::Layer => Some(vector(&format!("{name}.bias"), width)?),
                 NormKind::RootMeanSquare => None,
             };
@@ -86,21 +87,21 @@ impl CudaInference {
             Ok(CudaLayer {
                 attention_norm: norm(&at("attn.norm"))?,
                 qkv: linear(&at("attn.qkv"), (config.qkv_width(), width))?,
-                head_norms: match config.head_norms {
+                head_norms: match config.attention.head_norms {
                     true => Some([of_head("attn.query_norm")?, of_head("attn.key_norm")?]),
                     false => None,
                 },
                 out: linear(&at("attn.out"), (width, config.query_width()))?,
                 feed_forward_norm: norm(&at("mlp.norm"))?,
                 up: linear(&at("mlp.up"), (config.up_width(), width))?,
-                down: linear(&at("mlp.down"), (width, config.feed_forward))?,
+                down: linear(&at("mlp.down"), (width, config.feed_forward.hidden))?,
             })
         };
         let table = |name: &str, shape: [usize; 2]| -> Result<DeviceBuffer> {
             Ok(DeviceBuffer::from_host(&context, &parts.table(name, shape)?)?)
         };
         let layers = (0..config.layers).map(layer).collect::<Result<_>>()?;
-        let embedding = match config.tied {
+        let embedding = match config.is_tied() {
             true => None,
             false => Some(table("embedding.weight", [vocabulary, width])?),
         };
@@ -125,16 +126,19 @@ pub(in crate::model) fn no_dtype(found: DataType) -> Error {
 }
 
 /// An error for a model that the kernels do not have.
-pub(super) fn expect_supported(config: &DecoderConfig) -> Result<()> {
+pub(super) fn expect_supported(config: &TransformerConfig) -> Result<()> {
     let unsupported =
         |what: String| Err(Error::Unsupported { engine: "CUDA inference", what, remedy: "run the model on the CPU" });
-    if ![32, 64, 128].contains(&config.head_dim) {
-        return unsupported(format!("heads of {} elements, but those of 32, 64 and 128", config.head_dim));
+    if let Some(what) = config.beyond_llama() {
+        return unsupported(what.into());
+    }
+    if ![32, 64, 128].contains(&config.attention.head_dim) {
+        return unsupported(format!("heads of {} elements, but those of 32, 64 and 128", config.attention.head_dim));
     }
     if config.width > MOST_WIDTH {
         return unsupported(format!("a width of {}, but at most {MOST_WIDTH}", config.width));
     }
-    if config.gated && config.activation == Nonlinearity::SquaredRelu {
+    if config.feed_forward.gated && config.feed_forward.activation == Nonlinearity::SquaredRelu {
         return unsupported("squared ReLU with a gate".into());
     }
     Ok(())

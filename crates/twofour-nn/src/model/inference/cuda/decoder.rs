@@ -5,14 +5,14 @@ use std::{ops::ControlFlow, sync::PoisonError};
 use super::{CudaInference, CudaSession};
 use crate::{
     Error, Result,
-    model::{Decoder, DecoderConfig, Perplexity, Sampling, Windows, sampling::largest_score},
+    model::{Decoder, Perplexity, Sampling, TransformerConfig, Windows, sampling::largest_score},
 };
 
 /// Below this temperature the most likely token is taken, as on the CPU.
 const GREEDY: f32 = 1e-4;
 
 impl Decoder for CudaInference {
-    fn config(&self) -> &DecoderConfig {
+    fn config(&self) -> &TransformerConfig {
         self.config()
     }
 
@@ -37,7 +37,7 @@ impl Decoder for CudaInference {
             });
         }
         let _busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
-        let context = self.config.context;
+        let context = self.config.context();
         let mut text = prompt.to_vec();
         let mut unread = text.len().saturating_sub(context);
         let capacity = (text.len() - unread).saturating_add(count).min(context);
@@ -73,7 +73,7 @@ impl Decoder for CudaInference {
         windows: Windows,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Perplexity> {
-        windows.validate(self.config.context)?;
+        windows.validate(self.config.context())?;
         if tokens.len() < 2 {
             let found = tokens.len().to_string();
             return Err(Error::Setting { what: "tokens of the text", found, expected: "two or more" });

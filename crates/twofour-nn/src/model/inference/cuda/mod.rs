@@ -16,7 +16,7 @@ use twofour_transformer::cuda::NormKind as CudaNormKind;
 
 pub(in crate::model) use self::linear::CudaLinear;
 pub use self::{random::CudaRandomWeights, session::CudaSession};
-use crate::model::decoder::{DecoderConfig, NormKind};
+use crate::model::config::{NormKind, TransformerConfig};
 
 /// A decoder's weights in the memory of a GPU, in f32, f16 or bf16: dense layers for cuBLASLt, 2:4 layers in that type, in int8 or in int4 for the 2:4 kernels.
 ///
@@ -25,7 +25,7 @@ use crate::model::decoder::{DecoderConfig, NormKind};
 #[derive(Debug)]
 pub struct CudaInference {
     context: LayerContext,
-    config: DecoderConfig,
+    config: TransformerConfig,
     dtype: DataType,
     /// The embedding of each token; none where it is the head's weight.
     embedding: Option<DeviceBuffer>,
@@ -62,7 +62,7 @@ pub(in crate::model) struct CudaNorm {
 
 impl CudaInference {
     /// The model's description.
-    pub fn config(&self) -> &DecoderConfig {
+    pub fn config(&self) -> &TransformerConfig {
         &self.config
     }
 
@@ -83,7 +83,7 @@ impl CudaInference {
     }
 
     fn norm_kind(&self) -> CudaNormKind {
-        match self.config.norm {
+        match self.config.norm.kind {
             NormKind::Layer => CudaNormKind::Layer,
             NormKind::RootMeanSquare => CudaNormKind::RootMeanSquare,
         }

@@ -10,7 +10,7 @@ use twofour_transformer::cuda::decode::{DenseInt8Linear, WeightOnlyLinear};
 use super::{CudaInference, CudaLayer, CudaLinear, CudaNorm, build::expect_supported};
 use crate::{
     Error, Result,
-    model::decoder::{DecoderConfig, NormKind, Positions},
+    model::config::{NormKind, Positions, TransformerConfig},
 };
 
 /// The form of the linear layers' weights of a random model; embedding and head are dense.
@@ -41,18 +41,18 @@ impl CudaInference {
     /// [`Error::Unsupported`] for a model with biases or learned positions, and those of [`CudaInference::of_checkpoint`].
     pub fn random(
         context: LayerContext,
-        config: &DecoderConfig,
+        config: &TransformerConfig,
         form: CudaRandomWeights,
         dtype: DataType,
     ) -> Result<Self> {
         config.validate()?;
         expect_supported(config)?;
-        let has_biases = config.biases.qkv || config.biases.out || config.biases.feed_forward;
+        let has_biases = config.attention.qkv_bias || config.attention.out_bias || config.feed_forward.bias;
         let Positions::Rotary(rope) = config.positions else { return Err(unsupported("learned positions")) };
-        if has_biases || config.norm == NormKind::Layer || config.head_norms {
+        if has_biases || config.norm.kind == NormKind::Layer || config.attention.head_norms {
             return Err(unsupported("biases, layer normalization or norms of heads"));
         }
-        let DecoderConfig { width, vocabulary, feed_forward, .. } = *config;
+        let (width, vocabulary, feed_forward) = (config.width, config.vocabulary(), config.feed_forward.hidden);
         let shapes = [
             (config.qkv_width(), width),
             (width, config.query_width()),
@@ -72,12 +72,12 @@ impl CudaInference {
         };
         let head = CudaLinear::dense(random_buffer(&context, dtype, vocabulary * width)?, (vocabulary, width));
         Ok(CudaInference {
-            embedding: table(config.tied)?,
+            embedding: table(config.is_tied())?,
             learned: None,
             layers,
             norm: norm()?,
             head,
-            rotary: Some(rope.frequencies(config.head_dim)),
+            rotary: Some(rope.frequencies(config.attention.head_dim)),
             context: context.clone(),
             config: config.clone(),
             dtype,

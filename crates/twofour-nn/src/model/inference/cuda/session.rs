@@ -53,13 +53,18 @@ impl CudaInference {
         if batch == 0 {
             return Err(Error::Setting { what: "sequences", found: "0".into(), expected: "one or more" });
         }
-        if capacity == 0 || capacity > self.config.context {
-            let found = format!("{capacity} for a context of {}", self.config.context);
+        if capacity == 0 || capacity > self.config.context() {
+            let found = format!("{capacity} for a context of {}", self.config.context());
             return Err(Error::Setting { what: "the capacity of a cache", found, expected: "from 1 to the context" });
         }
         let (config, context, dtype) = (&self.config, &self.context, self.dtype);
-        let shape =
-            CacheShape { batch, heads: config.heads, kv_heads: config.kv_heads, head_dim: config.head_dim, capacity };
+        let shape = CacheShape {
+            batch,
+            heads: config.attention.heads,
+            kv_heads: config.attention.kv_heads,
+            head_dim: config.attention.head_dim,
+            capacity,
+        };
         let cached = shape.len()?;
         let zeros = |len: usize| DeviceBuffer::zeros(context, dtype, len);
         let caches = (0..config.layers).map(|_| Ok([zeros(cached)?, zeros(cached)?])).collect::<Result<_>>()?;
@@ -89,7 +94,7 @@ impl CudaInference {
             positions: ids(batch)?,
             ids: ids(batch)?,
             history: ids(batch * capacity)?,
-            logits: zeros(batch * config.vocabulary)?,
+            logits: zeros(batch * config.vocabulary())?,
             work: Work::new(self, batch.max(MOST_AT_ONCE.min(capacity)))?,
             graph: None,
             is_warm: false,
@@ -139,7 +144,7 @@ impl CudaSession<'_> {
     /// [`Error::Setting`] for no tokens, more than [`CudaSession::remaining`] or a sequence that does not exist; [`Error::Token`] for one outside the vocabulary.
     pub fn prefill(&mut self, sequence: usize, tokens: &[u32]) -> Result<()> {
         let last = self.feed(sequence, tokens, |_, _, _| Ok(()))?;
-        let vocabulary = self.model.config.vocabulary;
+        let vocabulary = self.model.config.vocabulary();
         let mut logits = self.logits.as_slice_mut();
         let logits = logits.part(sequence * vocabulary..(sequence + 1) * vocabulary)?;
         self.work.head(self.model, (last, last), logits)
@@ -156,7 +161,7 @@ impl CudaSession<'_> {
             let found = format!("{} for sequence {sequence}, where {} fit", tokens.len(), self.remaining(sequence));
             return Err(Error::Setting { what: "number of tokens to feed", found, expected: "from 1 to what fits" });
         }
-        let (model, vocabulary) = (self.model, self.model.config.vocabulary);
+        let (model, vocabulary) = (self.model, self.model.config.vocabulary());
         if let Some((position, &token)) = tokens.iter().enumerate().find(|(_, token)| **token as usize >= vocabulary) {
             return Err(Error::Token { what: "inputs", token, position, vocabulary });
         }
@@ -187,7 +192,7 @@ impl CudaSession<'_> {
     /// # Errors
     /// Those of the device.
     pub fn scores(&self, sequence: usize) -> Result<Vec<f32>> {
-        let vocabulary = self.model.config.vocabulary;
+        let vocabulary = self.model.config.vocabulary();
         let all = match self.model.dtype {
             DataType::F32 => self.logits.to_host::<f32>()?,
             DataType::F16 => self.logits.to_host::<half::f16>()?.iter().map(|v| v.to_f32()).collect(),
@@ -288,7 +293,7 @@ impl CudaSession<'_> {
             positions: self.positions.as_slice_mut(),
             history: self.history.as_slice_mut(),
         };
-        let shape = (self.batch, self.model.config.vocabulary, self.capacity);
+        let shape = (self.batch, self.model.config.vocabulary(), self.capacity);
         Ok(choose_tokens(&self.model.context, shape, self.logits.as_slice(), to)?)
     }
 
@@ -312,7 +317,7 @@ impl CudaSession<'_> {
             let found = format!("{count} of {}", tokens.len());
             return Err(Error::Setting { what: "tokens to score", found, expected: "fewer than are fed" });
         }
-        let (model, vocabulary) = (self.model, self.model.config.vocabulary);
+        let (model, vocabulary) = (self.model, self.model.config.vocabulary());
         let targets: Vec<u32> = (1..=tokens.len())
             .map(|next| if next + count >= tokens.len() && next < tokens.len() { tokens[next] } else { IGNORED_TARGET })
             .collect();

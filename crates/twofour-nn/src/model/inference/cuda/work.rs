@@ -63,7 +63,12 @@ impl Work {
             o: zeros(config.query_width())?,
             delta: zeros(config.width)?,
             up: zeros(config.up_width())?,
-            gated: Hidden::new(context, dtype, (tokens, config.feed_forward), config.gated && quantizes(|l| &l.down))?,
+            gated: Hidden::new(
+                context,
+                dtype,
+                (tokens, config.feed_forward.hidden),
+                config.feed_forward.gated && quantizes(|l| &l.down),
+            )?,
         })
     }
 
@@ -80,9 +85,9 @@ impl Work {
         let embedding = TokenEmbedding {
             batch,
             count: step.count,
-            vocabulary: config.vocabulary,
+            vocabulary: config.vocabulary(),
             width,
-            context: if model.learned.is_some() { config.context } else { 0 },
+            context: if model.learned.is_some() { config.context() } else { 0 },
         };
         let table = model.embedding.as_ref().or_else(|| model.head.dense_values());
         let table = table.ok_or_else(|| Error::Unsupported {
@@ -99,7 +104,7 @@ impl Work {
             let norms = layer.head_norms.as_ref().map(|[query, key]| HeadNorms {
                 query: query.as_slice(),
                 key: key.as_slice(),
-                epsilon: config.epsilon,
+                epsilon: config.norm.epsilon,
             });
             let out_len = tokens * config.query_width();
             let attended = CachedTokens {
@@ -118,10 +123,10 @@ impl Work {
             let input = self.h.input(&layer.up, (tokens, width))?;
             layer.up.forward(context, input, tokens, first(&mut self.up, tokens * config.up_width())?)?;
             self.activate(model, &layer.down, tokens)?;
-            let input = match config.gated {
-                true => self.gated.input(&layer.down, (tokens, config.feed_forward))?,
+            let input = match config.feed_forward.gated {
+                true => self.gated.input(&layer.down, (tokens, config.feed_forward.hidden))?,
                 // An int8 layer quantizes it itself.
-                false => Input::Floats(self.gated.floats.as_slice().part(0..tokens * config.feed_forward)?),
+                false => Input::Floats(self.gated.floats.as_slice().part(0..tokens * config.feed_forward.hidden)?),
             };
             layer.down.forward(context, input, tokens, first(&mut self.delta, tokens * width)?)?;
         }
@@ -146,7 +151,7 @@ impl Work {
         let (width, dtype) = (model.config.width, model.dtype);
         let rows = tokens / every.max(1);
         let kind = model.norm_kind();
-        let shape = TokenNorm { kind, tokens, width, epsilon: model.config.epsilon, every };
+        let shape = TokenNorm { kind, tokens, width, epsilon: model.config.norm.epsilon, every };
         let delta = match adds {
             true => Some(self.delta.as_slice().part(0..tokens * width)?),
             false => None,
@@ -172,13 +177,13 @@ impl Work {
     /// Launches the function of the hidden layer.
     fn activate(&mut self, model: &CudaInference, down: &CudaLinear, tokens: usize) -> Result<()> {
         let (config, context) = (&model.config, &model.context);
-        let hidden = config.feed_forward;
+        let hidden = config.feed_forward.hidden;
         let x = self.up.as_slice().part(0..tokens * config.up_width())?;
-        if !config.gated {
-            let function = element_function(config.activation);
+        if !config.feed_forward.gated {
+            let function = element_function(config.feed_forward.activation);
             return Ok(activation_forward(context, function, x, first(&mut self.gated.floats, tokens * hidden)?)?);
         }
-        let gate = gate(config.activation)?;
+        let gate = gate(config.feed_forward.activation)?;
         if down.takes_integers() {
             let to = (first(&mut self.gated.integers, tokens * hidden)?, first(&mut self.gated.scales, tokens)?);
             return Ok(gate_to_i8(context, gate, (tokens, hidden), x, to)?);

@@ -1,7 +1,6 @@
 //! Sizes of published models, for measurements with random weights.
 
-use super::{DecoderBiases, DecoderConfig, NormKind, Positions, Rope, RopeScaling};
-use crate::engine::Nonlinearity;
+use super::{GptConfig, ModelOutput, Positions, Rope, RopeScaling, TransformerConfig};
 
 /// What LLaMA models differ in.
 struct Sizes {
@@ -83,33 +82,35 @@ const LLAMA: [Sizes; 4] = [
     },
 ];
 
-impl DecoderConfig {
-    /// The names that [`DecoderConfig::named`] has a description for.
-    pub fn names() -> impl Iterator<Item = &'static str> {
+impl TransformerConfig {
+    /// The decoders that [`TransformerConfig::named`] has a description of.
+    pub fn decoders() -> impl Iterator<Item = &'static str> {
         LLAMA.iter().map(|sizes| sizes.name)
     }
 
-    /// The description of a published model: `llama-3.2-1b`, `llama-3.2-3b`, `llama-3-8b` or `llama-2-7b`; nothing for another name.
+    /// The image encoders that [`TransformerConfig::named`] has a description of.
+    pub const IMAGE_ENCODERS: [&'static str; 3] = ["sam-vit-b", "sam-vit-l", "sam-vit-h"];
+
+    /// The description of a published model, a decoder (`llama-3.2-1b`, `llama-3.2-3b`, `llama-3-8b`, `llama-2-7b`) or SAM's image encoder (`sam-vit-b` of 90 M
+    /// parameters, `sam-vit-l` of 308 M, `sam-vit-h` of 637 M, for images of 1024 by 1024 pixels); nothing for another name.
     pub fn named(name: &str) -> Option<Self> {
+        let sam = |width, layers, heads, global: &[usize]| {
+            let sizes = GptConfig { layers, width, heads, context: 0, feed_forward: 4 * width };
+            Some(Self::sam(&sizes, 1024, (14, global)))
+        };
+        match name {
+            "sam-vit-b" => return sam(768, 12, 12, &[2, 5, 8, 11]),
+            "sam-vit-l" => return sam(1024, 24, 16, &[5, 11, 17, 23]),
+            "sam-vit-h" => return sam(1280, 32, 16, &[7, 15, 23, 31]),
+            _ => {}
+        }
         let sizes = LLAMA.iter().find(|sizes| sizes.name == name)?;
-        Some(DecoderConfig {
-            vocabulary: sizes.vocabulary,
-            context: sizes.context,
-            layers: sizes.layers,
-            width: sizes.width,
-            heads: sizes.heads,
-            kv_heads: sizes.kv_heads,
-            head_dim: sizes.width / sizes.heads,
-            feed_forward: sizes.feed_forward,
-            norm: NormKind::RootMeanSquare,
-            epsilon: 1e-5,
+        let Sizes { vocabulary, context, layers, width, heads, feed_forward, tied, .. } = *sizes;
+        let own = GptConfig { layers, width, heads, context, feed_forward };
+        Some(TransformerConfig {
             positions: Positions::Rotary(sizes.rope),
-            activation: Nonlinearity::Silu,
-            gated: true,
-            biases: DecoderBiases { qkv: false, out: false, feed_forward: false },
-            head_norms: false,
-            tied: sizes.tied,
-            windows: vec![],
+            output: ModelOutput::Vocabulary { tied, soft_cap: None },
+            ..TransformerConfig::llama(&own, sizes.kv_heads, vocabulary)
         })
     }
 }
@@ -126,12 +127,12 @@ mod tests {
             ("llama-3-8b", 8_030_261_248),
             ("llama-2-7b", 6_738_415_616),
         ];
-        assert!(DecoderConfig::names().eq(published.map(|(name, _)| name)));
+        assert!(TransformerConfig::decoders().eq(published.map(|(name, _)| name)));
         for (name, parameters) in published {
-            let config = DecoderConfig::named(name).unwrap();
+            let config = TransformerConfig::named(name).unwrap();
             config.validate().unwrap();
             assert_eq!(config.parameters(), parameters, "{name}");
         }
-        assert_eq!(DecoderConfig::named("llama-3.2"), None);
+        assert_eq!(TransformerConfig::named("llama-3.2"), None);
     }
 }

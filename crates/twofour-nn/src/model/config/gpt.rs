@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::DecoderConfig;
+use super::TransformerConfig;
 use crate::{Error, Result, recipe::ModelSettings};
 
 /// Number of tokens: every byte is one.
@@ -72,20 +72,25 @@ impl GptConfig {
     }
 
     /// The sizes of a decoder, if it is a byte-level GPT.
-    pub(super) fn of(config: &DecoderConfig) -> Option<Self> {
-        let DecoderConfig { layers, width, heads, context, feed_forward, .. } = *config;
-        let own = GptConfig { layers, width, heads, context, feed_forward };
-        (DecoderConfig::from(&own) == *config).then_some(own)
+    pub(in crate::model) fn of(config: &TransformerConfig) -> Option<Self> {
+        let own = GptConfig {
+            layers: config.layers,
+            width: config.width,
+            heads: config.attention.heads,
+            context: config.context(),
+            feed_forward: config.feed_forward.hidden,
+        };
+        (TransformerConfig::from(&own) == *config).then_some(own)
     }
 
     /// Output and input features of every linear layer with its name, in the order of computation.
     pub fn linear_layers(&self) -> Vec<(String, usize, usize)> {
-        DecoderConfig::from(self).linear_layers()
+        TransformerConfig::from(self).linear_layers()
     }
 
     /// Number of trainable parameters.
     pub fn parameters(&self) -> usize {
-        DecoderConfig::from(self).parameters()
+        TransformerConfig::from(self).parameters()
     }
 }
 
