@@ -47,6 +47,7 @@ SIMPLE = {
     "u64": "int",
     "usize": "int",
     "Self": "Self",
+    "Bound<'py, PyTuple>": "tuple[object, ...]",
 }
 
 #: numpy types of the elements of arrays.
@@ -107,7 +108,7 @@ def python_type(rust: str, aliases: dict[str, str]) -> str:
     raise StubError(f"no Python type for the Rust type `{rust}`: add it to the tables of {pathlib.Path(__file__).name}")
 
 
-_FUNCTION = r"(?:pub(?:\([^)]*\))? )?fn (\w+)\((.*?)\)(?: -> ([^{]+?))? \{"
+_FUNCTION = r"(?:pub(?:\([^)]*\))? )?fn (\w+)(?:<'py>)?\((.*?)\)(?: -> ([^{]+?))? \{"
 
 
 def functions_in(text: str, marker: str) -> dict[str, Function]:

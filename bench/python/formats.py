@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from linear import Timer
 
-from twofour import _ops
+from twofour import operators
 from twofour.sparse import to_sparse_semi_structured
 from twofour.sparsity import BlockSparseTensor
 
@@ -26,7 +26,7 @@ def int4(timer: Timer) -> list:
     rows = []
     for out, inn in [(4096, 4096), (14336, 4096)]:
         sparse = to_sparse_semi_structured(torch.randn(out, inn), prune=True).to_dense()
-        packed = _ops.pack_int4(*_ops.quantize_int4(sparse, 128), inn, 128)
+        packed = operators.pack_int4(*operators.quantize_int4(sparse, 128), inn, 128)
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             dense, half = sparse.to(dtype), to_sparse_semi_structured(sparse.to(dtype))
             for tokens in (1, 4, 16, 128):
@@ -35,7 +35,7 @@ def int4(timer: Timer) -> list:
                     {
                         "dense": lambda: F.linear(x, dense),
                         "2:4": lambda: F.linear(x, half),
-                        "int4": lambda: _ops.linear_int4(x, packed, out, 128),
+                        "int4": lambda: operators.linear_int4(x, packed, out, 128),
                     }
                 )
                 rows.append({"shape": [out, inn], "dtype": str(dtype), "tokens": tokens, **times})

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 import twofour
-from twofour import _ops
+from twofour import operators
 from twofour.sparse import to_sparse_semi_structured
 
 #: Llama 3 8B: query, key and value together; output; gate and up together; down.
@@ -166,7 +166,7 @@ def training(timer: Timer, tokens: int, inputs: int, outputs: int, dtype: torch.
 def pruning(timer: Timer, side: int, dtype: torch.dtype, device: str) -> dict:
     """Pruning both ways, against torch's tile operator where it runs."""
     dense = torch.randn(side, side, device=device, dtype=dtype)
-    rule, check = _ops.RULES["greedy-signed"], False
+    rule, check = operators.RULES["greedy-signed"], False
     operator = torch.ops.twofour.pack.default
     functions = {"twofour": lambda: operator(dense, rule, 1.0, True, check)}
     if device == "cuda":

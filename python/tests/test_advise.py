@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import twofour
-from twofour._advice import Advice, Comparison
+from twofour.advice import Advice, Comparison
 
 
 def comparison(**changes):

@@ -10,7 +10,8 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import twofour
-from twofour import _layouts, _ops
+from twofour import operators
+from twofour.operators import masks
 from twofour.pretrain import (
     GELUglu,
     SparseLinear,
@@ -86,7 +87,7 @@ def sparse_activation():
     layer = SemiSparseActivationLinear.from_dense(nn.Linear(COLS, ROWS))
 
     def reference(x):
-        mask = _layouts.mask_of(_ops.select(x.detach(), layer._rule), *x.shape)
+        mask = masks.mask_of(operators.select(x.detach(), layer._rule), *x.shape)
         return F.linear(straight(x * mask, x), layer.weight, layer.bias)
 
     return layer, reference

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from conftest import close
 
 import twofour
-from twofour import _ops
+from twofour import operators
 from twofour.quantization import Int4Linear, Int4WeightOnlyConfig, MarlinSparseLayout, SemiSparseLayout, int4_weight_only
 
 GROUP_SIZES = [128, -1]
@@ -44,7 +44,7 @@ def test_integers_and_scales_are_those_of_a_loop(shape, group_size):
     values, meta, scales = layer.canonical()
     assert values.dtype == torch.uint8 and tuple(values.shape) == (rows, -(-cols // 4))
     assert tuple(scales.shape) == (rows, 1 if group_size == -1 else -(-cols // 128))
-    again = _ops.canonical_int4(_ops.pack_int4(values, meta, scales, cols, group_size), rows, cols, group_size)
+    again = operators.canonical_int4(operators.pack_int4(values, meta, scales, cols, group_size), rows, cols, group_size)
     assert all(torch.equal(a, b) for a, b in zip((values, meta, scales), again, strict=True))
 
 
@@ -115,21 +115,6 @@ def test_quantize_replaces_layers_and_their_state_survives(device, config):
             assert first(x.float()).dtype == torch.bfloat16
 
 
-def test_fakes_have_the_shapes_of_results(device):
-    weight = twofour.sparse.to_sparse_semi_structured(torch.randn(37, 300), prune=True).to_dense()
-    for group_size in GROUP_SIZES:
-        parts = [part.to(device) for part in _ops.quantize_int4(weight, group_size)]
-        packed = _ops.pack_int4(*parts, 300, group_size)
-        x, bias = torch.randn(2, 300, device=device, dtype=torch.bfloat16), torch.randn(37, device=device, dtype=torch.bfloat16)
-        checks = ("test_schema", "test_faketensor")
-        ops = torch.ops.twofour
-        torch.library.opcheck(ops.quantize_int4.default, (weight, group_size), test_utils=checks)
-        torch.library.opcheck(ops.pack_int4.default, (*parts, 300, group_size), test_utils=checks)
-        torch.library.opcheck(ops.canonical_int4.default, (packed, 37, 300, group_size), test_utils=checks)
-        torch.library.opcheck(ops.linear_int4.default, (x, packed, 37, group_size), test_utils=checks)
-        torch.library.opcheck(ops.linear_int4_bias.default, (x, packed, bias, 37, group_size, 1), test_utils=checks)
-
-
 def test_the_input_has_a_gradient(device):
     for dtype in types_of(device):
         layer, _ = layer_of(device, dtype)
@@ -151,14 +136,14 @@ def test_bad_input_is_an_exception(device):
     with pytest.raises(NotImplementedError, match="not supported"):
         layer(torch.randn(2, 264, device=device, dtype=torch.float64))
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        _ops.linear_int4(torch.randn(2, 264, device=device, dtype=dtype), layer.packed, 100, 128)
+        operators.linear_int4(torch.randn(2, 264, device=device, dtype=dtype), layer.packed, 100, 128)
     with pytest.raises(NotImplementedError, match="int8 is required"):
-        _ops.linear_int4(torch.randn(2, 264, device=device, dtype=dtype), layer.packed.plain.int(), 36, 128)
+        operators.linear_int4(torch.randn(2, 264, device=device, dtype=dtype), layer.packed.plain.int(), 36, 128)
     with pytest.raises(RuntimeError, match="group_size is 64"):
-        _ops.linear_int4(torch.randn(2, 264, device=device, dtype=dtype), layer.packed, 36, 64)
+        operators.linear_int4(torch.randn(2, 264, device=device, dtype=dtype), layer.packed, 36, 64)
     values, meta, scales = layer.canonical()
     with pytest.raises(RuntimeError, match="an int4 weight of shape"):
-        _ops.pack_int4(values, meta, scales[:, :1].contiguous(), 264, 128)
+        operators.pack_int4(values, meta, scales[:, :1].contiguous(), 264, 128)
     with pytest.raises(RuntimeError, match="Missing key.*0.weight_scales"):
         torch.nn.Sequential(layer).load_state_dict({"0.weight_values": values, "0.weight_meta": meta, "0.bias": layer.bias})
     state = torch.nn.Sequential(layer).state_dict() | {"0.weight_meta": torch.zeros_like(meta)}

@@ -9,7 +9,7 @@ import torch
 from conftest import devices
 
 import twofour
-from twofour import _on_device
+from twofour.arrays import gpu as on_gpu
 from twofour.sparse import to_sparse_semi_structured
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2]
@@ -45,7 +45,7 @@ def test_violations_are_the_hosts(device, dtype, shape, pattern):
     dense = numbers(shape, dtype, device)
     for axis, places in itertools.product((0, 1), (0, 3, 8)):
         expected = host(twofour.verify, dense, pattern, axis, places=places)
-        groups, violating, first, zeros = _on_device.conformity(dense, pattern, axis, places)
+        groups, violating, first, zeros = on_gpu.conformity(dense, pattern, axis, places)
         assert (groups, violating) == (expected.groups, expected.violating_groups)
         assert [tuple(place) for place in first] == [(v.line, v.group, v.nonzeros) for v in expected.first_violations]
         assert zeros / dense.numel() == expected.zeros
@@ -57,7 +57,7 @@ def test_violations_are_the_hosts(device, dtype, shape, pattern):
 def test_pruned_matrices_are_the_hosts(device, dtype, shape, method):
     dense = numbers(shape, dtype, device)
     for axis in (0, 1):
-        same_bits(_on_device.pruned(dense, "2:4", axis, method).cpu(), host(twofour.prune, dense, method, axis))
+        same_bits(on_gpu.pruned(dense, "2:4", axis, method).cpu(), host(twofour.prune, dense, method, axis))
 
 
 @dtypes
@@ -66,14 +66,14 @@ def test_compressed_matrices_are_the_hosts(device, dtype, shape):
     dense = numbers(shape, dtype, device)
     for matrix, prune in ((dense, True), (host(twofour.prune, dense).to(device), False)):
         expected = host(twofour.compress, matrix, prune=prune)
-        values, meta = _on_device.compressed(matrix, prune)
+        values, meta = on_gpu.compressed(matrix, prune)
         same_bits(values.cpu(), expected.values)
         same_bits(meta.cpu(), expected.meta)
 
 
 def test_every_group_of_two_is_compressed_as_the_host_does(device):
     dense = torch.tensor([bits for bits in itertools.product((0.0, -0.0, 1.5), repeat=4) if sum(b != 0 for b in bits) <= 2], device=device)
-    values, meta = _on_device.compressed(dense, False)
+    values, meta = on_gpu.compressed(dense, False)
     expected = host(twofour.compress, dense)
     same_bits(values.cpu(), expected.values)
     same_bits(meta.cpu(), expected.meta)
@@ -81,24 +81,24 @@ def test_every_group_of_two_is_compressed_as_the_host_does(device):
 
 def test_the_host_says_what_is_wrong(device):
     dense = torch.ones(8, 8, device=device)
-    assert _on_device.compressed(dense, False) is None
+    assert on_gpu.compressed(dense, False) is None
     dense[2, 3] = torch.nan
-    assert _on_device.compressed(dense, True) is None
-    assert all(_on_device.pruned(dense, "2:4", axis, method) is None for axis in (0, 1) for method in METHODS)
-    assert _on_device.pruned(dense, "1:4", 1, "magnitude") is None
-    assert _on_device.pruned(dense, "2:4", 1, "best") is None
-    assert _on_device.conformity(dense, "two of four", 1, 8) is None
+    assert on_gpu.compressed(dense, True) is None
+    assert all(on_gpu.pruned(dense, "2:4", axis, method) is None for axis in (0, 1) for method in METHODS)
+    assert on_gpu.pruned(dense, "1:4", 1, "magnitude") is None
+    assert on_gpu.pruned(dense, "2:4", 1, "best") is None
+    assert on_gpu.conformity(dense, "two of four", 1, 8) is None
     # A NaN that need not be ordered is a value.
     single = torch.zeros(4, 8, device=device)
     single[1, 2] = torch.nan
-    same_bits(_on_device.compressed(single, False)[0].cpu(), host(twofour.compress, single).values)
+    same_bits(on_gpu.compressed(single, False)[0].cpu(), host(twofour.compress, single).values)
 
 
 def test_only_matrices_on_a_gpu_are_taken(device):
     dense = torch.ones(8, 8, device=device)
-    assert (_on_device.of(dense) is not None) == (device == "cuda")
+    assert (on_gpu.of(dense) is not None) == (device == "cuda")
     for other in (dense.cpu(), dense[0], dense[:0], dense.long(), dense.to_sparse(), [[1.0]]):
-        assert _on_device.of(other) is None
+        assert on_gpu.of(other) is None
 
 
 @gpu

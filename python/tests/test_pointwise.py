@@ -87,15 +87,15 @@ def test_sparse_gradients_accumulate(device):
 
 
 def test_a_table_that_was_loaded_before_has_the_operators_too():
-    from twofour.sparsity import _pointwise
+    from twofour.sparsity import pointwise
 
     class Mine(SparseSemiStructuredTensor):
         pass
 
-    from twofour import _tensor
+    from twofour.tensor import semi_structured
 
-    Mine.SPARSE_DISPATCH = {packet: handler for packet, handler in _tensor.DISPATCH.items() if packet not in _pointwise.HANDLERS}
+    Mine.SPARSE_DISPATCH = {packet: handler for packet, handler in semi_structured.DISPATCH.items() if packet not in pointwise.HANDLERS}
     own = Mine.SPARSE_DISPATCH[torch.ops.aten.silu] = lambda func, types, args, kwargs: "mine"
-    _pointwise.install()
+    pointwise.install()
     assert Mine.SPARSE_DISPATCH[torch.ops.aten.silu] is own
     assert isinstance(F.relu(Mine.prune_dense_static_sort(torch.randn(8, 8))), Mine)

@@ -7,7 +7,7 @@ import torch
 from conftest import close
 
 import twofour
-from twofour import _ops
+from twofour import operators
 from twofour.quantization import MarlinSparseLayout, QuantizedLinear, SemiSparseLayout, int8_dynamic_activation_int8_weight
 
 
@@ -27,7 +27,7 @@ def test_integers_compress_and_multiply_exactly(shape):
     for tokens in (1, 5, 40):
         x = torch.randint(-128, 128, (tokens, shape[1]), dtype=torch.int8)
         exact = x.long() @ dense.long().t()
-        assert torch.equal(_ops.linear_i8(x, sparse.packed_weight.forward, shape[0]).long(), exact)
+        assert torch.equal(operators.linear_i8(x, sparse.packed_weight.forward, shape[0]).long(), exact)
         assert torch.equal(torch.mm(x, sparse.t()), exact.to(torch.int8))
         assert torch.equal(torch.mm(sparse, x.t()), exact.t().to(torch.int8))
 

@@ -260,7 +260,7 @@ def test_a_module_with_two_names_is_one_layer(tmp_path):
     again = load(tmp_path / "shared")
     assert torch.equal(logits(again), logits(model))
     # And while a dense checkpoint is read.
-    from twofour.transformers import _replace
+    from twofour.integrations.transformers import _replace
 
     dense = torch.nn.Linear(8, 4)
     pair = Pair(dense)

@@ -104,11 +104,13 @@ def vllm(monkeypatch):
     modules, registry, classes = stand_ins()
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "twofour.vllm", raising=False)
+    for name in ("twofour.vllm", "twofour.integrations.vllm"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     classes.plugin = importlib.import_module("twofour.vllm")
     classes.registry = registry
     yield classes
-    sys.modules.pop("twofour.vllm", None)
+    for name in ("twofour.vllm", "twofour.integrations.vllm"):
+        sys.modules.pop(name, None)
 
 
 def weight(rows, cols, dtype=torch.float32):

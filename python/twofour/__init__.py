@@ -25,7 +25,7 @@ Functions of arrays and files require numpy alone. torch is imported when someth
 
 import importlib
 
-from . import _safe_globals
+from . import pickles
 from ._native import __version__, engine, set_tile_scheduler
 
 _SUBMODULES = {"pretrain", "quantization", "sparse", "sparsity", "transformers", "vllm"}
@@ -33,26 +33,26 @@ _SUBMODULES = {"pretrain", "quantization", "sparse", "sparsity", "transformers",
 #: The modules of what is imported when it is first used.
 _LAZY = {
     "BlockSparseTensor": "sparsity",
-    "Compressed": "_compression",
-    "Int4Linear": "_int4",
-    "Linear": "_linear",
-    "Verification": "_verification",
-    "Violation": "_verification",
-    "advise": "_advice",
+    "Compressed": "arrays.compression",
+    "Int4Linear": "modules.int4",
+    "Linear": "modules.linear",
+    "Verification": "arrays.verification",
+    "Violation": "arrays.verification",
+    "advise": "advice",
     "block_sparse_weight": "sparsity",
-    "compress": "_compression",
-    "decompress": "_compression",
-    "device_info": "_device",
-    "install": "_install",
-    "linear_layers": "_roles",
-    "load_file": "_files",
-    "load_model": "_files",
-    "prune": "_pruning",
+    "compress": "arrays.compression",
+    "decompress": "arrays.compression",
+    "device_info": "device",
+    "install": "compat.install",
+    "linear_layers": "modules.roles",
+    "load_file": "files",
+    "load_model": "files",
+    "prune": "arrays.pruning",
     "quantize_": "quantization",
-    "save_file": "_files",
-    "uninstall": "_install",
-    "verify": "_verification",
-    "warm": "_warm",
+    "save_file": "files",
+    "uninstall": "compat.install",
+    "verify": "arrays.verification",
+    "warm": "modules.warm",
 }
 
 __all__ = ["__version__", "engine", "set_tile_scheduler", *sorted({*_LAZY, *_SUBMODULES})]

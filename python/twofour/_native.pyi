@@ -9,8 +9,8 @@ import numpy.typing as npt
 ACTIVATIONS: dict[str, int]
 ESTIMATORS: dict[str, int]
 MASK_RULES: dict[str, int]
-PACKED_DTYPES: dict[str, int]
 STORED_DTYPES: dict[str, str]
+TORCH_DTYPES: dict[str, int]
 __version__: str
 
 def add_site_packages(folder: str | os.PathLike[str]) -> None:
@@ -84,15 +84,28 @@ def reasons_to_stay_dense(tensors: list[tuple[str, list[int]]], has_conv1d: bool
     `tensors` are the names and shapes of all of them; `has_conv1d` says that some layers are transformers' `Conv1D`.
     """
 
-def register_torch(libtorch_cpu: str, libtorch_cuda: str | None = None) -> list[str]:
+def register_torch(libtorch_cpu: str, libtorch_cuda: str | None = None) -> list[tuple[str, bool, bool, bool]]:
     """Registers the kernels of `torch.ops.twofour` with the torch whose libraries are at these paths.
 
-    Returns the schemas to define; a second call does nothing and returns none.
+    Returns of each operator the schema to define, whether the leading dimensions of its first argument are rows, whether it is a GEMM,
+    and whether
+    it has [`result_shapes`]; a second call does nothing and returns none.
+    """
+
+def result_shapes(operator: str, arguments: tuple[object, ...]) -> list[tuple[tuple[object, ...], str | None]]:
+    """The sizes and the dtype's name, or `None` for that of the first argument, of each result of an operator with these arguments, all of
+    its schema.
+    Sizes may be torch's symbols.
     """
 
 def set_tile_scheduler(scheduler: str) -> None:
     """Sets how the tiles of large GEMMs are assigned to a GPU's thread blocks, `"persistent"` or `"hardware"`, from the next call on and
     for all devices.
+    """
+
+def verdict(median: float, low: float, high: float) -> str:
+    """`"faster"`, `"slower"`, `"as fast"` or `"too noisy"`, for the median of a speedup and the ends of an interval that is likely to
+    contain the true one.
     """
 
 def verify(

@@ -6,9 +6,9 @@ import warnings
 
 import torch
 
-from . import _float8, _integers, _layouts
-from ._packed import pack_by_mask, pack_by_rule, pack_sparse
-from ._tensor import (
+from .operators import float8, integers, masks
+from .operators.packed import pack_by_mask, pack_by_rule, pack_sparse
+from .tensor.semi_structured import (
     SparseSemiStructuredTensor,
     SparseSemiStructuredTensorCUSPARSELT,
     SparseSemiStructuredTensorCUTLASS,
@@ -56,7 +56,7 @@ def to_sparse_semi_structured(
             of ``mask``, ``MVUE24`` and ``prune``; for a number outside int8, with its place. An estimate of integers up to 63 in magnitude stays inside.
         RuntimeError: for another rank or an unsupported type.
     """
-    from . import _ops
+    from . import operators
 
     if transposed:
         warnings.warn(
@@ -71,28 +71,28 @@ def to_sparse_semi_structured(
     if dtype is not None and not to_integers:
         original_tensor = original_tensor.to(dtype)
     if mask is None and not MVUE24 and not prune:
-        return cls.from_dense(_integers.cast(original_tensor) if dtype is torch.int8 else original_tensor, alg_id)
+        return cls.from_dense(integers.cast(original_tensor) if dtype is torch.int8 else original_tensor, alg_id)
     cls._validate_device_dim_dtype_shape(original_tensor)
     dense = original_tensor.detach()
     if mask is not None and mask.shape != dense.shape:
         raise RuntimeError(f"the mask has shape {tuple(mask.shape)}, the tensor {tuple(dense.shape)}: both must be the same")
     if MVUE24 and seed is None:
-        seed = _ops.new_seed(dense.device)
+        seed = operators.new_seed(dense.device)
     if to_integers:
         if mask is not None:
             _verified(mask.bool())
-        kept, tiles = _integers.kept(dense, mask, seed if MVUE24 else None, prune)
+        kept, tiles = integers.kept(dense, mask, seed if MVUE24 else None, prune)
         sparse = cls._of(pack_sparse(kept), tiles)
         sparse = sparse if dtype in (None, torch.int8) else sparse.to(dtype)
-    elif original_tensor.dtype in _float8.FLOAT8:
+    elif original_tensor.dtype in float8.FLOAT8:
         if mask is not None:
             _verified(mask.bool())
-        kept, tiles = _float8.kept(dense, mask, seed if MVUE24 else None, prune)
-        sparse = cls._of(_float8.pack_kept(kept, tiles is not None), tiles)
+        kept, tiles = float8.kept(dense, mask, seed if MVUE24 else None, prune)
+        sparse = cls._of(float8.pack_kept(kept, tiles is not None), tiles)
     elif mask is not None:
         sparse = cls._of(pack_by_mask(dense, _verified(mask.bool()), False), None, original_tensor.requires_grad)
     elif MVUE24:
-        estimate = _ops.estimate(dense.contiguous(), _ops.ESTIMATORS["mvue"], seed)
+        estimate = operators.estimated(dense.contiguous(), operators.ESTIMATORS["mvue"], seed)
         sparse = cls.from_dense(estimate, alg_id)
     else:
         rule = "magnitude" if prune is True else prune
@@ -112,4 +112,4 @@ def _verified(mask: torch.Tensor) -> torch.Tensor:
     if (groups > 2).any():
         row, group = (groups > 2).nonzero()[0].tolist()
         raise ValueError(f"row {row}, group {group}: the mask keeps {int(groups[row, group])} elements where 2:4 allows 2")
-    return _layouts.tiles_of(mask)
+    return masks.tiles_of(mask)

@@ -21,6 +21,7 @@
 //! | multiplying with it | [`kernel`] |
 //! | a layer that trains or runs with it | [`layer`] |
 //! | an optimizer that switches from dense to 2:4 | [`adamw_step`] |
+//! | what a measured speedup says | [`speedup`] |
 //! | memory that the system refuses | [`memory`] |
 //!
 //! It needs no machine-learning framework and no GPU.
@@ -49,6 +50,7 @@ pub mod role;
 pub mod select;
 pub mod solve;
 pub mod sparsify;
+pub mod speedup;
 pub mod verify;
 
 pub use compressed::Compressed;

@@ -30,9 +30,15 @@ impl Failure {
     }
 
     /// The message as torch throws it.
-    pub(super) fn into_message(self) -> CString {
+    pub(crate) fn into_message(self) -> CString {
         let text = format!("[{}] {}", self.exception, self.message);
         CString::new(text.replace('\0', " ")).unwrap_or_default()
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
     }
 }
 

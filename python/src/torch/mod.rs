@@ -1,20 +1,23 @@
-//! twofour's kernels as operators of torch's dispatcher, namespace `twofour`.
+//! torch's dispatcher and tensors, through libtorch's stable C interface ([`shim`]).
 //!
-//! [`register`] defines the operators and registers their kernels through libtorch's stable C interface ([`shim`]); a call then goes from torch's
-//! dispatcher straight to a Rust function, without Python.
+//! A call of an operator goes from torch's dispatcher straight to a Rust function, without Python. [`register`] registers the kernels of
+//! operators ([`Operator`]), which are in [`crate::ops`].
 
-mod cpu;
-mod cuda;
 mod failure;
-mod int4;
-mod numbers;
+pub(crate) mod kernel;
+pub(crate) mod numbers;
+pub(crate) mod operands;
 mod operator;
 mod register;
 mod scalar_type;
-mod shape;
-mod shim;
+pub(crate) mod shapes;
+pub(crate) mod shim;
 mod tensor;
 
-pub(crate) use cuda::set_tile_scheduler;
+pub(crate) use failure::{Failure, Result};
+pub(crate) use kernel::kernel;
+pub(crate) use operator::Operator;
 pub(crate) use register::register;
 pub(crate) use scalar_type::ScalarType;
+pub(crate) use shim::Kernel;
+pub(crate) use tensor::{Device, Tensor, torch_threads};

@@ -1,149 +1,53 @@
-//! Turns a Rust function into a kernel of torch's dispatcher.
+//! What an operator is for torch.
 
-use std::{
-    any::Any,
-    ffi::CString,
-    panic::{AssertUnwindSafe, catch_unwind},
-};
+use super::{shapes::Shapes, shim::Kernel};
 
-use super::{
-    failure::{Failure, Result},
-    shim::throw,
-    tensor::Tensor,
-};
-
-/// An argument of a kernel.
-pub(super) trait Argument: Sized {
-    /// Takes the argument out of its slot.
-    ///
-    /// # Safety
-    /// The slot holds an argument of this type, as the operator's schema says; a tensor's is not taken twice.
-    unsafe fn take(slot: u64) -> Self;
+/// An operator of the namespace `twofour`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Operator {
+    /// As torch writes it: `name(Tensor x, int n) -> Tensor`. Optional arguments, lists and strings cost more in a call than a second operator or
+    /// a number.
+    pub(crate) schema: &'static str,
+    /// The kernel for tensors in the host's memory.
+    pub(crate) cpu: Kernel,
+    /// The kernel for tensors on a GPU, if there is one.
+    pub(crate) cuda: Option<Kernel>,
+    /// The shapes of its results; `None` where it has no tensors among them.
+    pub(crate) shapes: Option<Shapes>,
+    /// Whether all dimensions of the first argument but the last are rows, which are computed one by one.
+    pub(crate) by_rows: bool,
+    /// Whether it multiplies its first argument by a matrix.
+    pub(crate) is_product: bool,
 }
 
-impl Argument for Tensor {
-    unsafe fn take(slot: u64) -> Self {
-        // SAFETY: the slot holds a tensor, which belongs to the kernel.
-        unsafe { Tensor::from_handle(slot as *mut _) }
+impl Operator {
+    /// An operator for tensors in the host's memory.
+    pub(crate) const fn new(schema: &'static str, cpu: Kernel) -> Self {
+        Operator { schema, cpu, cuda: None, shapes: None, by_rows: false, is_product: false }
+    }
+
+    /// With a kernel for tensors on a GPU.
+    pub(crate) const fn cuda(self, kernel: Kernel) -> Self {
+        Operator { cuda: Some(kernel), ..self }
+    }
+
+    /// With the shapes of its results, which `torch.compile` asks for.
+    pub(crate) const fn shapes(self, shapes: Shapes) -> Self {
+        Operator { shapes: Some(shapes), ..self }
+    }
+
+    /// For any number of rows: `torch.vmap` gives it a batch as further rows.
+    pub(crate) const fn by_rows(self) -> Self {
+        Operator { by_rows: true, ..self }
+    }
+
+    /// A GEMM, whose operations `torch.utils.flop_counter` counts.
+    pub(crate) const fn product(self) -> Self {
+        Operator { is_product: true, ..self }
+    }
+
+    /// Its name.
+    pub(crate) fn name(&self) -> &'static str {
+        self.schema.split('(').next().unwrap_or_default()
     }
 }
-
-impl Argument for i64 {
-    unsafe fn take(slot: u64) -> Self {
-        slot as i64
-    }
-}
-
-impl Argument for bool {
-    unsafe fn take(slot: u64) -> Self {
-        slot & 0xff != 0
-    }
-}
-
-impl Argument for f64 {
-    unsafe fn take(slot: u64) -> Self {
-        f64::from_bits(slot)
-    }
-}
-
-/// The results of a kernel.
-pub(super) trait Results {
-    /// Puts them into the slots.
-    fn put(self, slots: &mut [u64]);
-}
-
-macro_rules! results {
-    ($($field:tt: $type:ident),*) => {
-        impl Results for ($(results!(@ $type),)*) {
-            fn put(self, slots: &mut [u64]) {
-                $(slots[$field] = self.$field.into_handle() as u64;)*
-            }
-        }
-    };
-    (@ $type:ident) => { $type };
-}
-
-impl Results for Tensor {
-    fn put(self, slots: &mut [u64]) {
-        slots[0] = self.into_handle() as u64;
-    }
-}
-impl Results for f64 {
-    fn put(self, slots: &mut [u64]) {
-        slots[0] = self.to_bits();
-    }
-}
-results!(0: Tensor, 1: Tensor);
-results!(0: Tensor, 1: Tensor, 2: Tensor);
-
-/// A Rust function with the arguments of an operator.
-pub(super) trait Operator<A> {
-    /// Takes the arguments out of the slots, calls the function and puts the results there.
-    ///
-    /// # Safety
-    /// The slots hold the arguments that the operator's schema names, and belong to the caller.
-    unsafe fn call(&self, slots: &mut [u64]) -> Result<()>;
-}
-
-macro_rules! operator {
-    ($($name:ident),*) => {
-        impl<F: Fn($($name),*) -> Result<R>, R: Results, $($name: Argument),*> Operator<($($name,)*)> for F {
-            #[allow(non_snake_case, unused_assignments)]
-            unsafe fn call(&self, slots: &mut [u64]) -> Result<()> {
-                let mut index = 0;
-                $(
-                    // SAFETY: the slots hold the arguments of the schema, in order.
-                    let $name = unsafe { $name::take(slots[index]) };
-                    index += 1;
-                )*
-                self($($name),*)?.put(slots);
-                Ok(())
-            }
-        }
-    };
-}
-operator!(A);
-operator!(A, B);
-operator!(A, B, C);
-operator!(A, B, C, D);
-operator!(A, B, C, D, E);
-operator!(A, B, C, D, E, G);
-operator!(A, B, C, D, E, G, H);
-operator!(A, B, C, D, E, G, H, I, J, K, L, M, N);
-
-/// Runs a kernel, and throws what it returns or panics with as a C++ exception.
-///
-/// # Safety
-/// torch calls it with the stack of an operator whose schema has the arguments and results of `operator`.
-pub(super) unsafe fn enter<A>(operator: impl Operator<A>, stack: *mut u64, arguments: u64, results: u64) {
-    // SAFETY: torch's stack has a slot for each argument and for each result.
-    let slots = unsafe { std::slice::from_raw_parts_mut(stack, arguments.max(results) as usize) };
-    // SAFETY: the slots are those of the schema.
-    let outcome = catch_unwind(AssertUnwindSafe(|| unsafe { operator.call(slots) }));
-    let message = match outcome {
-        Ok(Ok(())) => return,
-        Ok(Err(failure)) => failure.into_message(),
-        Err(payload) => panicked(payload),
-    };
-    throw(message)
-}
-
-/// The message of a panic, a defect of this package.
-fn panicked(payload: Box<dyn Any + Send>) -> CString {
-    let text = payload.downcast_ref::<&str>().map(|s| (*s).to_owned());
-    let text = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
-    drop(payload);
-    Failure::runtime(format!("twofour failed unexpectedly: {text}; please report it")).into_message()
-}
-
-/// The kernel of a Rust function: the arguments are its parameters' names.
-macro_rules! kernel {
-    ($function:expr) => {{
-        unsafe extern "C-unwind" fn entry(stack: *mut u64, arguments: u64, results: u64) {
-            // SAFETY: the kernel is registered for the schema beside it, which has the function's arguments.
-            unsafe { $crate::torch::operator::enter($function, stack, arguments, results) }
-        }
-        entry as $crate::torch::shim::Kernel
-    }};
-}
-pub(super) use kernel;

@@ -27,6 +27,11 @@ impl ScalarType {
         Self::ALL.into_iter().find(|t| *t as i64 == number)
     }
 
+    /// The type of torch's name.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|t| t.name() == name)
+    }
+
     /// torch's name of the type of that number, for errors.
     pub(crate) fn name_of(number: i64) -> String {
         let other = match number {
@@ -45,7 +50,8 @@ impl ScalarType {
         other.to_owned()
     }
 
-    const ALL: [Self; 11] = [
+    /// All of them.
+    pub(crate) const ALL: [Self; 11] = [
         Self::U8,
         Self::I8,
         Self::I16,
@@ -58,9 +64,6 @@ impl ScalarType {
         Self::E5m2,
         Self::E4m3,
     ];
-
-    /// The types that a weight may be packed as.
-    pub(crate) const PACKED: [Self; 3] = [Self::F16, Self::F32, Self::Bf16];
 
     /// The type under the name that files have for it.
     pub(crate) fn stored(self) -> StoredDType {
@@ -84,7 +87,7 @@ impl ScalarType {
         names::of(self.stored())
     }
 
-    pub(super) fn bytes(self) -> usize {
+    pub(crate) fn bytes(self) -> usize {
         self.stored().bits() / 8
     }
 }

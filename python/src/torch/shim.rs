@@ -12,20 +12,20 @@ use std::{
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 /// A tensor, owned by whoever holds the handle.
-pub(super) type Handle = *mut c_void;
+pub(crate) type Handle = *mut c_void;
 
 /// A kernel for torch's dispatcher: takes its arguments from the stack's slots and leaves its results there.
-pub(super) type Kernel = unsafe extern "C-unwind" fn(stack: *mut u64, arguments: u64, results: u64);
+pub(crate) type Kernel = unsafe extern "C-unwind" fn(stack: *mut u64, arguments: u64, results: u64);
 
 /// What torch's threads call for a range of a loop: its begin, its end and the loop's context.
-pub(super) type ParallelFunction = unsafe extern "C" fn(begin: i64, end: i64, context: *mut c_void);
+pub(crate) type ParallelFunction = unsafe extern "C" fn(begin: i64, end: i64, context: *mut c_void);
 
 macro_rules! shim {
     ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
         /// The functions of the interface.
         #[allow(non_snake_case)]
-        pub(super) struct Shim {
-            $(pub(super) $name: unsafe extern "C-unwind" fn($($argument),*) $(-> $result)?,)*
+        pub(crate) struct Shim {
+            $(pub(crate) $name: unsafe extern "C-unwind" fn($($argument),*) $(-> $result)?,)*
         }
 
         impl Shim {
@@ -69,7 +69,7 @@ static SHIM: OnceLock<Shim> = OnceLock::new();
 ///
 /// # Errors
 /// The loader's, where the file is not loaded or lacks a function: a torch older than 2.11.
-pub(super) fn load(libtorch_cpu: &OsStr) -> Result<(), libloading::Error> {
+pub(crate) fn load(libtorch_cpu: &OsStr) -> Result<(), libloading::Error> {
     if SHIM.get().is_some() {
         return Ok(());
     }
@@ -83,13 +83,13 @@ pub(super) fn load(libtorch_cpu: &OsStr) -> Result<(), libloading::Error> {
 }
 
 /// `RTLD_NOLOAD` of Linux and of macOS.
-pub(super) const NOLOAD: i32 = if cfg!(target_os = "macos") { 0x10 } else { 0x4 };
+pub(crate) const NOLOAD: i32 = if cfg!(target_os = "macos") { 0x10 } else { 0x4 };
 
 /// The interface.
 ///
 /// # Panics
 /// Before [`load`]; no kernel is registered, and so none called, before it.
-pub(super) fn shim() -> &'static Shim {
+pub(crate) fn shim() -> &'static Shim {
     SHIM.get().expect("the interface is loaded before kernels are registered")
 }
 
@@ -100,7 +100,7 @@ thread_local! {
 
 /// Throws the C++ exception that Python gets as a `RuntimeError` with this message. What the caller's frame owns is not dropped: it must
 /// own nothing.
-pub(super) fn throw(message: CString) -> ! {
+pub(crate) fn throw(message: CString) -> ! {
     // torch copies the message before it throws.
     let message = MESSAGE.with(|last| {
         last.replace(message);

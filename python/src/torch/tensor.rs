@@ -37,12 +37,12 @@ impl Tensor {
     ///
     /// # Safety
     /// The handle is a live tensor that nobody else deletes.
-    pub(super) unsafe fn from_handle(handle: Handle) -> Self {
+    pub(crate) unsafe fn from_handle(handle: Handle) -> Self {
         Tensor(handle)
     }
 
     /// Gives the handle away.
-    pub(super) fn into_handle(self) -> Handle {
+    pub(crate) fn into_handle(self) -> Handle {
         let handle = self.0;
         std::mem::forget(self);
         handle

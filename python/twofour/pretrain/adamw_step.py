@@ -7,8 +7,8 @@ import warnings
 
 import torch
 
-from .. import _native, _ops
-from .._conversion import is_sharded
+from .. import _native, operators
+from ..modules.conversion import is_sharded
 
 
 def _is_masked(p: torch.Tensor) -> bool:
@@ -207,7 +207,7 @@ class AdamW_STEP(torch.optim.Optimizer):
         numbers = (float(group["lr"]), beta1, beta2, group["eps"], group["weight_decay"])
         moments = (state["exp_avg"], state["exp_avg_sq"], largest)
         option = self.option if watched else 0
-        change = _ops.adamw_step_(p, p.grad, *moments, *numbers, state["step"], frozen_at or 0, option)
+        change = operators.adamw_step_(p, p.grad, *moments, *numbers, state["step"], frozen_at or 0, option)
         return change if watched else None
 
     def _size(self, change: torch.Tensor) -> torch.Tensor:

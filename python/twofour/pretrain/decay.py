@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from .._conversion import is_sharded
+from ..modules.conversion import is_sharded
 
 
 @torch.no_grad()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from .. import _layouts, _ops
-from .._autograd import Straight
-from .._derivatives import applied
+from .. import operators
+from ..operators import masks
+from ..operators.autograd import Straight
+from ..operators.derivatives import applied
 
 
 def straight_through(dense: torch.Tensor, stand_in: torch.Tensor) -> torch.Tensor:
@@ -26,12 +27,12 @@ def as_matrix(dense: torch.Tensor) -> torch.Tensor:
 
 
 def _stand_in(dense: torch.Tensor, estimator: str, seed: int | torch.Tensor = 0) -> torch.Tensor:
-    return _ops.estimate(as_matrix(dense), _ops.ESTIMATORS[estimator], seed).view(dense.shape)
+    return operators.estimated(as_matrix(dense), operators.ESTIMATORS[estimator], seed).view(dense.shape)
 
 
 def _two_largest(dense: torch.Tensor) -> torch.Tensor:
     matrix = as_matrix(dense)
-    return _layouts.mask_of(_ops.select(matrix, _ops.rule_number("magnitude")), *matrix.shape).view(dense.shape)
+    return masks.mask_of(operators.select(matrix, operators.rule_number("magnitude")), *matrix.shape).view(dense.shape)
 
 
 def sparse24(dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,5 +92,5 @@ def MVUE24_approx(dense: torch.Tensor, seed: int | torch.Tensor | None = None) -
         NotImplementedError: for another type.
     """
     if seed is None:
-        seed = _ops.new_seed(dense.device)
+        seed = operators.new_seed(dense.device)
     return _stand_in(dense, "mvue-approximate", seed)

@@ -7,14 +7,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from .. import _layouts, _ops
-from .._conversion import SparseLayer
-from .._master import cast_for_autocast, master_linear, weight_gradient_number
-from .._packed import Packed, pack_by_mask
-from .._readers import ServesReaders
-from .._tracing import traceable
+from .. import operators
+from ..modules.conversion import SparseLayer
+from ..modules.readers import ServesReaders
+from ..modules.tracing import traceable
+from ..operators import masks
+from ..operators.master import cast_for_autocast, master_linear, weight_gradient_number
+from ..operators.packed import Packed, pack_by_mask
 
-_RULE = _ops.rule_number("optimal")
+_RULE = operators.rule_number("optimal")
 
 #: Steps of all optimizers of torch in this process. Under FSDP and DeepSpeed the parameter that an optimizer updates is not the layer's.
 _optimizer_steps = 0
@@ -117,7 +118,7 @@ class SparseLinearTranspose(ServesReaders, SparseLayer, nn.Linear):
 
     @torch.no_grad()
     def _choose(self, weight: torch.Tensor) -> None:
-        mask = _layouts.mask_of(_ops.select(weight, _RULE), *weight.shape)
+        mask = masks.mask_of(operators.select(weight, _RULE), *weight.shape)
         if self._steps > 0:
             self.flip_rate = (mask ^ self.mask).float().mean()
         self.mask.copy_(mask)
@@ -133,7 +134,7 @@ class SparseLinearTranspose(ServesReaders, SparseLayer, nn.Linear):
             self._steps += self.training
         self._last_step = step
         weight.cnt += self.training
-        return pack_by_mask(weight.detach().to(dtype), _layouts.tiles_of(self.mask), True)
+        return pack_by_mask(weight.detach().to(dtype), masks.tiles_of(self.mask), True)
 
     @property
     def is_pruned(self) -> bool:
@@ -146,7 +147,7 @@ class SparseLinearTranspose(ServesReaders, SparseLayer, nn.Linear):
         weight = self.master.detach()
         if not self.is_pruned:
             return weight.clone()
-        mask = self.mask if bool(self.mask.any()) else _layouts.mask_of(_ops.select(weight, _RULE), *weight.shape)
+        mask = self.mask if bool(self.mask.any()) else masks.mask_of(operators.select(weight, _RULE), *weight.shape)
         return weight.masked_fill(~mask, 0)
 
     @traceable

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .. import _ops
-from .._derivatives import applied, derivable, is_differentiated, save
+from .. import operators
+from ..operators.derivatives import applied, derivable, is_differentiated, save
 
 
 def _rows(halves: torch.Tensor) -> torch.Tensor | None:
@@ -15,7 +15,7 @@ def _rows(halves: torch.Tensor) -> torch.Tensor | None:
 
     The operator is for the host's memory and three types. A program that is compiled keeps torch's operators, which are fused with others.
     """
-    if not halves.is_cpu or halves.dtype not in _ops.TYPES or torch.compiler.is_compiling():
+    if not halves.is_cpu or halves.dtype not in operators.TYPES or torch.compiler.is_compiling():
         return None
     if _is_column_major(halves):
         # Both halves are whole blocks of the memory.
@@ -37,7 +37,7 @@ class _Function(torch.autograd.Function):
     def forward(halves):
         rows = _rows(halves)
         if rows is not None:
-            y = _ops.gated_gelu(rows)
+            y = operators.gated_gelu(rows)
             return y if rows is halves else y.view(-1, halves.shape[0]).mT
         x, g = halves.chunk(2, dim=-1)
         return x * F.gelu(g, approximate="tanh")
@@ -56,8 +56,8 @@ class _Function(torch.autograd.Function):
         rows = _rows(halves)
         if rows is not None and dy.dtype is halves.dtype:
             if rows is halves:
-                return _ops.gated_gelu_gradient(rows, dy)
-            return _ops.gated_gelu_gradient(rows, dy.mT.reshape(1, -1)).view(-1, halves.shape[0]).mT
+                return operators.gated_gelu_gradient(rows, dy)
+            return operators.gated_gelu_gradient(rows, dy.mT.reshape(1, -1)).view(-1, halves.shape[0]).mT
         x, g = halves.chunk(2, dim=-1)
         gradient = torch.empty_like(halves)
         dx, dg = gradient.chunk(2, dim=-1)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from .. import _ops
-from .._conversion import SparseLayer
-from .._master import cast_for_autocast, master_linear, weight_gradient_number
-from .._packed import Packed
-from .._readers import ServesReaders
-from .._tracing import traceable
+from .. import operators
+from ..modules.conversion import SparseLayer
+from ..modules.readers import ServesReaders
+from ..modules.tracing import traceable
+from ..operators.master import cast_for_autocast, master_linear, weight_gradient_number
+from ..operators.packed import Packed
 
-_RULE = _ops.rule_number("soft-threshold")
+_RULE = operators.rule_number("soft-threshold")
 
 
 class SparseLinear(ServesReaders, SparseLayer, nn.Linear):
@@ -64,7 +64,7 @@ class SparseLinear(ServesReaders, SparseLayer, nn.Linear):
 
         The first forward pass does it unless it was done. The scale of every step makes masks flip without end, so it is kept.
         """
-        self.scale.copy_(_ops.soft_threshold_scale(self.master.detach()))
+        self.scale.copy_(operators.soft_threshold_scale(self.master.detach()))
         self._has_scale = True
 
     @torch.no_grad()
@@ -77,8 +77,8 @@ class SparseLinear(ServesReaders, SparseLayer, nn.Linear):
     def dense_weight(self) -> torch.Tensor:
         """The weight that the layer multiplies with, dense with zeros, without a gradient. A scale that was not computed yet stays so."""
         weight = self.master.detach()
-        scale = self.scale if self._has_scale else _ops.soft_threshold_scale(weight)
-        return _ops.estimate((weight * scale).to(weight.dtype), _ops.ESTIMATORS["soft-threshold"])
+        scale = self.scale if self._has_scale else operators.soft_threshold_scale(weight)
+        return operators.estimated((weight * scale).to(weight.dtype), operators.ESTIMATORS["soft-threshold"])
 
     def _scaled(self, weight: torch.Tensor) -> torch.Tensor:
         # S(scale * W) is scale * S(W), and the scale stays on the device.
@@ -89,5 +89,5 @@ class SparseLinear(ServesReaders, SparseLayer, nn.Linear):
         if not self._has_scale:
             self.init_scale()
         x, scaled, bias = cast_for_autocast(x, self._scaled(self.master), self.bias)
-        forward, _, _ = _ops.pack(scaled, _RULE, 1.0, False, False)
+        forward, _, _ = operators.pack(scaled, _RULE, 1.0, False, False)
         return master_linear(x, self.master, bias, _RULE, self._estimator, Packed(*scaled.shape, forward))

@@ -6,13 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .. import _layouts, _ops
-from .._conversion import SparseLayer
-from .._master import cast_for_autocast, master_linear
-from .._readers import ServesReaders
-from .._tracing import traceable
+from .. import operators
+from ..modules.conversion import SparseLayer
+from ..modules.readers import ServesReaders
+from ..modules.tracing import traceable
+from ..operators import masks
+from ..operators.master import cast_for_autocast, master_linear
 
-_RULE = _ops.rule_number("magnitude")
+_RULE = operators.rule_number("magnitude")
 
 
 class STEPLinear(ServesReaders, SparseLayer, nn.Linear):
@@ -57,7 +58,7 @@ class STEPLinear(ServesReaders, SparseLayer, nn.Linear):
     def dense_weight(self) -> torch.Tensor:
         """The weight that the layer multiplies with in evaluation: its two largest magnitudes of each group of four, dense with zeros."""
         weight = self.master.detach()
-        return weight.masked_fill(~_layouts.mask_of(_ops.select(weight, _RULE), *weight.shape), 0)
+        return weight.masked_fill(~masks.mask_of(operators.select(weight, _RULE), *weight.shape), 0)
 
     @traceable
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .. import _layouts, _ops
+from .. import operators
+from ..operators import masks
 from .estimators import straight_through
 
 
@@ -25,7 +26,7 @@ def _signed_optimum(dense: torch.Tensor) -> torch.Tensor:
 
 
 def _optimum(dense: torch.Tensor) -> torch.Tensor:
-    return _layouts.mask_of(_ops.select(dense, _ops.rule_number("optimal")), *dense.shape)
+    return masks.mask_of(operators.select(dense, operators.rule_number("optimal")), *dense.shape)
 
 
 class TransposableSparse(nn.Module):

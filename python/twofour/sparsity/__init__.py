@@ -12,8 +12,8 @@ The schedulers and other sparsifiers of ``torch.ao.pruning`` are part of torch: 
 what they pruned.
 """
 
+from ..compat.blocksparse import BlockSparseTensor
 from . import training, utils
-from .blocksparse import BlockSparseTensor
 from .sparse_api import (
     BlockSparseWeightConfig,
     SemiSparseWeightConfig,

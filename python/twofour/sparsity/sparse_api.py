@@ -8,13 +8,23 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from .. import _registration
-from .._conversion import SHARDED, chosen, dense_layer, expect_no_adapters, is_sharded, is_sparse, is_training_layer, replace, weight_of
-from .._linear import Linear
-from .._roles import by_default
+from ..compat.blocksparse import BlockSparseTensor
+from ..modules import registration
+from ..modules.conversion import (
+    SHARDED,
+    chosen,
+    dense_layer,
+    expect_no_adapters,
+    is_sharded,
+    is_sparse,
+    is_training_layer,
+    replace,
+    weight_of,
+)
+from ..modules.linear import Linear
+from ..modules.roles import by_default
 from ..sparse import to_sparse_semi_structured
-from ._masks import two_largest
-from .blocksparse import BlockSparseTensor
+from .masks import two_largest
 
 __all__ = [
     "BlockSparseWeightConfig",
@@ -147,7 +157,7 @@ def sparsify_(
         if isinstance(encoder, nn.TransformerEncoder) and any(id(module) in changed for module in encoder.modules()):
             # Padded batches stay as they are: torch multiplies nested tensors with plain weights alone.
             encoder.use_nested_tensor = False
-    _registration.with_transformers()
+    registration.with_transformers()
     return model
 
 

@@ -13,16 +13,27 @@ import warnings
 import torch
 from torch import nn
 
-from .. import _layouts, _ops
-from .._autograd import packed_linear, stand_in
-from .._conversion import SparseLayer, chosen, dense_layer, expect_convertible, expect_no_adapters, is_sparse, is_training_layer, replace, take_over
-from .._master import autocast_type, cast_activations, cast_for_autocast, master_linear, pack_master
-from .._packed import Packed
-from .._readers import ServesReaders, Unreadable
-from .._tensor import rule_of_algorithm
-from .._tracing import traceable
-from . import _pointwise
-from ._sparsify import GRADIENT_TYPE, semi_structured_sparsify, semi_structured_sparsify_like
+from .. import operators
+from ..modules.conversion import (
+    SparseLayer,
+    chosen,
+    dense_layer,
+    expect_convertible,
+    expect_no_adapters,
+    is_sparse,
+    is_training_layer,
+    replace,
+    take_over,
+)
+from ..modules.readers import ServesReaders, Unreadable
+from ..modules.tracing import traceable
+from ..operators import masks
+from ..operators.autograd import packed_linear, stand_in
+from ..operators.master import autocast_type, cast_activations, cast_for_autocast, master_linear, pack_master
+from ..operators.packed import Packed
+from ..tensor.semi_structured import rule_of_algorithm
+from . import pointwise
+from .sparsify import GRADIENT_TYPE, semi_structured_sparsify, semi_structured_sparsify_like
 
 __all__ = [
     "GRADIENT_TYPE",
@@ -35,7 +46,7 @@ __all__ = [
     "swap_semi_sparse_linear_with_linear",
 ]
 
-_pointwise.install()
+pointwise.install()
 
 
 class _DynamicLinear(ServesReaders, nn.Linear):
@@ -57,7 +68,7 @@ class _DynamicLinear(ServesReaders, nn.Linear):
         self._set_algo(algo)
 
     def _set_algo(self, algo: str) -> None:
-        self._rule = _ops.rule_number(rule_of_algorithm(algo))
+        self._rule = operators.rule_number(rule_of_algorithm(algo))
         self.algo = algo
 
     def extra_repr(self) -> str:
@@ -111,7 +122,7 @@ class SemiSparseLinear(SparseLayer, _DynamicLinear):
     def mask(self) -> torch.Tensor:
         """What the forward pass keeps of the present weight, ``[out_features, in_features]`` of bool."""
         weight = self.master.detach()
-        return _layouts.mask_of(_ops.select(weight, self._rule), *weight.shape)
+        return masks.mask_of(operators.select(weight, self._rule), *weight.shape)
 
     def dense_weight(self) -> torch.Tensor:
         """What the mask keeps of the present weight, dense with zeros, without a gradient."""
@@ -197,7 +208,7 @@ class SemiSparseActivationLinear(_DynamicLinear):
         tokens = x.reshape(-1, x.shape[-1])
         # The transpose serves the weight gradient.
         transpose = torch.is_grad_enabled() and weight.requires_grad
-        forward, transposed, _ = _ops.pack(tokens.detach(), self._rule, 1.0, transpose, False)
+        forward, transposed, _ = operators.pack(tokens.detach(), self._rule, 1.0, transpose, False)
         packed = Packed(*tokens.shape, forward, transposed if transpose else None)
         # The product of the weight with the transpose of P(x). The input is kept as P(x) alone.
         y = packed_linear(weight, stand_in(tokens), None, packed).mT.contiguous()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ._masks import keep_largest, two_largest
+from .masks import keep_largest, two_largest
 from .wanda import PerChannelNormObserver
 
 __all__ = ["PerChannelNormObserver", "create_semi_structured_tensor", "mask_creator"]

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.ao.pruning import BaseSparsifier
 
-from .._roles import linear_layers
-from ._masks import keep_largest, two_largest
+from ..modules.roles import linear_layers
+from .masks import keep_largest, two_largest
 
 __all__ = ["PerChannelNormObserver", "WandaSparsifier"]
 

@@ -15,7 +15,7 @@ pub use alternate::medians;
 pub use contender::random_int4;
 pub use gpu::{Gpu, gpu};
 pub use machine::{Machine, load_average, machine};
-pub use ratio::{Interval, Pass, SpeedUp, median, speed_up};
+pub use ratio::{Pass, SpeedUp, median, speed_up};
 pub use read::ReadBandwidth;
 pub use work::{Outcome, Row, Shape, Who, Work};
 pub use worker::{Arithmetic, Bandwidth, Message, Request, Single, WORKER, measure, work};

@@ -6,7 +6,7 @@
 //! replacement, and within each pass blocks of consecutive rounds (Davison and Hinkley, "Bootstrap Methods and their Application", 1997,
 //! section 3.8). With three passes, the interval covers at least the range of their medians.
 
-use serde::Serialize;
+use twofour::speedup::Interval;
 
 use super::random::Random;
 
@@ -28,34 +28,10 @@ pub struct Pass {
     pub dense: Vec<Vec<f64>>,
 }
 
-/// A median and its 99 % confidence interval.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Interval {
-    /// The median.
-    pub median: f64,
-    /// The interval's lower end.
-    pub low: f64,
-    /// The interval's upper end.
-    pub high: f64,
-}
-
-impl Interval {
-    /// The upper end divided by the lower: 1.2 for a median known to about ±10 %.
-    pub fn width(self) -> f64 {
-        self.high / self.low
-    }
-
-    /// Clamps the interval to a limit.
-    pub fn capped(self, limit: f64) -> Self {
-        let cap = |value: f64| value.min(limit);
-        Interval { median: cap(self.median), low: cap(self.low), high: cap(self.high) }
-    }
-}
-
 /// The result of [`speed_up`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SpeedUp {
-    /// The time of the fastest dense contender divided by that of 2:4.
+    /// The time of the fastest dense contender divided by that of 2:4, with its 99 % confidence interval.
     pub interval: Interval,
     /// Which dense contender is the fastest.
     pub dense: usize,
@@ -243,20 +219,9 @@ mod tests {
         let mut quiet = passes(2, 20, &[100.0, 150.0, 900.0], &mut |_, _, time| time);
         quiet.iter_mut().for_each(|pass| pass.dense[1].truncate(3));
         let found = speed_up(&quiet).unwrap();
-        assert_eq!(
-            (found.dense, found.interval),
-            (0, Interval { median: 1.5, low: 1.5, high: 1.5 }.rounded_like(found))
-        );
-    }
-
-    impl Interval {
-        /// Equal up to the rounding of logarithms.
-        fn rounded_like(self, other: SpeedUp) -> Self {
-            let near = |a: f64, b: f64| (a - b).abs() < 1e-9;
-            let of = other.interval;
-            let same = near(self.median, of.median) && near(self.low, of.low) && near(self.high, of.high);
-            if same { of } else { self }
-        }
+        let Interval { median, low, high } = found.interval;
+        // Up to the rounding of logarithms.
+        assert!(found.dense == 0 && [median, low, high].iter().all(|value| (value - 1.5).abs() < 1e-9), "{found:?}");
     }
 
     #[test]
@@ -276,11 +241,5 @@ mod tests {
             // Of an increasing sequence, later blocks have larger medians; they are listed from the last to the first.
             assert!(medians.windows(2).all(|pair| pair[0] > pair[1]), "{medians:?}");
         }
-    }
-
-    #[test]
-    fn a_cap_moves_only_what_is_above_it() {
-        let interval = Interval { median: 1.9, low: 1.7, high: 2.2 };
-        assert_eq!(interval.capped(1.78), Interval { median: 1.78, low: 1.7, high: 1.78 });
     }
 }

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde::Serialize;
+use twofour::speedup::{Interval, Verdict};
 
-use super::{finding::Finding, timing::Timing};
+use super::timing::Timing;
 use crate::weight_format::WeightFormat;
 use crate::{
-    measure::{Gpu, Interval, Machine, Shape, load_average},
+    measure::{Gpu, Machine, Shape, load_average},
     present::{
         Screen,
         style::{self, paint},
@@ -58,7 +59,7 @@ pub(super) struct Total {
     speed_up: Option<f64>,
     /// Of the shapes' intervals, each with its share of the time of 2:4: as if all of them erred to the same side, so wider rather than narrower.
     interval: Interval,
-    verdict: Finding,
+    verdict: Verdict,
 }
 
 impl Total {
@@ -70,15 +71,15 @@ impl Total {
         let mean = |of: &dyn Fn(Interval) -> f64| sum(&|t| t.sparse_us * of(t.interval)) / sparse_us;
         let interval = Interval { median: mean(&|i| i.median), low: mean(&|i| i.low), high: mean(&|i| i.high) };
         // A shape's interval may be narrow because it was capped: what could not be said of the shapes cannot be said of their sum.
-        let noisy = sum(&|t| if t.verdict == Finding::TooNoisy { t.sparse_us } else { 0.0 });
-        let verdict = if noisy > sparse_us / 2.0 { Finding::TooNoisy } else { Finding::of(interval) };
+        let noisy = sum(&|t| if t.verdict == Verdict::TooNoisy { t.sparse_us } else { 0.0 });
+        let verdict = if noisy > sparse_us / 2.0 { Verdict::TooNoisy } else { Verdict::of(interval) };
         Total {
             tokens: all().map(|(_, timing)| timing.tokens).next().unwrap_or(0),
             dense_us: sum(&|t| t.dense_us),
             sparse_us,
             dense_bytes: shapes.iter().map(|s| s.layers * s.timings[which].dense_bytes).sum(),
             sparse_bytes: shapes.iter().map(|s| s.layers * s.timings[which].sparse_bytes).sum(),
-            speed_up: (verdict != Finding::TooNoisy).then_some(interval.median),
+            speed_up: (verdict != Verdict::TooNoisy).then_some(interval.median),
             interval,
             verdict,
         }
@@ -87,19 +88,19 @@ impl Total {
 
 /// Returns the verdict in a sentence.
 pub(super) fn verdict(totals: &[Total]) -> String {
-    let list = |wanted: Finding| {
+    let list = |wanted: Verdict| {
         let hits = totals.iter().filter(|t| t.verdict == wanted);
         let figure = |t: &Total| match t.speed_up {
-            Some(speed_up) if !Finding::is_range(t.interval) => units::factor(speed_up),
+            Some(speed_up) if !t.interval.is_range() => units::factor(speed_up),
             _ => range(t.interval),
         };
         hits.map(|t| format!("{} for {}", figure(t), units::plural(t.tokens, "token"))).collect::<Vec<_>>().join(", ")
     };
     let parts = [
-        ("2:4 is faster here", Finding::Faster),
-        ("as fast as dense", Finding::AsFast),
-        ("slower than dense", Finding::Slower),
-        ("this machine is too noisy to tell", Finding::TooNoisy),
+        ("2:4 is faster here", Verdict::Faster),
+        ("as fast as dense", Verdict::AsFast),
+        ("slower than dense", Verdict::Slower),
+        ("this machine is too noisy to tell", Verdict::TooNoisy),
     ];
     let parts = parts.map(|(what, finding)| (what, list(finding)));
     let told = parts.iter().filter(|(_, hits)| !hits.is_empty()).map(|(what, hits)| format!("{what}: {hits}"));
@@ -139,7 +140,7 @@ impl Answer {
 
     /// Whether 2:4 is faster for any number of tokens.
     pub(super) fn is_faster(&self) -> bool {
-        self.totals.iter().any(|total| total.verdict == Finding::Faster)
+        self.totals.iter().any(|total| total.verdict == Verdict::Faster)
     }
 
     fn table(&self) -> Table {
@@ -155,15 +156,14 @@ impl Answer {
         ]);
         let us = |us: f64| units::time(Duration::from_secs_f64(us * 1e-6));
         let mut row =
-            |names: [String; 2], tokens, times: [f64; 2], (interval, finding): (Interval, Finding), remark: &str| {
+            |names: [String; 2], tokens, times: [f64; 2], (interval, finding): (Interval, Verdict), remark: &str| {
                 let (style, told) = match finding {
-                    Finding::Faster => (style::GOOD, None),
-                    Finding::Slower => (style::BAD, None),
-                    Finding::AsFast => (anstyle::Style::new(), None),
-                    Finding::TooNoisy => (style::WARNING, Some("too noisy")),
+                    Verdict::Faster => (style::GOOD, None),
+                    Verdict::Slower => (style::BAD, None),
+                    Verdict::AsFast => (anstyle::Style::new(), None),
+                    Verdict::TooNoisy => (style::WARNING, Some("too noisy")),
                 };
-                let figure =
-                    || if Finding::is_range(interval) { range(interval) } else { units::factor(interval.median) };
+                let figure = || if interval.is_range() { range(interval) } else { units::factor(interval.median) };
                 let told = told.map_or_else(figure, str::to_owned);
                 let [shape, layers] = names;
                 let first = [shape, layers, units::count(tokens), us(times[0]), us(times[1])];
@@ -195,8 +195,8 @@ impl Answer {
     fn remarks(&self) -> Vec<String> {
         let timings = || self.shapes.iter().flat_map(|shape| &shape.timings);
         let mut remarks = Vec::new();
-        if timings().any(|t| t.verdict == Finding::TooNoisy)
-            || self.totals.iter().any(|t| t.verdict == Finding::TooNoisy)
+        if timings().any(|t| t.verdict == Verdict::TooNoisy)
+            || self.totals.iter().any(|t| t.verdict == Verdict::TooNoisy)
         {
             let load = match (&self.machine, load_average()) {
                 (Machinery::Cpu(machine), Some(load)) => {
@@ -255,11 +255,11 @@ mod tests {
         assert_eq!((total.dense_us, total.sparse_us), (72.0, 60.0));
         let speed_up = total.speed_up.unwrap();
         assert!((speed_up - 1.2).abs() < 1e-9 && (total.interval.low - 1.14).abs() < 1e-9, "{total:?}");
-        assert_eq!(total.verdict, Finding::Faster);
+        assert_eq!(total.verdict, Verdict::Faster);
         // What is unknown of most of the time is unknown of the sum, however the cap narrows it.
         let noisy = timing(1, interval(4.0, 1.7, 6.0), 30.0, None);
         let total = Total::of(&[shape(1, noisy), shape(1, timing(1, interval(1.7, 1.69, 1.71), 10.0, None))], 0);
-        assert_eq!((total.speed_up, total.verdict), (None, Finding::TooNoisy));
+        assert_eq!((total.speed_up, total.verdict), (None, Verdict::TooNoisy));
     }
 
     #[test]

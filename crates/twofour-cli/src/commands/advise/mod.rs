@@ -3,7 +3,6 @@
 mod answer;
 mod cpu;
 mod cuda;
-mod finding;
 mod format;
 mod passes;
 mod timing;

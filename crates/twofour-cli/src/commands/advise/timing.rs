@@ -1,9 +1,9 @@
 //! What was measured of a shape at a number of tokens.
 
 use serde::Serialize;
+use twofour::speedup::{Interval, Verdict};
 
-use super::finding::Finding;
-use crate::measure::{Interval, Pass};
+use crate::measure::Pass;
 
 /// A dense contender below this share of its limit is remarked on.
 const FAR: f64 = 0.7;
@@ -52,7 +52,7 @@ pub(super) struct Timing {
     pub(super) passes: usize,
     /// Rounds of all passes.
     pub(super) rounds: usize,
-    pub(super) verdict: Finding,
+    pub(super) verdict: Verdict,
 }
 
 impl Timing {
@@ -65,7 +65,7 @@ impl Timing {
         least_us: Option<f64>,
     ) -> Self {
         let bandwidth_limit = dense.bytes as f64 / sparse.bytes as f64;
-        let verdict = Finding::of(interval);
+        let verdict = Verdict::of(interval);
         let capped = tokens == 1 && interval.median > bandwidth_limit;
         let shown = if tokens == 1 { interval.capped(bandwidth_limit) } else { interval };
         let share = least_us.map(|least| least / dense.us);
@@ -77,7 +77,7 @@ impl Timing {
             sparse_contender: sparse.contender,
             dense_bytes: dense.bytes,
             sparse_bytes: sparse.bytes,
-            speed_up: (verdict != Finding::TooNoisy).then_some(shown.median),
+            speed_up: (verdict != Verdict::TooNoisy).then_some(shown.median),
             interval: shown,
             measured_speed_up: interval.median,
             bandwidth_limit,
@@ -111,11 +111,11 @@ mod tests {
     #[test]
     fn one_token_gains_the_bandwidth_limit_at_most() {
         let one = timing(1, interval(2.0, 1.9, 2.1), 10.0, None);
-        assert_eq!((one.speed_up, one.capped, one.verdict), (Some(16.0 / 9.0), true, Finding::Faster));
+        assert_eq!((one.speed_up, one.capped, one.verdict), (Some(16.0 / 9.0), true, Verdict::Faster));
         assert_eq!((one.interval.low, one.interval.high, one.measured_speed_up), (16.0 / 9.0, 16.0 / 9.0, 2.0));
         // The cap makes no noise certain.
         let noisy = timing(1, interval(4.46, 1.7, 6.0), 10.0, None);
-        assert_eq!((noisy.speed_up, noisy.verdict), (None, Finding::TooNoisy));
+        assert_eq!((noisy.speed_up, noisy.verdict), (None, Verdict::TooNoisy));
         let within = timing(1, interval(1.7, 1.65, 1.75), 10.0, None);
         assert_eq!((within.speed_up, within.capped), (Some(1.7), false));
         // Above one token the dense contender's arithmetic counts too.

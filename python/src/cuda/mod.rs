@@ -1,0 +1,96 @@
+//! What kernels for tensors in the memory of a GPU share: launches on torch's current stream. They neither wait for the device nor copy aligned,
+//! contiguous operands.
+
+pub(crate) mod context;
+mod masks;
+pub(crate) mod wide;
+
+use twofour_cuda::{
+    DataType,
+    layer::{DeviceSlice, DeviceSliceMut, LayerContext},
+};
+
+use crate::torch::{Failure, Result, ScalarType, Tensor};
+
+pub(crate) use context::{load, set_tile_scheduler};
+pub(crate) use masks::{new_mask, number, sampling, select_into};
+
+impl From<twofour_cuda::Error> for Failure {
+    fn from(error: twofour_cuda::Error) -> Self {
+        use twofour_cuda::Error as E;
+        match error {
+            E::Core(error) => error.into(),
+            E::NotANumber { .. } => Failure::value(error.to_string()),
+            E::DataType { .. } | E::Types { .. } | E::NoMethod { .. } => Failure::not_implemented(error.to_string()),
+            E::Capturing { action } => Failure::runtime(format!(
+                "{action} while the stream is being captured: call twofour.warm for these shapes, or run the same call once, before the capture"
+            )),
+            other => Failure::runtime(other.to_string()),
+        }
+    }
+}
+
+/// The data type of a tensor whose elements kernels compute with.
+pub(crate) fn data_type(tensor: &Tensor, what: &str) -> Result<DataType> {
+    match tensor.dtype()? {
+        // Masks: two bytes an element, whatever they mean.
+        ScalarType::I16 => Ok(DataType::F16),
+        // Exact sums of integers.
+        ScalarType::I32 => Ok(DataType::I32),
+        dtype => dtype.stored().element().ok_or_else(|| {
+            Failure::not_implemented(format!("{what} has dtype {}, which no kernel takes", dtype.name()))
+        }),
+    }
+}
+
+/// The data type of a tensor of 16-bit floats.
+pub(crate) fn half_type(tensor: &Tensor, what: &str) -> Result<DataType> {
+    half(tensor.dtype()?, what)
+}
+
+/// The data type that a weight is packed as: floats of 16 or 8 bits.
+pub(crate) fn packable(dtype: ScalarType) -> Result<DataType> {
+    match dtype {
+        ScalarType::E4m3 => Ok(DataType::E4M3),
+        ScalarType::E5m2 => Ok(DataType::E5M2),
+        other => half(other, "the packed weight"),
+    }
+}
+
+fn half(dtype: ScalarType, what: &str) -> Result<DataType> {
+    match dtype {
+        ScalarType::F16 => Ok(DataType::F16),
+        ScalarType::Bf16 => Ok(DataType::BF16),
+        other => Err(Failure::not_implemented(format!(
+            "{what} has dtype {}; on a GPU bfloat16 or float16 is required",
+            other.name()
+        ))),
+    }
+}
+
+/// The elements of a contiguous tensor, to be read.
+pub(crate) fn slice<'a>(context: &LayerContext, tensor: &'a Tensor, what: &str) -> Result<DeviceSlice<'a>> {
+    expect_device(context, tensor, what)?;
+    let dtype = data_type(tensor, what)?;
+    // SAFETY: the tensor keeps its memory alive during the call, and torch's allocator hands it out again only to work that is later on the
+    // stream, on which all work of this call is launched.
+    Ok(unsafe { DeviceSlice::from_raw(context.device(), tensor.address(), tensor.numel(), dtype) })
+}
+
+/// The elements of a tensor that this call made, to be written.
+pub(crate) fn slice_mut<'a>(context: &LayerContext, tensor: &'a mut Tensor, what: &str) -> Result<DeviceSliceMut<'a>> {
+    let dtype = data_type(tensor, what)?;
+    // SAFETY: as for `slice`; nobody else has seen the tensor.
+    Ok(unsafe { DeviceSliceMut::from_raw(context.device(), tensor.address(), tensor.numel(), dtype) })
+}
+
+/// An error unless a tensor is on the device of a context.
+pub(crate) fn expect_device(context: &LayerContext, tensor: &Tensor, what: &str) -> Result<()> {
+    let (found, ordinal) = (tensor.device(), context.device().context().ordinal());
+    if !found.is_cuda() || found.index as usize != ordinal {
+        return Err(Failure::runtime(format!(
+            "{what} is on {found}, another operand on cuda:{ordinal}: move one to the other's device"
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,116 @@
+//! `activation(x · Wᵀ + bias)` for floats `x`, quantized for each token, and a weight of 8-bit integers with a scale for each row.
+
+use twofour::kernel::{Activation, Epilogue};
+use twofour_cuda::{
+    DataType,
+    layer::borrowed::{self, PackedSlice, packed_len},
+};
+
+use crate::{
+    cpu::{bias_of, for_floats, on_torch_threads, round_into, widened},
+    cuda::{context, half_type, slice, slice_mut},
+    packed::int8,
+    torch::{
+        Device, Failure, Operator, Result, ScalarType, Tensor, kernel,
+        operands::{expect_packed, rows_and_last, with_last},
+    },
+};
+
+pub(super) const OPERATORS: &[Operator] = &[
+    Operator::new(
+        "linear_quantized(Tensor x, Tensor packed, Tensor scales, int out_features) -> Tensor",
+        kernel!(cpu),
+    )
+    .cuda(kernel!(cuda))
+    .shapes(|arguments| arguments.with_last(3))
+    .by_rows()
+    .product(),
+    Operator::new(
+        "linear_quantized_bias(Tensor x, Tensor packed, Tensor scales, Tensor bias, int out_features, int activation) -> Tensor",
+        kernel!(cpu_bias),
+    )
+    .cuda(kernel!(cuda_bias))
+    .shapes(|arguments| arguments.with_last(4))
+    .by_rows()
+    .product(),
+];
+
+fn cpu(x: Tensor, packed: Tensor, scales: Tensor, rows: usize) -> Result<Tensor> {
+    on_cpu(&x, &packed, &scales, None, rows, Activation::Identity)
+}
+
+fn cpu_bias(
+    x: Tensor,
+    packed: Tensor,
+    scales: Tensor,
+    bias: Tensor,
+    rows: usize,
+    activation: Activation,
+) -> Result<Tensor> {
+    on_cpu(&x, &packed, &scales, Some(&bias), rows, activation)
+}
+
+fn on_cpu(
+    x: &Tensor,
+    packed: &Tensor,
+    scales: &Tensor,
+    bias: Option<&Tensor>,
+    rows: usize,
+    activation: Activation,
+) -> Result<Tensor> {
+    let dtype = x.dtype()?;
+    let (tokens, cols) = rows_and_last(x, "the input")?;
+    let scales = scales.elements::<f32>("the scales", ScalarType::F32)?;
+    int8::multiplied(x, packed, (rows, cols), Some(&scales), |weight| {
+        let bias = bias.map(|bias| bias_of(bias, dtype)).transpose()?;
+        let epilogue = Epilogue { bias: bias.as_deref(), activation };
+        let values = for_floats!(dtype, "the input", widened::<T>(x, "the input"))?;
+        let mut y = with_last(x, Device::HOST, rows, dtype)?;
+        if dtype == ScalarType::F32 {
+            on_torch_threads(|| weight.linear(&values, tokens, epilogue, y.elements_mut()?).map_err(Failure::from))?;
+        } else {
+            let mut sums = vec![0f32; tokens * rows];
+            on_torch_threads(|| weight.linear(&values, tokens, epilogue, &mut sums))?;
+            round_into(&mut y, &sums)?;
+        }
+        Ok(y)
+    })
+}
+
+fn cuda(x: Tensor, packed: Tensor, scales: Tensor, rows: usize) -> Result<Tensor> {
+    on_cuda(&x, &packed, &scales, None, rows, Activation::Identity)
+}
+
+fn cuda_bias(
+    x: Tensor,
+    packed: Tensor,
+    scales: Tensor,
+    bias: Tensor,
+    rows: usize,
+    activation: Activation,
+) -> Result<Tensor> {
+    on_cuda(&x, &packed, &scales, Some(&bias), rows, activation)
+}
+
+fn on_cuda(
+    x: &Tensor,
+    packed: &Tensor,
+    scales: &Tensor,
+    bias: Option<&Tensor>,
+    rows: usize,
+    activation: Activation,
+) -> Result<Tensor> {
+    half_type(x, "the input")?;
+    let context = context::of(x)?;
+    let (tokens, cols) = rows_and_last(x, "the input")?;
+    expect_packed(packed, packed_len(DataType::I8, rows, cols)?, ScalarType::I8, (rows, cols), x)?;
+    let (x, packed) = (x.contiguous("the input")?, packed.contiguous("the packed weight")?);
+    let (scales, bias) = (scales.contiguous("the scales")?, bias.map(|bias| bias.contiguous("the bias")).transpose()?);
+    let bias = bias.as_ref().map(|bias| slice(&context, bias, "the bias")).transpose()?;
+    let mut y = with_last(&x, x.device(), rows, x.dtype()?)?;
+    let weight = PackedSlice::new(slice(&context, &packed, "the packed weight")?, rows, cols);
+    let scales = slice(&context, &scales, "the scales")?;
+    let (input, output) = (slice(&context, &x, "the input")?, slice_mut(&context, &mut y, "the output")?);
+    borrowed::scaled_linear(&context, (weight, scales), input, tokens, bias, activation, output)?;
+    Ok(y)
+}

@@ -1,0 +1,1 @@
+"""Functions of numpy arrays, and of tensors: they require no torch."""

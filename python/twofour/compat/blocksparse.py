@@ -1,0 +1,354 @@
+"""Weights in square blocks, most of which are zero, under the names of ``torchao.sparsity.blocksparse``.
+
+The format is torch's BSR (block compressed sparse rows): of a matrix in blocks of ``blocksize`` by ``blocksize`` those with a nonzero are stored.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ..operators.derivatives import applied, derivable, is_differentiated, save
+from ..tensor import memory
+
+__all__ = ["BlockSparseTensor"]
+
+#: Elements of partial products that few tokens are multiplied with at a time: they stay in a core's cache.
+_PARTIAL = 1 << 21
+
+
+class BlockSparseTensor(torch.Tensor):
+    """A matrix ``[rows, cols]`` of which the blocks with a nonzero are stored. ``F.linear`` with it computes those alone; it is for inference, and
+    has no gradient of its own.
+
+    It is made by :meth:`from_dense`, or by :func:`twofour.sparsity.sparsify_`. On a CPU it is multiplied by dense GEMMs over the stored blocks, on a
+    GPU by torch's own BSR kernels.
+
+    Attributes:
+        bsr_crow_indices: ``[block rows + 1]`` of int64: where each row of blocks begins.
+        bsr_col_indices: ``[blocks]`` of int64: the column of each block.
+        bsr_values: ``[blocks, blocksize, blocksize]``.
+        blocksize: rows and columns of a block; zeros complete the last ones.
+    """
+
+    bsr_crow_indices: torch.Tensor
+    bsr_col_indices: torch.Tensor
+    bsr_values: torch.Tensor
+    blocksize: int
+
+    @staticmethod
+    def __new__(cls, shape, blocksize, bsr_crow_indices, bsr_col_indices, bsr_values, requires_grad=False):
+        """From the parts of torch's BSR format.
+
+        Raises:
+            ValueError: where the parts have other shapes than a matrix of that shape needs.
+        """
+        if requires_grad:
+            raise ValueError("a block-sparse matrix has no gradient of its own: it is for inference")
+        blocks, crow = bsr_col_indices.numel(), (-(-shape[0] // blocksize) + 1,)
+        if tuple(bsr_crow_indices.shape) != crow or tuple(bsr_values.shape) != (blocks, blocksize, blocksize):
+            raise ValueError(
+                f"a matrix of shape {tuple(shape)} in {blocks} blocks of {blocksize} needs crow_indices {crow} and values "
+                f"{(blocks, blocksize, blocksize)}, not {tuple(bsr_crow_indices.shape)} and {tuple(bsr_values.shape)}"
+            )
+        self = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), device=bsr_values.device, dtype=bsr_values.dtype)
+        self.bsr_crow_indices, self.bsr_col_indices, self.bsr_values = bsr_crow_indices, bsr_col_indices, bsr_values
+        self.blocksize = blocksize
+        # Attributes of a tensor subclass that torch has, too, go through __torch_function__, which takes longer than reading these.
+        self._size = (shape[0], shape[1])
+        return self
+
+    def __init__(self, *args, **kwargs):
+        super().__init__()
+
+    @classmethod
+    def from_dense(cls, dense: torch.Tensor, blocksize: int = 64) -> BlockSparseTensor:
+        """Stores the blocks of a matrix that have a nonzero.
+
+        Args:
+            dense: ``[rows, cols]`` of floats, of any shape.
+            blocksize: rows and columns of a block.
+
+        Raises:
+            ValueError: for a ``blocksize`` below 1.
+            RuntimeError: for another rank, or another dtype than float32, bfloat16, float16 and float64.
+        """
+        if blocksize < 1:
+            raise ValueError(f"blocksize is {blocksize}; it must be at least 1")
+        if dense.dim() != 2 or not dense.is_floating_point() or dense.dtype.itemsize < 2:
+            raise RuntimeError(f"a block-sparse matrix is made of a 2-D tensor of floats, not of {dense.dim()}-D {dense.dtype}")
+        rows, cols = dense.shape
+        tall, wide = -(-rows // blocksize), -(-cols // blocksize)
+        padded = F.pad(dense.detach(), (0, wide * blocksize - cols, 0, tall * blocksize - rows))
+        blocks = padded.reshape(tall, blocksize, wide, blocksize).permute(0, 2, 1, 3)
+        kept = (blocks != 0).any(-1).any(-1)
+        crow = F.pad(kept.sum(1).cumsum(0), (1, 0))
+        return cls((rows, cols), blocksize, crow, kept.nonzero()[:, 1].contiguous(), blocks[kept].contiguous())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(shape={tuple(self.shape)}, blocksize={self.blocksize}, blocks={self._nnz()})"
+
+    def crow_indices(self) -> torch.Tensor:
+        """Where each row of blocks begins."""
+        return self.bsr_crow_indices
+
+    def col_indices(self) -> torch.Tensor:
+        """The column of each block."""
+        return self.bsr_col_indices
+
+    def values(self) -> torch.Tensor:
+        """The blocks."""
+        return self.bsr_values
+
+    def _nnz(self) -> int:
+        return self.bsr_col_indices.numel()
+
+    def to_dense(self) -> torch.Tensor:
+        """The matrix with zeros where no block is stored."""
+        size, (rows, cols) = self.blocksize, self.shape
+        tall, wide = -(-rows // size), -(-cols // size)
+        dense = self.bsr_values.new_zeros(tall, wide, size, size)
+        dense[_block_rows(self.bsr_crow_indices, self._nnz()), self.bsr_col_indices] = self.bsr_values
+        return dense.permute(0, 2, 1, 3).reshape(tall * size, wide * size)[:rows, :cols].contiguous()
+
+    # What torch.compile takes apart and puts together.
+
+    def __tensor_flatten__(self):
+        return list(_PARTS), self.blocksize
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, blocksize, outer_size, outer_stride):
+        return cls(outer_size, blocksize, *(inner[part] for part in _PARTS))
+
+    def _map(self, function) -> BlockSparseTensor:
+        return type(self)(self.shape, self.blocksize, *(function(getattr(self, part)) for part in _PARTS))
+
+    # Copying and saving.
+
+    def __deepcopy__(self, memo):
+        copy = self._map(torch.Tensor.clone)
+        copy._is_param = getattr(self, "_is_param", False)
+        memo[id(self)] = copy
+        return copy
+
+    def __reduce_ex__(self, protocol):
+        is_parameter = getattr(self, "_is_param", False)
+        return _rebuild, (tuple(self.shape), self.blocksize, *(getattr(self, part) for part in _PARTS), is_parameter)
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        handler = _FUNCTIONS.get(func)
+        if handler is not None:
+            if not all(issubclass(kind, torch.Tensor) for kind in types):
+                # A symbol of torch.fx, which records the call.
+                return NotImplemented
+            return handler(*args, **(kwargs or {}))
+        return torch._C._disabled_torch_function_impl(func, types, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        handler = _DISPATCH.get(func._overloadpacket)
+        if handler is None:
+            raise NotImplementedError(f"{cls.__name__} is multiplied by F.linear and nn.Linear; it has no {func.__name__}; {memory.advice()}")
+        return handler(*args, **(kwargs or {}))
+
+
+_PARTS = ("bsr_crow_indices", "bsr_col_indices", "bsr_values")
+
+
+def _rebuild(shape, blocksize, crow, col, values, is_parameter=False):
+    """A tensor from its saved form."""
+    tensor = BlockSparseTensor(shape, blocksize, crow, col, values)
+    if is_parameter:
+        tensor._is_param = True
+    return tensor
+
+
+def _copied(tensor, *, dtype=None, device=None, non_blocking=False, **_):
+    def move(part):
+        return part.to(device=device, dtype=dtype if part.is_floating_point() else None, non_blocking=non_blocking, copy=True)
+
+    return tensor._map(move)
+
+
+def _copy_(tensor, source, non_blocking=False):
+    """Overwrites a block-sparse matrix with another one, or with a dense one; or a dense one with a block-sparse one."""
+    if not isinstance(tensor, BlockSparseTensor):
+        return tensor.copy_(source.to_dense(), non_blocking)
+    if tensor.shape != source.shape:
+        raise RuntimeError(f"copy_: the shapes differ: {tuple(tensor.shape)} and {tuple(source.shape)}")
+    kind = {"dtype": tensor.bsr_values.dtype, "device": tensor.bsr_values.device}
+    dense = isinstance(source, BlockSparseTensor) and source.blocksize != tensor.blocksize
+    source = source.to_dense() if dense else source
+    new = _copied(source, **kind) if isinstance(source, BlockSparseTensor) else BlockSparseTensor.from_dense(source.to(**kind), tensor.blocksize)
+    memory.replace_parts(tensor, new)
+    return tensor
+
+
+def _empty_like(tensor, *, dtype=None, device=None, **_):
+    """A matrix without blocks."""
+    crow, col, values = (getattr(tensor, part) for part in _PARTS)
+    parts = torch.zeros_like(crow, device=device), col.new_empty(0, device=device), values.new_empty(0, *values.shape[1:], dtype=dtype, device=device)
+    return type(tensor)(tensor.shape, tensor.blocksize, *parts)
+
+
+_DISPATCH = {
+    torch.ops.aten.copy_: _copy_,
+    torch.ops.aten.empty_like: _empty_like,
+    torch.ops.aten.detach: lambda tensor: tensor._map(torch.Tensor.detach),
+    torch.ops.aten.alias: lambda tensor: tensor._map(torch.Tensor.detach),
+    torch.ops.aten.clone: lambda tensor, **_: tensor._map(torch.Tensor.clone),
+    torch.ops.aten._to_copy: _copied,
+}
+
+
+def _set_data(self, value):
+    """``self.data = value``, for a block-sparse value, or a dense one, which is stored in blocks of the same size."""
+    new = value if isinstance(value, BlockSparseTensor) else BlockSparseTensor.from_dense(value, self.blocksize)
+    memory.replace_contents(self, new)
+
+
+# GEMMs.
+
+
+def _linear(input: torch.Tensor, weight: BlockSparseTensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    if not isinstance(weight, BlockSparseTensor) or isinstance(input, BlockSparseTensor):
+        raise NotImplementedError("F.linear takes a block-sparse weight, not a block-sparse input")
+    (rows, cols), values = weight._size, weight.bsr_values
+    device = input.device.type
+    if torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            y = _linear(input.to(values.dtype), weight, None if bias is None else bias.to(values.dtype))
+        return y.to(torch.get_autocast_dtype(device))
+    if input.dtype != values.dtype:
+        raise NotImplementedError(f"the input has dtype {input.dtype}, the block-sparse weight {values.dtype}: convert one of them")
+    if not input.shape or input.shape[-1] != cols:
+        raise RuntimeError(
+            f"linear(): input and weight shapes cannot be multiplied ({tuple(input.shape)} and {(rows, cols)}): the last dimension of the input "
+            f"must be {cols}"
+        )
+    if input.device != values.device:
+        raise RuntimeError(f"the input is on {input.device}, the block-sparse weight on {values.device}: move one to the other's device")
+    y = _differentiable(input, weight.bsr_crow_indices, weight.bsr_col_indices, values, rows)
+    return y if bias is None else y + bias
+
+
+_FUNCTIONS = {F.linear: _linear} | memory.functions(BlockSparseTensor, _set_data)
+
+
+def _differentiable(x, crow, col, values, rows):
+    if is_differentiated(x):
+        return applied(_BlockSparseLinear, x, crow, col, values, rows)
+    return _forward(x, crow, col, values, rows)
+
+
+@derivable
+class _BlockSparseLinear(torch.autograd.Function):
+    """``x @ W.T`` with derivatives of ``x``, which are products of the same kind."""
+
+    @staticmethod
+    def forward(x, crow, col, values, rows):
+        return _forward(x, crow, col, values, rows)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, *parts, ctx.rows = inputs
+        ctx.cols = x.shape[-1]
+        save(ctx, *parts)
+
+    @staticmethod
+    def backward(ctx, dy):
+        if is_differentiated(dy):
+            dx = _differentiable(dy, *_transposed(*ctx.saved_tensors, ctx.cols), ctx.cols)
+        else:
+            dx = _call(_gradient, "input_gradient", dy, *ctx.saved_tensors, ctx.cols)
+        return dx, None, None, None, None
+
+    @staticmethod
+    def vmap(info, in_dims, x, crow, col, values, rows):
+        if any(dim is not None for dim in in_dims[1:]):
+            raise NotImplementedError("torch.vmap over block-sparse weights: their numbers of blocks may differ; call F.linear with one at a time")
+        return _differentiable(x.movedim(in_dims[0], 0), crow, col, values, rows), 0
+
+    @staticmethod
+    def tangent(ctx, x_tangent, *_):
+        return _differentiable(x_tangent, *ctx.saved_tensors, ctx.rows)
+
+
+def _forward(x, crow, col, values, rows):
+    return _call(_times_transpose, "linear", x, crow, col, values, rows)
+
+
+def _call(function, operator, *args):
+    # For torch.compile a product is one operator: how blocks are walked depends on their number, and torch's BSR has no fake on a GPU.
+    if args[0].is_cuda or torch.compiler.is_compiling():
+        return getattr(torch.ops.twofour_blocks, operator)(*args)
+    return function(*args)
+
+
+def _block_rows(crow: torch.Tensor, blocks: int) -> torch.Tensor:
+    """The row of each block."""
+    return torch.repeat_interleave(torch.arange(crow.numel() - 1, device=crow.device), crow.diff(), output_size=blocks)
+
+
+def _times_transpose(x, crow, col, values, rows: int) -> torch.Tensor:
+    """``x @ W.T`` for ``x`` of shape ``[..., cols]``."""
+    flat = x.reshape(-1, x.shape[-1])
+    if x.is_cuda:
+        size = values.shape[-1]
+        shape = ((crow.numel() - 1) * size, -(-x.shape[-1] // size) * size)
+        weight = torch.sparse_bsr_tensor(crow, col, values, shape, check_invariants=False)
+        y = F.linear(F.pad(flat, (0, shape[1] - x.shape[-1])), weight)[:, :rows]
+    else:
+        y = _product(flat, crow, col, values, rows)
+    return y.reshape(*x.shape[:-1], rows)
+
+
+def _gradient(dy, crow, col, values, cols: int) -> torch.Tensor:
+    """``dy @ W`` for ``dy`` of shape ``[..., rows]``: the product with the transpose, whose blocks are in the order of columns."""
+    return _times_transpose(dy, *_transposed(crow, col, values, cols), cols)
+
+
+def _transposed(crow, col, values, cols: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The parts of the transpose."""
+    wide = -(-cols // values.shape[-1])
+    order = torch.argsort(col, stable=True)
+    start = F.pad(torch.bincount(col, minlength=wide).cumsum(0), (1, 0))
+    return start, _block_rows(crow, col.numel())[order], values[order].transpose(1, 2).contiguous()
+
+
+def _product(x, crow, col, values, rows: int) -> torch.Tensor:
+    """``x @ W.T`` for ``x`` of shape ``[tokens, cols]`` in the host's memory.
+
+    Few tokens: one batched GEMM of all blocks, whose results are added by rows. Many: for each row of blocks a GEMM with the columns of ``x``
+    that its blocks meet.
+    """
+    (tokens, cols), size = x.shape, values.shape[-1]
+    tall, wide, blocks = crow.numel() - 1, -(-cols // size), col.numel()
+    if cols != wide * size:
+        x = F.pad(x, (0, wide * size - cols))
+    if blocks * size * tokens <= _PARTIAL:
+        columns = x.t().reshape(wide, size, tokens)
+        partial = torch.bmm(values, columns.index_select(0, col))
+        sums = torch.zeros(tall, size, tokens, dtype=torch.promote_types(x.dtype, torch.float32))
+        sums.index_add_(0, _block_rows(crow, blocks), partial.to(sums.dtype))
+        return sums.view(tall * size, tokens)[:rows].t().to(x.dtype, memory_format=torch.contiguous_format)
+    y = x.new_zeros(tall * size, tokens)
+    columns, bounds = x.t().contiguous().view(wide, size, tokens), crow.tolist()
+    for row, (first, last) in enumerate(zip(bounds, bounds[1:])):
+        if first < last:
+            weight = values[first:last].transpose(0, 1).reshape(size, -1)
+            torch.mm(weight, columns.index_select(0, col[first:last]).view(-1, tokens), out=y[row * size : (row + 1) * size])
+    return y[:rows].t().contiguous()
+
+
+# A namespace of its own: in `twofour` are the native operators.
+_LIBRARY = torch.library.Library("twofour_blocks", "FRAGMENT")
+for _name, _function in (("linear", _times_transpose), ("input_gradient", _gradient)):
+    _LIBRARY.define(f"{_name}(Tensor x, Tensor crow, Tensor col, Tensor values, SymInt features) -> Tensor")
+    for _key in ("CPU", "CUDA"):
+        _LIBRARY.impl(_name, _function, _key)
+
+    @torch.library.register_fake(f"twofour_blocks::{_name}", lib=_LIBRARY)
+    def _(x, crow, col, values, features):
+        return x.new_empty((*x.shape[:-1], features))

@@ -1,0 +1,1 @@
+"""Layers with 2:4 weights, and what takes part in making them of dense ones."""

@@ -1,0 +1,1 @@
+"""2:4 tensors, a subclass of torch's."""
