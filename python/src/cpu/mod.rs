@@ -61,7 +61,7 @@ pub(crate) fn widened<'a, T: Float>(x: &'a Tensor, what: &str) -> Result<Cow<'a,
     if T::SCALAR == ScalarType::F32 {
         return x.elements(what, ScalarType::F32);
     }
-    Ok(Cow::Owned(wide(&x.elements::<T>(what, T::SCALAR)?)))
+    Ok(Cow::Owned(to_f32(&x.elements::<T>(what, T::SCALAR)?)))
 }
 
 /// A bias of any floats, in f32.
@@ -76,7 +76,7 @@ pub(crate) fn bias_of(bias: &Tensor, expected: ScalarType) -> Result<Cow<'_, [f3
 }
 
 /// Values in f32.
-pub(crate) fn wide<T: Element>(values: &[T]) -> Vec<f32> {
+pub(crate) fn to_f32<T: Element>(values: &[T]) -> Vec<f32> {
     values.iter().map(|v| v.to_f32()).collect()
 }
 

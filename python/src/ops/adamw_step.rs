@@ -2,10 +2,7 @@
 
 use twofour::adamw_step::{AdamWStep, ChangeMean, Moments, VariancePhase, update};
 
-use crate::{
-    cpu::{Float, for_floats, on_torch_threads},
-    torch::{Failure, Operator, Result, Tensor, kernel},
-};
+use super::*;
 
 /// Updates a parameter, its moments and, where it has elements, the largest variance so far, all contiguous and of one type. A variance is frozen at
 /// the step `frozen_at` where that is not 0; otherwise the sum of its changes is returned where `watched` is 1 (of their magnitudes) or 2 (of the

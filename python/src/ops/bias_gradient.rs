@@ -3,11 +3,7 @@
 use twofour::layer::{Accumulate, bias_gradient};
 use twofour_cuda::layer;
 
-use crate::{
-    cpu::{Float, for_floats, not_a_float, on_torch_threads},
-    cuda::{context, slice, slice_mut},
-    torch::{Failure, Operator, Result, ScalarType, Tensor, kernel, operands::rows_and_last, shapes::Shape},
-};
+use super::*;
 
 pub(super) const OPERATORS: &[Operator] = &[Operator::new("bias_gradient(Tensor dy) -> Tensor", kernel!(cpu))
     .cuda(kernel!(cuda))

@@ -3,11 +3,7 @@
 use twofour::Element;
 use twofour_cuda::layer::borrowed;
 
-use crate::{
-    cuda::wide,
-    packed::{Stored, for_stored, from_parts, parts_shapes, shape, to_parts},
-    torch::{Device, Operator, Result, ScalarType, Tensor, kernel},
-};
+use super::*;
 
 pub(super) const OPERATORS: &[Operator] = &[
     Operator::new("canonical(Tensor packed, int rows, int cols) -> (Tensor values, Tensor meta)", kernel!(cpu))

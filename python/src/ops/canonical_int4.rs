@@ -7,14 +7,8 @@ use twofour::{
 };
 use twofour_cuda::layer::borrowed::int4;
 
-use crate::{
-    cpu::{Float, Memory, for_floats, on_pool},
-    packed::{
-        int4::{from_tensors, to_tensors},
-        int4_parts_shapes, int4_shape,
-    },
-    torch::{Device, Operator, Result, ScalarType, Tensor, kernel, operands::expect_packed_int4},
-};
+use super::*;
+use crate::packed::int4::{from_tensors, to_tensors};
 
 /// `quantize_int4` takes a matrix that is 2:4 along its rows, in the host's memory.
 pub(super) const OPERATORS: &[Operator] = &[

@@ -6,14 +6,7 @@ use twofour::{
 };
 use twofour_cuda::layer::borrowed::{self, MasterSlice};
 
-use crate::{
-    cpu::{Float, for_floats, on_pool},
-    cuda::{context, number, sampling, slice, slice_mut},
-    torch::{
-        Operator, Result, Tensor, kernel,
-        numbers::{self, EstimatorKind},
-    },
-};
+use super::*;
 
 /// A seed on a GPU is read when the kernel runs.
 pub(super) const OPERATORS: &[Operator] =

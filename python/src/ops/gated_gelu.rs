@@ -2,14 +2,7 @@
 
 use twofour::layer;
 
-use crate::{
-    cpu::{Float, for_floats, on_torch_threads},
-    torch::{
-        Device, Failure, Operator, Result, Tensor, kernel,
-        operands::{rows_and_last, with_last},
-        shapes::Shape,
-    },
-};
+use super::*;
 
 pub(super) const OPERATORS: &[Operator] = &[
     Operator::new("gated_gelu(Tensor input) -> Tensor", kernel!(cpu))

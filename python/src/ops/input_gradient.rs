@@ -3,14 +3,7 @@
 use twofour::kernel::{SparseWeightRef, packed_bytes};
 use twofour_cuda::layer::borrowed::{self, PackedSlice, packed_len};
 
-use crate::{
-    cpu::{Float, Memory, for_floats, on_torch_threads},
-    cuda::{context, half_type, slice, slice_mut, wide},
-    torch::{
-        Device, Failure, Operator, Result, Tensor, kernel,
-        operands::{expect_packed, rows_and_last, with_last},
-    },
-};
+use super::*;
 
 pub(super) const OPERATORS: &[Operator] =
     &[Operator::new("input_gradient(Tensor dy, Tensor packed, int in_features) -> Tensor", kernel!(cpu))

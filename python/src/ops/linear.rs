@@ -5,14 +5,7 @@ use twofour::{
 };
 use twofour_cuda::layer::borrowed::{self, PackedSlice, packed_len};
 
-use crate::{
-    cpu::{Float, Memory, bias_of, for_floats, on_torch_threads},
-    cuda::{context, half_type, slice, slice_mut, wide},
-    torch::{
-        Device, Failure, Operator, Result, Tensor, kernel,
-        operands::{expect_packed, rows_and_last, with_last},
-    },
-};
+use super::*;
 
 pub(super) const OPERATORS: &[Operator] = &[
     Operator::new("linear(Tensor x, Tensor packed, int out_features) -> Tensor", kernel!(cpu))

@@ -6,15 +6,7 @@ use twofour::{
 };
 use twofour_cuda::layer::borrowed::{self, Float8Epilogue, PackedSlice, packed_len};
 
-use crate::{
-    cpu::{Memory, bias_of, on_torch_threads, round_into, wide},
-    cuda::{context, packable, slice, slice_mut},
-    torch::{
-        Device, Failure, Operator, Result, ScalarType, Tensor, kernel,
-        numbers::FloatType,
-        operands::{expect_packed, rows_and_last, with_last},
-    },
-};
+use super::*;
 
 /// `scales` has a number for each feature, `token_scales` for each token or none, `bias`, of the type of the result, for each feature or none.
 /// `dtype` is torch's number of the type of the result.
@@ -46,8 +38,8 @@ fn cpu(
     let memory = Memory::of(&packed)?;
     let weight = SparseWeightRef::<f32>::new(rows, cols, &memory)?;
     let values = match x.dtype()? {
-        ScalarType::E4m3 => wide(&x.elements::<F8E4M3>("the input", ScalarType::E4m3)?),
-        _ => wide(&x.elements::<F8E5M2>("the input", ScalarType::E5m2)?),
+        ScalarType::E4m3 => to_f32(&x.elements::<F8E4M3>("the input", ScalarType::E4m3)?),
+        _ => to_f32(&x.elements::<F8E5M2>("the input", ScalarType::E5m2)?),
     };
     expect_scales(&scales, "the scales", rows)?;
     expect_scales(&token_scales, "the tokens' scales", tokens)?;

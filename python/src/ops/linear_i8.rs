@@ -5,15 +5,7 @@ use twofour_cuda::{
     layer::borrowed::{self, PackedSlice, packed_len},
 };
 
-use crate::{
-    cpu::on_torch_threads,
-    cuda::{context, slice, slice_mut},
-    packed::int8,
-    torch::{
-        Device, Failure, Operator, Result, ScalarType, Tensor, kernel,
-        operands::{expect_packed, rows_and_last, with_last},
-    },
-};
+use super::*;
 
 pub(super) const OPERATORS: &[Operator] =
     &[Operator::new("linear_i8(Tensor x, Tensor packed, int out_features) -> Tensor", kernel!(cpu))

@@ -6,14 +6,7 @@ use twofour::{
 };
 use twofour_cuda::layer::borrowed::int4::{self, Int4Slice};
 
-use crate::{
-    cpu::{Float, Memory, bias_of, for_floats, on_torch_threads},
-    cuda::{context, half_type, slice, slice_mut},
-    torch::{
-        Device, Failure, Operator, Result, Tensor, kernel,
-        operands::{expect_packed_int4, rows_and_last, with_last},
-    },
-};
+use super::*;
 
 pub(super) const OPERATORS: &[Operator] = &[
     Operator::new("linear_int4(Tensor x, Tensor packed, int out_features, int group_size) -> Tensor", kernel!(cpu))

@@ -6,15 +6,7 @@ use twofour_cuda::{
     layer::borrowed::{self, PackedSlice, packed_len},
 };
 
-use crate::{
-    cpu::{bias_of, for_floats, on_torch_threads, round_into, widened},
-    cuda::{context, half_type, slice, slice_mut},
-    packed::int8,
-    torch::{
-        Device, Failure, Operator, Result, ScalarType, Tensor, kernel,
-        operands::{expect_packed, rows_and_last, with_last},
-    },
-};
+use super::*;
 
 pub(super) const OPERATORS: &[Operator] = &[
     Operator::new(

@@ -1,9 +1,25 @@
 //! The operators of `torch.ops.twofour`, each in a file of its own: schema, kernels for CPUs and for GPUs, and the shapes of its results.
 //!
-//! A further one is a file with a constant `OPERATORS`, and its name in the table below. Operators of one kernel, such as those with and without a
-//! bias, share a file.
+//! A further one is a file with a constant `OPERATORS`, and its name in the table below; `use super::*` brings what operators are made of. Those of
+//! one kernel, such as with and without a bias, share a file.
 
-use crate::torch::Operator;
+use crate::{
+    cpu::{
+        Float, Memory, bias_of, for_floats, from_tiles, not_a_float, on_pool, on_torch_threads, round_into, to_f32,
+        to_tiles, widened,
+    },
+    cuda::{context, half_type, new_mask, number, packable, sampling, select_into, slice, slice_mut, wide},
+    packed::{
+        Stored, for_stored, from_parts, int4_parts_shapes, int4_shape, int8, new_on_cpu, new_on_gpu, parts_shapes,
+        shape, tiles_shape, to_parts,
+    },
+    torch::{
+        Device, Failure, Operator, Result, ScalarType, Tensor, kernel,
+        numbers::{self, EstimatorKind, FloatType},
+        operands::{expect_packed, expect_packed_int4, rows_and_last, with_last},
+        shapes::{Arguments, Shape},
+    },
+};
 
 /// Declares the files, and collects their operators.
 macro_rules! operators {

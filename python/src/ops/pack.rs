@@ -9,16 +9,7 @@ use twofour::{
 };
 use twofour_cuda::layer::borrowed::{self, MaskSlice, MasterSlice, PackTarget, PackedSliceMut};
 
-use crate::{
-    cpu::{Float, for_floats, from_tiles, on_pool, to_tiles},
-    cuda::{context, new_mask, number, packable, slice, slice_mut, wide},
-    packed::{new_on_cpu, new_on_gpu, shape, tiles_shape},
-    torch::{
-        Failure, Operator, Result, ScalarType, Tensor, kernel,
-        numbers::FloatType,
-        shapes::{Arguments, Shape},
-    },
-};
+use super::*;
 
 /// `pack` chooses the mask by a rule. `dtype` is torch's number of a type of 16 bits that a weight of float32 is packed as, or -1. On a CPU a NaN is
 /// always found; on a GPU `check` finds it, which waits for the device.

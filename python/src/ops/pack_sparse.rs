@@ -2,11 +2,7 @@
 
 use twofour::{Compressed, MatrixRef};
 
-use crate::{
-    cpu::on_pool,
-    packed::{Stored, for_stored, shape},
-    torch::{Operator, Result, Tensor, kernel},
-};
+use super::*;
 
 pub(super) const OPERATORS: &[Operator] =
     &[Operator::new("pack_sparse(Tensor weight) -> Tensor", kernel!(cpu)).shapes(|arguments| {

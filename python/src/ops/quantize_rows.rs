@@ -2,10 +2,7 @@
 
 use twofour::{MatrixRef, kernel::quantize};
 
-use crate::{
-    cpu::{for_floats, on_torch_threads, widened},
-    torch::{Operator, Result, ScalarType, Tensor, kernel, shapes::Shape},
-};
+use super::*;
 
 pub(super) const OPERATORS: &[Operator] =
     &[Operator::new("quantize_rows(Tensor dense) -> (Tensor values, Tensor scales)", kernel!(cpu)).shapes(

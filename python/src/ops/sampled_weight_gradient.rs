@@ -6,15 +6,7 @@ use twofour::{
 };
 use twofour_cuda::layer::borrowed::{self, MasterSlice};
 
-use crate::{
-    cpu::{Float, for_floats, on_torch_threads},
-    cuda::{context, half_type, sampling, slice, slice_mut, wide},
-    torch::{
-        Failure, Operator, Result, Tensor, kernel,
-        numbers::{self, EstimatorKind},
-        shapes::Shape,
-    },
-};
+use super::*;
 
 /// A seed on a GPU is read when the kernel runs.
 pub(super) const OPERATORS: &[Operator] = &[Operator::new(

@@ -7,12 +7,7 @@ use twofour::{
 };
 use twofour_cuda::layer::borrowed::MasterSlice;
 
-use crate::{
-    cpu::{Float, for_floats, on_pool, to_tiles},
-    cuda::{context, new_mask, select_into, slice},
-    packed::tiles_shape,
-    torch::{Operator, Result, Tensor, kernel},
-};
+use super::*;
 
 pub(super) const OPERATORS: &[Operator] = &[Operator::new("select(Tensor dense, int rule) -> Tensor", kernel!(cpu))
     .cuda(kernel!(cuda))

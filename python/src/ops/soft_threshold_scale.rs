@@ -3,11 +3,7 @@
 use twofour::{MatrixRef, estimate};
 use twofour_cuda::layer::borrowed::{self, MasterSlice};
 
-use crate::{
-    cpu::{Float, for_floats, on_pool},
-    cuda::{context, slice, slice_mut},
-    torch::{Operator, Result, ScalarType, Tensor, kernel, shapes::Shape},
-};
+use super::*;
 
 pub(super) const OPERATORS: &[Operator] =
     &[Operator::new("soft_threshold_scale(Tensor dense) -> Tensor", kernel!(cpu))

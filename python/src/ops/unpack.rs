@@ -2,11 +2,7 @@
 
 use twofour_cuda::layer::borrowed::{self, PackedSlice};
 
-use crate::{
-    cuda::{context, packable, slice, slice_mut, wide},
-    packed::{Stored, for_stored},
-    torch::{Operator, Result, ScalarType, Tensor, kernel, shapes::Shape},
-};
+use super::*;
 
 pub(super) const OPERATORS: &[Operator] =
     &[Operator::new("unpack(Tensor packed, int rows, int cols) -> Tensor", kernel!(cpu))

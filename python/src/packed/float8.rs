@@ -7,7 +7,7 @@ use twofour::{
 
 use super::Stored;
 use crate::{
-    cpu::{Memory, on_pool, wide},
+    cpu::{Memory, on_pool, to_f32},
     torch::{Result, ScalarType, Tensor},
 };
 
@@ -37,7 +37,7 @@ impl Stored for F8E5M2 {
 
 fn packed_of<T: Arithmetic>(weight: &Compressed<T>, dtype: ScalarType) -> Result<Tensor> {
     let (rows, cols) = (weight.rows(), weight.cols());
-    let widened = Compressed::from_parts(rows, cols, wide(weight.values()), weight.meta().to_vec())?;
+    let widened = Compressed::from_parts(rows, cols, to_f32(weight.values()), weight.meta().to_vec())?;
     let mut packed = Tensor::empty(&[packed_bytes::<f32>(rows, cols)? as i64], dtype)?;
     let memory = packed.bytes_mut()?;
     on_pool(|| SparseWeightMut::<f32>::new(rows, cols, memory)?.pack(&widened))??;
