@@ -1,0 +1,39 @@
+"""The package's own modules: what imports what, and the names that they had in earlier versions."""
+
+import importlib
+import pathlib
+import re
+
+import pytest
+
+import twofour
+from twofour import pickles
+
+ROOT = pathlib.Path(twofour.__file__).parent
+#: As CONTRIBUTING lists them: each imports only what stands before it.
+ORDER = ["canonical", "operators", "arrays", "tensor", "device", "modules", "files", "advice", "sparse", "quantization", "pretrain", "compat", "sparsity", "integrations"]
+IMPORT = re.compile(r"^ *from (\.+)([\w.]*) import (\([^)]*\)|[^\n#]+)", re.MULTILINE)
+
+
+def imported_by(path):
+    """The folders and modules of the package that a file imports, where it is run and in its functions."""
+    folder = ["twofour", *path.relative_to(ROOT).parent.parts]
+    for dots, module, names in IMPORT.findall(path.read_text()):
+        base = [*folder[: len(folder) - len(dots) + 1], *filter(None, module.split("."))]
+        for name in names.strip("() \n").split(","):
+            yield (*base, name.strip())[1]
+
+
+def test_folders_import_only_what_stands_above_them():
+    upward = set()
+    for path in ROOT.rglob("*.py"):
+        own = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        if own in ORDER:
+            found = {name for name in imported_by(path) if name in ORDER and ORDER.index(name) > ORDER.index(own)}
+            upward |= {f"{path.relative_to(ROOT)}: {name}" for name in found}
+    assert not upward
+
+
+@pytest.mark.parametrize("earlier", pickles._EARLIER)
+def test_modules_are_found_by_their_earlier_names(earlier):
+    assert importlib.import_module(earlier) is importlib.import_module(pickles._EARLIER[earlier])
