@@ -75,6 +75,7 @@ def calls_of(rows, cols, device):
         found += [
             ("pack_int4", (*parts, cols, group_size)),
             ("canonical_int4", (packed, rows, cols, group_size)),
+            ("dequantize_int4", (packed, rows, cols, group_size)),
             ("linear_int4", (floats, packed, rows, group_size)),
             ("linear_int4_bias", (floats, packed, bias, rows, group_size, IDENTITY)),
         ]
@@ -129,6 +130,15 @@ def test_batches_of_any_operand_are_computed_one_by_one(device):
     assert torch.equal(torch.vmap(lambda each: OPS.linear(each, packed, 16))(x), expected)
     batch = torch.stack([packed] * 3)
     assert torch.equal(torch.vmap(lambda each, weight: OPS.linear(each, weight, 16))(x, batch), expected)
+
+
+@pytest.mark.parametrize("group_size", [128, -1])
+def test_a_dequantized_weight_is_integers_times_scales(group_size, device):
+    values, meta, scales = (part.to(device) for part in OPS.quantize_int4(two_four(37, 300, torch.float32, "cpu"), group_size))
+    integers = torch.stack((values & 15, values >> 4), -1).flatten(1).to(torch.int8) - 8
+    integers = OPS.unpack(OPS.from_canonical(integers, meta, 300), 37, 300).float()
+    expected = integers * (scales.float() if group_size < 0 else scales.float().repeat_interleave(group_size, 1)[:, :300])
+    assert torch.equal(OPS.dequantize_int4(OPS.pack_int4(values, meta, scales, 300, group_size), 37, 300, group_size), expected)
 
 
 def test_masks_in_tiles_are_those_of_bool(device):

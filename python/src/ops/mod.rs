@@ -36,6 +36,7 @@ operators! {
     bias_gradient,
     canonical,
     canonical_int4,
+    dequantize_int4,
     estimate,
     gated_gelu,
     input_gradient,

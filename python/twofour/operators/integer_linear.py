@@ -48,12 +48,7 @@ def dequantized(packed: torch.Tensor, scales: torch.Tensor | None, rows: int, co
     """Integers times scales, dense, in float32."""
     if scales is not None:
         return operators.unpack(packed, rows, cols).float() * scales[:, None]
-    values, meta, scales = operators.canonical_int4(packed, rows, cols, group_size)
-    integers = torch.stack((values & 15, values >> 4), -1).flatten(1).to(torch.int8) - 8
-    integers = operators.unpack(operators.from_canonical(integers, meta, cols), rows, cols).float()
-    scales = scales.float()
-    # One scale for the whole row is broadcast.
-    return integers * (scales if group_size < 0 else scales.repeat_interleave(group_size, 1)[:, :cols])
+    return operators.dequantize_int4(packed, rows, cols, group_size)
 
 
 @derivable
