@@ -1,7 +1,7 @@
 #!/bin/sh
 # Checks and times everything on the GPU of this machine. `bench/remote/gpu_pack.sh` copies this beside what it runs.
 #
-#   FOLDER/run OUT [tests] [attention] [sanitizers] [suites] [step] [encoder] [grid] [epilogues] [python]     tests, sanitizers and suites if none is named
+#   FOLDER/run OUT [tests] [sanitizers] [suites] [step] [encoder] [grid] [epilogues] [python]     tests, sanitizers and suites if none is named
 #
 # step is whole training steps of ViT-L and of GPT-2 774M, encoder SAM's image encoders with random weights. A run may take TWOFOUR_LIMIT seconds.
 # grid measures for TWOFOUR_LIMIT seconds (300 unless told) and continues OUT/grid.json, or FOLDER/grid.json where OUT has none.
@@ -10,7 +10,7 @@
 # libraries where they are not found otherwise; compute-sanitizer is looked for on the path and in /usr/local/cuda/bin.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
-out=${1:?usage: run OUT [tests] [attention] [sanitizers] [suites] [step] [encoder] [grid] [epilogues] [python]}
+out=${1:?usage: run OUT [tests] [sanitizers] [suites] [step] [encoder] [grid] [epilogues] [python]}
 shift
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
@@ -40,21 +40,6 @@ try() {
 
 tests() {
     for test in "$here"/test-*; do try "$(basename "$test")" "$test" --test-threads 16; done
-}
-
-# Attention by TMA for every call that has such kernels, which is more than are selected: its tests, those of models, and its times beside those of the other kernels and of the selection.
-attention() {
-    try attention-selected "$here/twofour-bench" cuda attention --force -o "$out/attention.json"
-    export TWOFOUR_ATTENTION=tma
-    try attention-tma-tests "$here/test-transformer" attention --test-threads 16
-    try attention-tma-vit "$here/test-nn-cuda_vit"
-    try attention-tma-image "$here/test-nn-cuda_image"
-    # Of the other models only heads of 64 have such kernels.
-    try attention-tma-gpt "$here/test-nn-cuda" heads_of_64
-    try attention-tma "$here/twofour-bench" cuda attention --force -o "$out/attention-tma.json"
-    export TWOFOUR_ATTENTION=tiles
-    try attention-tiles "$here/twofour-bench" cuda attention --force -o "$out/attention-tiles.json"
-    unset TWOFOUR_ATTENTION
 }
 
 # Every kernel of GEMM once under racecheck, each part of names with a limit of its own.
@@ -151,9 +136,9 @@ python() {
 
 for part in $parts; do
     case $part in
-    tests | attention | sanitizers | suites | step | encoder | grid | epilogues | python) ;;
+    tests | sanitizers | suites | step | encoder | grid | epilogues | python) ;;
     *)
-        echo "run: $part is none of tests, attention, sanitizers, suites, step, encoder, grid, epilogues, python" >&2
+        echo "run: $part is none of tests, sanitizers, suites, step, encoder, grid, epilogues, python" >&2
         exit 2
         ;;
     esac

@@ -40,17 +40,6 @@ pub enum Error {
         needs: &'static str,
     },
 
-    /// An environment variable has a value that means nothing.
-    #[error("{name}={value}: the value must be {supported}, or the variable unset")]
-    Variable {
-        /// The variable.
-        name: &'static str,
-        /// Its value.
-        value: String,
-        /// The supported values.
-        supported: &'static str,
-    },
-
     /// A launch configuration is beyond what devices of the architecture launch.
     #[error(
         "a launch of {} by {} CTAs of {block} threads, {shared} bytes of shared memory and clusters of {cluster} is beyond \
@@ -281,6 +270,17 @@ pub enum Error {
         size: usize,
         /// The largest supported size.
         most: usize,
+    },
+
+    /// An option outside its range.
+    #[error("{what}: {found} is not {expected}")]
+    Setting {
+        /// Which option.
+        what: &'static str,
+        /// Its value.
+        found: String,
+        /// What is allowed.
+        expected: &'static str,
     },
 
     /// A method for int4 weights does not compute a problem.

@@ -175,8 +175,8 @@ fn a_llama_trains_as_on_the_cpu() {
     }
 }
 
-/// Causal attention with two heads of 64, with keys of their own or shared, over a context that no tile of attention divides. `TWOFOUR_ATTENTION=tma` selects other
-/// kernels for such heads on sm_90a. Dense, because new masks make large differences of rounding.
+/// Causal attention with two heads of 64, with keys of their own or shared, over a context that no tile of attention divides.
+/// Dense, because new masks make large differences of rounding.
 #[test]
 fn heads_of_64_train_as_on_the_cpu() {
     let text = b"Two of every four weights are kept, and the others are zero. ".repeat(60);

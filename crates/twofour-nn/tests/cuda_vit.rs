@@ -119,7 +119,6 @@ fn losses_of_every_method_are_those_of_the_cpu_within_two_percent_and_steps_are_
     }
 }
 
-/// `TWOFOUR_ATTENTION=tma` selects other kernels for such heads on sm_90a.
 #[test]
 fn heads_of_64_train_as_on_the_cpu() {
     for (method, pooling) in

@@ -2,11 +2,13 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | [`AttentionShape`], [`ScoreOptions`] | the shape of attention: heads, mask, window, scale, soft cap |
 //! | [`random`] | counter-based random numbers |
 //! | [`cpu`] | operations over f32 slices on the CPU |
 //! | `cuda` | operations over device memory, and their kernels (feature `cuda`) |
 //! | [`engine`] | memory and operations of a device, over which models are written once; the CPU's and a GPU's |
 
+mod attention;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -14,4 +16,5 @@ pub mod engine;
 mod error;
 pub mod random;
 
+pub use attention::{AttentionShape, ScoreOptions};
 pub use error::{Error, Result};

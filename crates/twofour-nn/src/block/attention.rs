@@ -7,7 +7,7 @@ use twofour::layer::Accumulate;
 use super::{BatchShape, Norm, Normalized, Workspace};
 use crate::{
     Error, Result,
-    engine::{AttentionShape, Engine},
+    engine::{AttentionShape, Engine, ScoreOptions},
     linear::Linear,
     parameter::Parameter,
 };
@@ -103,7 +103,15 @@ impl<E: Engine> AttentionBlock<E> {
 
     fn shape(&self, BatchShape { batch, positions }: BatchShape) -> AttentionShape {
         let BlockHeads { heads, kv_heads, head_dim } = self.heads;
-        AttentionShape { batch, positions, heads, kv_heads, head_dim, causal: self.rotary.is_some() }
+        AttentionShape {
+            batch,
+            positions,
+            heads,
+            kv_heads,
+            head_dim,
+            causal: self.rotary.is_some(),
+            scores: ScoreOptions::default(),
+        }
     }
 
     /// The block's output, and what its backward pass needs.

@@ -6,7 +6,7 @@
 use rayon::prelude::*;
 
 use super::rope::{self, Table};
-use crate::engine::AttentionShape;
+use crate::AttentionShape;
 
 /// The key-value head of a head.
 fn shared(shape: AttentionShape, head: usize) -> usize {

@@ -6,8 +6,8 @@ use twofour_cuda::{
     layer::{DeviceSlice, DeviceSliceMut, LayerContext},
 };
 
-use super::attention::AttentionShape;
 use crate::cuda::raw::heads::{Heads, HeadsParameters, HeadsTask};
+use crate::{AttentionShape, ScoreOptions};
 
 /// The tables of rotary embedding, f32 `[positions, head_dim / 2]` each. Element `i` of a head is paired with element `i + head_dim / 2` (Su et al.,
 /// "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, with pairs as in GPT-NeoX).
@@ -151,7 +151,7 @@ pub fn rotate_gradient(
 
 /// Heads that are sequences of their own: splitting moves nothing.
 fn one_head(batch: usize, positions: usize, head_dim: usize) -> AttentionShape {
-    AttentionShape { batch, positions, heads: 1, kv_heads: 0, head_dim, causal: false }
+    AttentionShape { batch, positions, heads: 1, kv_heads: 0, head_dim, causal: false, scores: ScoreOptions::default() }
 }
 
 fn addresses(

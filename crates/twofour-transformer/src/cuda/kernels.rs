@@ -50,7 +50,7 @@ loaded! {
     Softmax(dtype: DataType);
     KeepOfFour(dtype: DataType);
     Masking(dtype: DataType);
-    FusedAttention(dtype: DataType, head_dim: usize);
+    FusedAttention(dtype: DataType, head_dim: usize, options: bool);
     Sgd();
     GradientNorm();
     CachedAttention(dtype: DataType, head_dim: usize);

@@ -12,7 +12,7 @@
 //! |---|---|
 //! | normalization | [`Norm`], [`norm_forward`], [`norm_backward`] |
 //! | embedding | [`Embedding`], [`embedding_forward`], [`embedding_gradient`] |
-//! | heads with rotary embedding | [`AttentionShape`], [`split_heads`], [`split_heads_gradient`], [`merge_heads`], [`merge_heads_gradient`] |
+//! | heads with rotary embedding | [`split_heads`], [`split_heads_gradient`], [`merge_heads`], [`merge_heads_gradient`] |
 //! | rotary embedding, softmax | [`rotate`], [`rotate_gradient`], [`rotate_projection`], [`rotate_projection_gradient`], [`softmax()`], [`softmax_gradient`] |
 //! | attention | [`attention_forward`], [`attention_backward`], [`attention_forward_projected`], [`attention_backward_projected`], [`prepare_attention`] |
 //! | attention over images, whole or in windows, with relative positions; neighbours in a grid; factors of columns | [`ImageAttention`], [`image_attention`], [`neighbours`], [`scale_rows`] |
@@ -44,13 +44,13 @@ mod optimizer;
 mod pointwise;
 mod raw;
 mod sgd;
+mod shape;
 mod softmax;
 
 pub use activation::{activation_backward, activation_backward_in_place, activation_forward};
 pub use attention::{
-    AttentionEngine, AttentionGradients, AttentionInputs, AttentionShape, attention_backward,
-    attention_backward_projected, attention_forward, attention_forward_projected, attention_reads_projection,
-    prepare_attention,
+    AttentionEngine, AttentionGradients, AttentionInputs, attention_backward, attention_backward_projected,
+    attention_forward, attention_forward_projected, attention_reads_projection, prepare_attention,
 };
 pub use embedding::{Embedding, embedding_forward, embedding_gradient};
 pub use gated::{Gate, gated_backward, gated_forward};

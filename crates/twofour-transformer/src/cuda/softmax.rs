@@ -2,7 +2,7 @@
 
 use twofour_cuda::{
     DataType, Result,
-    arguments::{Memory, product, side},
+    arguments::{MOST, Memory, product, side},
     layer::{DeviceSlice, DeviceSliceMut, LayerContext},
 };
 
@@ -57,7 +57,15 @@ fn run(
     }
     let mut work = context.work();
     let [lse] = work.parts([4 * rows as usize])?;
-    let parameters = SoftmaxParameters { scores, probabilities, lse, positions, scale: 1.0, causal: 0 };
+    let parameters = SoftmaxParameters {
+        scores,
+        probabilities,
+        lse,
+        positions,
+        scale: 1.0,
+        window: MOST as u32,
+        ..SoftmaxParameters::default()
+    };
     // SAFETY: the slices have been found to be as long as the shape requires, the workspace has room for a number of each row, and the stream is of their device.
     unsafe { kernels.run(context.raw(), is_gradient, rows, &parameters) }
 }

@@ -133,7 +133,7 @@ pub trait LayerOperations: LinearOperations {
     /// Not enough memory.
     fn rotary(&self, positions: usize, frequencies: &[f64]) -> Result<Self::Rotary>;
 
-    /// Attention of every head, `softmax(q kᵀ / sqrt(head_dim)) v`, with queries and keys rotated if there is a table. `qkv` is
+    /// Attention of every head, `softmax(scores) v` with the shape's [`ScoreOptions`](super::ScoreOptions), with queries and keys rotated if there is a table. `qkv` is
     /// `[tokens, (heads + 2 kv_heads) head_dim]`: queries of all heads, then keys, then values. `merged` is `[tokens, heads head_dim]`. The state and
     /// `qkv`, in which an engine may rotate queries and keys, are what [`LayerOperations::attention_gradient`] needs.
     ///

@@ -38,14 +38,14 @@ pub use layers::LayerOperations;
 pub use linear::LinearOperations;
 pub use memory::Memory;
 pub use operands::{
-    AdamWState, AdamWStep, AttentionShape, LayerRefresh, LinearShape, Nonlinearity, OptimizerStep, PrunedDecay,
-    SecondMoment, SgdState, SgdStep, StepFindings, StepLimits,
+    AdamWState, AdamWStep, LayerRefresh, LinearShape, Nonlinearity, OptimizerStep, PrunedDecay, SecondMoment, SgdState,
+    SgdStep, StepFindings, StepLimits,
 };
 pub use phase::StepPhase;
 pub use sparse::SparseLayer;
 pub use step::StepOperations;
 
-pub use crate::cpu::masking::mask_words_of_row;
+pub use crate::{AttentionShape, ScoreOptions, cpu::masking::mask_words_of_row};
 
 /// Memory and operations of a device.
 pub trait Engine: StepOperations {

@@ -15,40 +15,6 @@ pub struct LinearShape {
     pub in_features: usize,
 }
 
-/// The shape of an attention operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct AttentionShape {
-    /// Sequences.
-    pub batch: usize,
-    /// Tokens of a sequence.
-    pub positions: usize,
-    /// Heads of queries.
-    pub heads: usize,
-    /// Heads of keys and values; a divisor of `heads`, which share them in groups.
-    pub kv_heads: usize,
-    /// Elements of a head.
-    pub head_dim: usize,
-    /// Whether a position attends to itself and earlier positions only.
-    pub causal: bool,
-}
-
-impl AttentionShape {
-    /// Tokens of the batch.
-    pub fn tokens(&self) -> usize {
-        self.batch * self.positions
-    }
-
-    /// Elements of the merged heads of a token.
-    pub fn width(&self) -> usize {
-        self.heads * self.head_dim
-    }
-
-    /// Elements of queries, keys and values of a token.
-    pub fn qkv_width(&self) -> usize {
-        (self.heads + 2 * self.kv_heads) * self.head_dim
-    }
-}
-
 /// A function of a feed-forward block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -2,9 +2,12 @@
 
 use twofour::Arithmetic;
 use twofour_cuda::layer::{CapturedWork, DeviceBuffer, LayerContext};
-use twofour_transformer::cuda::{
-    Rotary,
-    decode::{CacheShape, CachedAttention, CachedTokens, HeadNorms},
+use twofour_transformer::{
+    ScoreOptions,
+    cuda::{
+        Rotary,
+        decode::{CacheShape, CachedAttention, CachedTokens, HeadNorms},
+    },
 };
 
 use crate::{
@@ -13,12 +16,14 @@ use crate::{
     up,
 };
 
-/// Sequences, heads, heads of keys, elements of a head, capacity; new tokens of each call; whether heads are rotated and normalized; the window.
+const PLAIN: ScoreOptions = ScoreOptions { window: None, scale: None, soft_cap: None };
+
+/// Sequences, heads, heads of keys, elements of a head, capacity; new tokens of each call; whether heads are rotated and normalized; what becomes of scores.
 struct Case {
     shape: CacheShape,
     counts: &'static [usize],
     turned: bool,
-    window: Option<usize>,
+    scores: ScoreOptions,
 }
 
 /// Normalizes and rotates a head as the kernel is documented to.
@@ -74,7 +79,7 @@ impl Check for Case {
                     key: gains_there[1].as_slice(),
                     epsilon: 1e-6,
                 }),
-                window: self.window,
+                scores: self.scores,
                 keys: keys.as_slice_mut(),
                 values: values.as_slice_mut(),
                 out: out.as_slice_mut(),
@@ -96,10 +101,14 @@ impl Check for Case {
                     for query in 0..heads {
                         let q = turned(head(query), of(0), position, tables);
                         let all = &past[sequence * kv_heads + query * kv_heads / heads];
-                        let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+                        let ScoreOptions { window, scale, soft_cap } = self.scores;
+                        let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+                        let scale = scale.map_or(1.0 / (head_dim as f64).sqrt(), f64::from);
                         let seen = &all[first..];
-                        let dot =
-                            |k: &[f64]| q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() / (head_dim as f64).sqrt();
+                        let dot = |k: &[f64]| {
+                            let score = scale * q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>();
+                            soft_cap.map(f64::from).map_or(score, |cap| cap * (score / cap).tanh())
+                        };
                         let scores: Vec<f64> = seen.iter().map(|(k, _)| dot(k)).collect();
                         let most = scores.iter().fold(f64::NEG_INFINITY, |m, s| m.max(*s));
                         let shares: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
@@ -110,7 +119,7 @@ impl Check for Case {
                     }
                 }
             }
-            let what = format!("{:?} {:?} of {:?}, {before} + {count}", T::DTYPE, self.shape, self.window);
+            let what = format!("{:?} {:?} of {:?}, {before} + {count}", T::DTYPE, self.shape, self.scores);
             expect_close(&what, &out.to_host::<T>().unwrap(), &expected, tolerance);
             before += count;
         }
@@ -122,17 +131,42 @@ fn attention_over_a_cache_is_that_of_f64() {
     let shape = |batch, heads, kv_heads, head_dim, capacity| CacheShape { batch, heads, kv_heads, head_dim, capacity };
     let cases = [
         // The first token alone, then one by one, then several; across a tile's end; heads alone and in groups of 2, 3, 4, 7 and 8.
-        Case { shape: shape(1, 4, 4, 32, 80), counts: &[1, 1, 3, 60, 1, 1, 1], turned: false, window: None },
-        Case { shape: shape(2, 4, 2, 64, 300), counts: &[70, 1, 1, 130, 1], turned: true, window: None },
-        Case { shape: shape(3, 8, 2, 128, 520), counts: &[500, 1, 1, 5, 1], turned: true, window: None },
-        Case { shape: shape(1, 6, 2, 64, 200), counts: &[128, 1, 63, 1], turned: false, window: None },
-        Case { shape: shape(2, 14, 2, 64, 100), counts: &[64, 1, 1, 30, 1], turned: true, window: None },
-        Case { shape: shape(1, 8, 1, 128, 100), counts: &[2, 1, 90, 1], turned: true, window: None },
+        Case { shape: shape(1, 4, 4, 32, 80), counts: &[1, 1, 3, 60, 1, 1, 1], turned: false, scores: PLAIN },
+        Case { shape: shape(2, 4, 2, 64, 300), counts: &[70, 1, 1, 130, 1], turned: true, scores: PLAIN },
+        Case { shape: shape(3, 8, 2, 128, 520), counts: &[500, 1, 1, 5, 1], turned: true, scores: PLAIN },
+        Case { shape: shape(1, 6, 2, 64, 200), counts: &[128, 1, 63, 1], turned: false, scores: PLAIN },
+        Case { shape: shape(2, 14, 2, 64, 100), counts: &[64, 1, 1, 30, 1], turned: true, scores: PLAIN },
+        Case { shape: shape(1, 8, 1, 128, 100), counts: &[2, 1, 90, 1], turned: true, scores: PLAIN },
         // Windows, within a tile and across tiles.
-        Case { shape: shape(2, 4, 2, 32, 300), counts: &[1, 9, 60, 1, 1, 100, 1], turned: true, window: Some(5) },
-        Case { shape: shape(1, 4, 1, 64, 400), counts: &[250, 1, 1, 100, 1], turned: false, window: Some(130) },
+        Case {
+            shape: shape(2, 4, 2, 32, 300),
+            counts: &[1, 9, 60, 1, 1, 100, 1],
+            turned: true,
+            scores: ScoreOptions { window: Some(5), ..PLAIN },
+        },
+        Case {
+            shape: shape(1, 4, 1, 64, 400),
+            counts: &[250, 1, 1, 100, 1],
+            turned: false,
+            scores: ScoreOptions { window: Some(130), ..PLAIN },
+        },
+        // Scales and soft caps; heads of 256, alone and in groups of 2 and 3.
+        Case {
+            shape: shape(2, 4, 2, 64, 200),
+            counts: &[70, 1, 1, 90, 1],
+            turned: true,
+            scores: ScoreOptions { window: None, scale: Some(0.3), soft_cap: Some(0.8) },
+        },
+        Case {
+            shape: shape(1, 4, 2, 256, 300),
+            counts: &[33, 1, 200, 1, 1],
+            turned: true,
+            scores: ScoreOptions { window: Some(70), scale: Some(0.0625), soft_cap: Some(50.0) },
+        },
+        Case { shape: shape(2, 3, 1, 256, 130), counts: &[1, 1, 64, 1, 60, 1], turned: false, scores: PLAIN },
+        Case { shape: shape(1, 2, 2, 256, 40), counts: &[31, 1, 1, 1], turned: false, scores: PLAIN },
         // Full at the end.
-        Case { shape: shape(1, 4, 1, 64, 65), counts: &[63, 1, 1], turned: true, window: None },
+        Case { shape: shape(1, 4, 1, 64, 65), counts: &[63, 1, 1], turned: true, scores: PLAIN },
     ];
     for case in cases {
         for_each_type(&case);
@@ -158,7 +192,7 @@ fn a_graph_follows_the_position_in_device_memory() {
             positions: positions.as_slice(),
             rotary: None,
             norms: None,
-            window: None,
+            scores: PLAIN,
             keys: keys.as_slice_mut(),
             values: values.as_slice_mut(),
             out: out.as_slice_mut(),

@@ -2,11 +2,14 @@
 
 use twofour::Arithmetic;
 use twofour_cuda::{Error, layer::LayerContext};
-use twofour_transformer::cuda::{
-    AttentionEngine, AttentionGradients, AttentionInputs, AttentionShape, Rotary, SplitHeads, SplitHeadsMut,
-    attention_backward, attention_backward_projected, attention_forward, attention_forward_projected,
-    attention_reads_projection, merge_heads, merge_heads_gradient, rotate_projection, rotate_projection_gradient,
-    split_heads, split_heads_gradient,
+use twofour_transformer::{
+    AttentionShape, ScoreOptions,
+    cuda::{
+        AttentionEngine, AttentionGradients, AttentionInputs, Rotary, SplitHeads, SplitHeadsMut, attention_backward,
+        attention_backward_projected, attention_forward, attention_forward_projected, attention_reads_projection,
+        merge_heads, merge_heads_gradient, prepare_attention, rotate_projection, rotate_projection_gradient,
+        split_heads, split_heads_gradient,
+    },
 };
 
 use crate::{
@@ -26,18 +29,25 @@ struct Expected {
 }
 
 fn expected(shape: AttentionShape, q: &[f64], k: &[f64], v: &[f64], dout: &[f64]) -> Expected {
-    let AttentionShape { positions, heads, kv_heads, head_dim: dim, causal, .. } = shape;
-    let scale = 1.0 / (dim as f64).sqrt();
+    let AttentionShape { positions, heads, kv_heads, head_dim: dim, scores: options, .. } = shape;
+    let scale = options.scale.map_or(1.0 / (dim as f64).sqrt(), f64::from);
+    // A score and its slope.
+    let capped = |score: f64| match options.soft_cap.map(f64::from) {
+        Some(cap) => (cap * (score / cap).tanh(), 1.0 - (score / cap).tanh().powi(2)),
+        None => (score, 1.0),
+    };
     let mut all =
         Expected { dq: vec![0.0; q.len()], dk: vec![0.0; k.len()], dv: vec![0.0; v.len()], ..Expected::default() };
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     for query in 0..q.len() / dim {
         let (head, position) = (query / positions, query % positions);
         let first = (head / heads * kv_heads + head % heads / (heads / kv_heads)) * positions;
-        let count = if causal { position + 1 } else { positions };
+        let keys = shape.keys_of(position);
+        let (first, count) = (first + keys.start, keys.len());
         let row = |data: &[f64], at: usize| data[at * dim..(at + 1) * dim].to_vec();
         let (q_row, do_row) = (row(q, query), row(dout, query));
-        let scores: Vec<f64> = (0..count).map(|j| scale * dot(&q_row, &row(k, first + j))).collect();
+        let products = (0..count).map(|j| capped(scale * dot(&q_row, &row(k, first + j))));
+        let (scores, slopes): (Vec<f64>, Vec<f64>) = products.unzip();
         let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
         all.lse.push(largest + sum.ln());
@@ -45,7 +55,7 @@ fn expected(shape: AttentionShape, q: &[f64], k: &[f64], v: &[f64], dout: &[f64]
         let out: Vec<f64> = (0..dim).map(|c| (0..count).map(|j| p[j] * v[(first + j) * dim + c]).sum()).collect();
         let delta = dot(&out, &do_row);
         for j in 0..count {
-            let ds = scale * p[j] * (dot(&do_row, &row(v, first + j)) - delta);
+            let ds = scale * slopes[j] * p[j] * (dot(&do_row, &row(v, first + j)) - delta);
             for c in 0..dim {
                 all.dq[query * dim + c] += ds * k[(first + j) * dim + c];
                 all.dk[(first + j) * dim + c] += ds * q_row[c];
@@ -107,9 +117,69 @@ impl Check for Case {
 fn check(engine: AttentionEngine, shapes: &[(usize, usize, usize, usize, usize)]) {
     for &(batch, positions, heads, kv_heads, head_dim) in shapes {
         for causal in [false, true] {
-            let shape = AttentionShape { batch, positions, heads, kv_heads, head_dim, causal };
-            for_each_type(&Case(shape, engine));
+            check_with(engine, (batch, positions, heads, kv_heads, head_dim), causal, ScoreOptions::default());
         }
+    }
+}
+
+fn check_with(
+    engine: AttentionEngine,
+    (batch, positions, heads, kv_heads, head_dim): (usize, usize, usize, usize, usize),
+    causal: bool,
+    scores: ScoreOptions,
+) {
+    for_each_type(&Case(AttentionShape { batch, positions, heads, kv_heads, head_dim, causal, scores }, engine));
+}
+
+/// Windows within a tile, of a tile, across tiles and of everything; caps that bend scores; scales.
+fn check_options(engine: AttentionEngine, shapes: &[(usize, usize, usize, usize, usize)]) {
+    let options = [
+        ScoreOptions { window: Some(1), ..ScoreOptions::default() },
+        ScoreOptions { window: Some(17), ..ScoreOptions::default() },
+        ScoreOptions { window: Some(64), scale: Some(0.3), ..ScoreOptions::default() },
+        ScoreOptions { window: Some(130), soft_cap: Some(0.7), ..ScoreOptions::default() },
+        ScoreOptions { window: Some(100_000), ..ScoreOptions::default() },
+        ScoreOptions { soft_cap: Some(1.5), ..ScoreOptions::default() },
+        ScoreOptions { scale: Some(0.05), soft_cap: Some(50.0), ..ScoreOptions::default() },
+    ];
+    for shape in shapes {
+        for scores in options {
+            for causal in [false, true] {
+                check_with(engine, *shape, causal, scores);
+            }
+        }
+    }
+}
+
+#[test]
+fn windows_scales_and_soft_caps_by_gemms_are_those_of_f64() {
+    check_options(AttentionEngine::Batched, &[(2, 19, 4, 2, 32), (1, 150, 2, 1, 48)]);
+}
+
+#[test]
+fn windows_scales_and_soft_caps_in_one_kernel_are_those_of_f64() {
+    let shapes = [(1, 1, 1, 1, 32), (2, 150, 4, 2, 32), (1, 300, 2, 1, 64), (1, 257, 2, 2, 128)];
+    check_options(AttentionEngine::Fused, &shapes);
+}
+
+#[test]
+fn the_fastest_engine_computes_options_for_every_type_and_head() {
+    check_options(AttentionEngine::Fastest, &[(1, 130, 2, 1, 64), (1, 70, 2, 2, 256)]);
+}
+
+#[test]
+fn options_that_no_score_can_have_are_refused() {
+    let Some(context) = crate::context() else { return };
+    let options = [
+        ScoreOptions { window: Some(0), ..ScoreOptions::default() },
+        ScoreOptions { soft_cap: Some(0.0), ..ScoreOptions::default() },
+        ScoreOptions { scale: Some(f32::NAN), ..ScoreOptions::default() },
+    ];
+    for scores in options {
+        let shape =
+            AttentionShape { batch: 1, positions: 4, heads: 1, kv_heads: 1, head_dim: 32, causal: true, scores };
+        let refused = prepare_attention(&context, shape, AttentionEngine::Fastest, twofour_cuda::DataType::BF16);
+        assert!(matches!(refused, Err(Error::Setting { .. })), "{scores:?}");
     }
 }
 
@@ -218,9 +288,12 @@ fn attention_of_a_projection_has_the_bits_of_split_and_merged_heads() {
         (2, 128, 5, 5, 32),
         (2, 530, 2, 1, 64),
     ] {
+        let capped = ScoreOptions { window: Some(40), soft_cap: Some(1.0), ..ScoreOptions::default() };
         for (causal, rotates) in [(false, false), (true, false), (true, true)] {
-            let shape = AttentionShape { batch, positions, heads, kv_heads, head_dim, causal };
-            for_each_type(&Projected { shape, rotates });
+            for scores in [ScoreOptions::default(), capped] {
+                let shape = AttentionShape { batch, positions, heads, kv_heads, head_dim, causal, scores };
+                for_each_type(&Projected { shape, rotates });
+            }
         }
     }
 }

@@ -5,11 +5,14 @@ use twofour_cuda::{
     DataType, Error,
     layer::{Accumulate, DeviceBuffer},
 };
-use twofour_transformer::cuda::{
-    AdamWSettings, AdamWTensors, AttentionEngine, AttentionGradients, AttentionInputs, AttentionShape,
-    ClippedGradients, Embedding, GradientClip, LossFactor, Norm, NormForward, NormInput, NormKind, StepSchedule, adamw,
-    attention_backward, attention_forward, clip_gradients, cross_entropy, embedding_forward, embedding_gradient,
-    norm_forward, prepare, prepare_attention,
+use twofour_transformer::{
+    AttentionShape, ScoreOptions,
+    cuda::{
+        AdamWSettings, AdamWTensors, AttentionEngine, AttentionGradients, AttentionInputs, ClippedGradients, Embedding,
+        GradientClip, LossFactor, Norm, NormForward, NormInput, NormKind, StepSchedule, adamw, attention_backward,
+        attention_forward, clip_gradients, cross_entropy, embedding_forward, embedding_gradient, norm_forward, prepare,
+        prepare_attention,
+    },
 };
 
 use crate::{context, reference::numbers, support::captured_on, unwritten, up};
@@ -73,7 +76,15 @@ fn calls_are_captured_in_a_graph_after_a_run() {
 #[test]
 fn prepared_attention_is_captured_in_a_graph() {
     let Some(context) = context() else { return };
-    let shape = AttentionShape { batch: 2, positions: 70, heads: 4, kv_heads: 2, head_dim: 64, causal: true };
+    let shape = AttentionShape {
+        batch: 2,
+        positions: 70,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        causal: true,
+        scores: ScoreOptions::default(),
+    };
     let (q_len, k_len) = (shape.query_len().unwrap(), shape.key_len().unwrap());
     let [q, k, v] = [q_len, k_len, k_len].map(|len| up(&context, &numbers::<bf16>(len, len as u64)));
     let dout = up(&context, &numbers::<bf16>(q_len, 9));

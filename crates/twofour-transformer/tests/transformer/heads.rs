@@ -2,9 +2,12 @@
 
 use twofour::Arithmetic;
 use twofour_cuda::layer::LayerContext;
-use twofour_transformer::cuda::{
-    AttentionShape, Rotary, SplitHeads, SplitHeadsMut, merge_heads, merge_heads_gradient, rotate_projection,
-    rotate_projection_gradient, split_heads, split_heads_gradient,
+use twofour_transformer::{
+    AttentionShape, ScoreOptions,
+    cuda::{
+        Rotary, SplitHeads, SplitHeadsMut, merge_heads, merge_heads_gradient, rotate_projection,
+        rotate_projection_gradient, split_heads, split_heads_gradient,
+    },
 };
 
 use crate::{
@@ -107,7 +110,15 @@ fn heads_are_split_rotated_and_merged() {
     for (batch, positions, heads, kv_heads, head_dim) in
         [(1, 1, 1, 1, 2), (2, 5, 3, 3, 6), (3, 17, 4, 2, 64), (2, 33, 8, 1, 32), (1, 9, 2, 2, 128)]
     {
-        let shape = AttentionShape { batch, positions, heads, kv_heads, head_dim, causal: true };
+        let shape = AttentionShape {
+            batch,
+            positions,
+            heads,
+            kv_heads,
+            head_dim,
+            causal: true,
+            scores: ScoreOptions::default(),
+        };
         for rotates in [false, true] {
             for_each_type(&Case { shape, rotates });
         }

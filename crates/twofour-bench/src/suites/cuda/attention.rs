@@ -19,9 +19,9 @@ use twofour_cuda::{
     measure::{Contender, Time, Timer},
 };
 use twofour_transformer::cuda::{
-    AttentionEngine, AttentionGradients, AttentionInputs, AttentionShape, attention_backward, attention_forward,
-    prepare_attention,
+    AttentionEngine, AttentionGradients, AttentionInputs, attention_backward, attention_forward, prepare_attention,
 };
+use twofour_transformer::{AttentionShape, ScoreOptions};
 
 use super::suite::{Bench, Suite};
 
@@ -48,8 +48,10 @@ pub(crate) struct AttentionRow {
     tflops: f64,
 }
 
+const PLAIN: ScoreOptions = ScoreOptions { window: None, scale: None, soft_cap: None };
+
 const fn shape(batch: usize, positions: usize, heads: usize, head_dim: usize, causal: bool) -> AttentionShape {
-    AttentionShape { batch, positions, heads, kv_heads: heads, head_dim, causal }
+    AttentionShape { batch, positions, heads, kv_heads: heads, head_dim, causal, scores: PLAIN }
 }
 
 /// ViT-L at two resolutions, GPT-2 (774 M), GPT-2 small, and heads of 128 and 32 elements; then lengths between them.

@@ -6,7 +6,7 @@ use super::SavedSum;
 use crate::{
     Error, Result,
     block::{BatchShape, Norm, Workspace},
-    engine::{AttentionShape, Engine},
+    engine::{AttentionShape, Engine, ScoreOptions},
     linear::Linear,
     parameter::Parameter,
 };
@@ -59,7 +59,15 @@ impl<E: Engine> PostNormAttention<E> {
 
     fn shape(&self, BatchShape { batch, positions }: BatchShape) -> AttentionShape {
         let (heads, head_dim) = (self.heads, self.norm.width() / self.heads);
-        AttentionShape { batch, positions, heads, kv_heads: heads, head_dim, causal: false }
+        AttentionShape {
+            batch,
+            positions,
+            heads,
+            kv_heads: heads,
+            head_dim,
+            causal: false,
+            scores: ScoreOptions::default(),
+        }
     }
 
     /// The block's output, and what its backward pass needs.

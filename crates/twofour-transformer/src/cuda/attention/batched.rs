@@ -9,7 +9,8 @@ use twofour_cuda::{
     libraries::cublaslt::{CublasLtPlan, DenseProblem, WORKSPACE_BYTES},
 };
 
-use super::{AttentionShape, Gradients, Tensors};
+use super::{Gradients, Tensors};
+use crate::AttentionShape;
 use crate::cuda::raw::softmax::{Softmax, SoftmaxParameters};
 
 /// Most bytes of scores and probabilities at a time.
@@ -75,10 +76,11 @@ impl Parts {
         self.plan(DenseProblem { b_transposed: true, ..problem })
     }
 
-    /// Bytes of scores and of probabilities.
-    fn bytes(&self) -> (usize, usize) {
+    /// Bytes of scores, of probabilities, and of the scores that the gradient through a soft cap reads again.
+    fn bytes(&self) -> [usize; 3] {
         let count = self.groups * self.rows * self.shape.positions;
-        (4 * count, self.dtype.bytes() * count)
+        let capped = if self.shape.scores.soft_cap.is_some() { 4 * count } else { 0 };
+        [4 * count, self.dtype.bytes() * count, capped]
     }
 
     /// Bytes of a part's queries, of its keys, and of its log-sum-exps.
@@ -89,15 +91,18 @@ impl Parts {
     }
 
     /// Launches the softmax of a part, or its gradient.
-    fn softmax(&self, is_gradient: bool, scores: DevicePtr, probabilities: DevicePtr, lse: DevicePtr) -> Result<()> {
+    fn softmax(&self, is_gradient: bool, [scores, probabilities, lse, capped]: [DevicePtr; 4]) -> Result<()> {
         let kernels = Softmax::of(&self.context, self.dtype)?;
         let parameters = SoftmaxParameters {
             scores,
             probabilities,
             lse,
+            capped,
             positions: self.shape.positions as u32,
             scale: self.shape.scale(),
             causal: u32::from(self.shape.causal),
+            window: self.shape.window(),
+            soft_cap: self.shape.soft_cap(),
         };
         // SAFETY: the workspace has room for the scores and probabilities of the part, the log-sum-exps have been found to be as many, and the stream is of their device.
         unsafe { kernels.run(self.context.raw(), is_gradient, (self.groups * self.rows) as u32, &parameters) }
@@ -111,8 +116,8 @@ pub(super) fn prepare(context: &LayerContext, shape: AttentionShape, dtype: Data
     parts.weighted()?;
     parts.gathered()?;
     Softmax::of(context, dtype)?;
-    let (scores, probabilities) = parts.bytes();
-    context.work().parts([scores, probabilities, parts.steps().2 as usize, WORKSPACE_BYTES])?;
+    let [scores, probabilities, capped] = parts.bytes();
+    context.work().parts([scores, probabilities, capped, parts.steps().2 as usize, WORKSPACE_BYTES])?;
     Ok(())
 }
 
@@ -120,7 +125,7 @@ pub(super) fn prepare(context: &LayerContext, shape: AttentionShape, dtype: Data
 pub(super) fn forward(context: &LayerContext, shape: AttentionShape, dtype: DataType, at: &Tensors) -> Result<()> {
     let parts = Parts::new(context, shape, dtype);
     let (scores_plan, weighted) = (parts.scores()?, parts.weighted()?);
-    let (scores_bytes, probability_bytes) = parts.bytes();
+    let [scores_bytes, probability_bytes, _] = parts.bytes();
     let (query, key, lse) = parts.steps();
     let stream = context.raw();
     let mut work = context.work();
@@ -129,7 +134,7 @@ pub(super) fn forward(context: &LayerContext, shape: AttentionShape, dtype: Data
         let (q, k, v) = (at.q + part * query, at.k + part * key, at.v + part * key);
         // SAFETY: the tensors have been found to be as long as the shape requires, the workspace has room for the scores, and the stream is of their device.
         unsafe { scores_plan.run(stream, k, q, scores, workspace) }?;
-        parts.softmax(false, scores, probabilities, at.lse + part * lse)?;
+        parts.softmax(false, [scores, probabilities, at.lse + part * lse, 0])?;
         // SAFETY: as for the scores.
         unsafe { weighted.run(stream, v, probabilities, at.out + part * query, workspace) }?;
     }
@@ -146,25 +151,27 @@ pub(super) fn backward(
 ) -> Result<()> {
     let parts = Parts::new(context, shape, dtype);
     let (scores_plan, weighted, gathered) = (parts.scores()?, parts.weighted()?, parts.gathered()?);
-    let (scores_bytes, probability_bytes) = parts.bytes();
+    let [scores_bytes, probability_bytes, capped_bytes] = parts.bytes();
     let (query, key, lse_bytes) = parts.steps();
     let stream = context.raw();
     let mut work = context.work();
-    let [scores, probabilities, lse, workspace] =
-        work.parts([scores_bytes, probability_bytes, lse_bytes as usize, WORKSPACE_BYTES])?;
+    let [gradients, probabilities, capped, lse, workspace] =
+        work.parts([scores_bytes, probability_bytes, capped_bytes, lse_bytes as usize, WORKSPACE_BYTES])?;
+    // Without a soft cap nothing reads the scores after the softmax.
+    let scores = if capped_bytes > 0 { capped } else { gradients };
     for part in 0..parts.parts as u64 {
         let (q, k, v) = (at.q + part * query, at.k + part * key, at.v + part * key);
         let (dout, dq) = (to.dout + part * query, to.dq + part * query);
         let (dk, dv) = (to.dk + part * key, to.dv + part * key);
         // SAFETY: the tensors have been found to be as long as the shape requires, the workspace has room for the scores, and the stream is of their device.
         unsafe { scores_plan.run(stream, k, q, scores, workspace) }?;
-        parts.softmax(false, scores, probabilities, lse)?;
+        parts.softmax(false, [scores, probabilities, lse, 0])?;
         // SAFETY: as for the scores.
         unsafe {
             gathered.run(stream, dout, probabilities, dv, workspace)?;
-            scores_plan.run(stream, v, dout, scores, workspace)?;
+            scores_plan.run(stream, v, dout, gradients, workspace)?;
         }
-        parts.softmax(true, scores, probabilities, lse)?;
+        parts.softmax(true, [gradients, probabilities, lse, scores])?;
         // SAFETY: as for the scores.
         unsafe {
             weighted.run(stream, k, probabilities, dq, workspace)?;

@@ -6,7 +6,8 @@ use twofour_cuda::{
     layer::LayerContext,
 };
 
-use super::{AttentionShape, Gradients, HeadLayout, Tensors};
+use super::{Gradients, HeadLayout, Tensors};
+use crate::AttentionShape;
 use crate::cuda::raw::attention::{FusedAttention, FusedAttentionParameters, HeadStrides, backward_workspace};
 
 /// The strides of heads that have memory of their own: `[batch, heads, positions, head_dim]`.
@@ -44,6 +45,8 @@ fn parameters(shape: AttentionShape, at: &Tensors) -> Result<FusedAttentionParam
         kv_heads: kv_heads as u32,
         causal: u32::from(shape.causal),
         scale: shape.scale(),
+        window: shape.window(),
+        soft_cap: shape.soft_cap(),
         ..FusedAttentionParameters::default()
     })
 }
@@ -70,14 +73,14 @@ fn workspace(shape: AttentionShape) -> Result<usize> {
 
 /// Loads the kernels of both passes, and allocates their workspace.
 pub(super) fn prepare(context: &LayerContext, shape: AttentionShape, dtype: DataType) -> Result<()> {
-    FusedAttention::of(context, dtype, shape.head_dim)?;
+    FusedAttention::of(context, dtype, shape.head_dim, shape.scores.has_options())?;
     context.work().parts([workspace(shape)?])?;
     Ok(())
 }
 
 /// Launches attention.
 pub(super) fn forward(context: &LayerContext, shape: AttentionShape, dtype: DataType, at: &Tensors) -> Result<()> {
-    let kernels = FusedAttention::of(context, dtype, shape.head_dim)?;
+    let kernels = FusedAttention::of(context, dtype, shape.head_dim, shape.scores.has_options())?;
     expect_aligned(at)?;
     let parameters = FusedAttentionParameters { to_out: at.out, to_lse: at.lse, ..parameters(shape, at)? };
     // SAFETY: the tensors have been found to be as long as the shape requires and to be aligned, and the stream is of their device.
@@ -92,7 +95,7 @@ pub(super) fn backward(
     at: &Tensors,
     to: &Gradients,
 ) -> Result<()> {
-    let kernels = FusedAttention::of(context, dtype, shape.head_dim)?;
+    let kernels = FusedAttention::of(context, dtype, shape.head_dim, shape.scores.has_options())?;
     expect_aligned(at)?;
     expect_pointers(&[
         ("the output gradient", to.dout, 16),

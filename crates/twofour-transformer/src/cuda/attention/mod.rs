@@ -7,100 +7,18 @@ mod projected;
 pub use projected::{attention_backward_projected, attention_forward_projected, attention_reads_projection};
 use twofour_cuda::{
     DataType, DevicePtr, Error, Result,
-    arguments::{Memory, expect_multiple, positive, product, side},
+    arguments::Memory,
     layer::{DeviceSlice, DeviceSliceMut, LayerContext},
 };
 
 use super::heads::{SplitHeads, SplitHeadsMut};
-use crate::cuda::raw::attention::FusedAttention;
+use crate::{AttentionShape, cuda::raw::attention::FusedAttention};
 
 /// Queries, keys and values.
 pub type AttentionInputs<'a> = SplitHeads<'a>;
 
 /// The gradients of queries, keys and values.
 pub type AttentionGradients<'a> = SplitHeadsMut<'a>;
-
-/// The shape of attention. Query head `h` attends to the keys and values of head `h / (heads / kv_heads)`: grouped queries (Ainslie et al., "GQA", 2023).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct AttentionShape {
-    /// Sequences.
-    pub batch: usize,
-    /// Tokens of a sequence.
-    pub positions: usize,
-    /// Heads of queries.
-    pub heads: usize,
-    /// Heads of keys and values, a divisor of `heads`.
-    pub kv_heads: usize,
-    /// Elements of a head, an even number.
-    pub head_dim: usize,
-    /// Whether a token attends only to itself and those before it.
-    pub causal: bool,
-}
-
-impl AttentionShape {
-    /// Returns the number of tokens.
-    ///
-    /// # Errors
-    /// [`Error::TooLarge`].
-    pub fn tokens(&self) -> Result<usize> {
-        product(self.batch, self.positions)
-    }
-
-    /// Returns the number of elements of queries, or of the result.
-    ///
-    /// # Errors
-    /// [`Error::TooLarge`].
-    pub fn query_len(&self) -> Result<usize> {
-        product(self.tokens()?, product(self.heads, self.head_dim)?)
-    }
-
-    /// Returns the number of elements of keys, or of values.
-    ///
-    /// # Errors
-    /// [`Error::TooLarge`].
-    pub fn key_len(&self) -> Result<usize> {
-        product(self.tokens()?, product(self.kv_heads, self.head_dim)?)
-    }
-
-    /// Returns the number of elements of the fused projection.
-    ///
-    /// # Errors
-    /// [`Error::TooLarge`].
-    pub fn fused_len(&self) -> Result<usize> {
-        product(self.tokens()?, product(self.projected_heads()?, self.head_dim)?)
-    }
-
-    /// Returns the number of a token's heads in the fused projection: queries, keys and values.
-    pub(super) fn projected_heads(&self) -> Result<usize> {
-        product(self.kv_heads, 2)?
-            .checked_add(self.heads)
-            .ok_or(Error::TooLarge { rows: self.heads, cols: self.kv_heads })
-    }
-
-    /// Returns the number of log-sum-exps: one for each query.
-    ///
-    /// # Errors
-    /// [`Error::TooLarge`].
-    pub fn lse_len(&self) -> Result<usize> {
-        product(self.tokens()?, self.heads)
-    }
-
-    /// Returns the factor of the scores, `1 / sqrt(head_dim)`.
-    pub fn scale(&self) -> f32 {
-        1.0 / (self.head_dim as f32).sqrt()
-    }
-
-    /// Returns an error for a shape that no kernel supports.
-    pub(super) fn validate(&self) -> Result<()> {
-        positive("heads", self.heads)?;
-        positive("kv_heads", self.kv_heads)?;
-        positive("head_dim", self.head_dim)?;
-        side("batch", self.batch)?;
-        side("queries", self.lse_len()?)?;
-        expect_multiple("heads, by kv_heads", self.heads, self.kv_heads)?;
-        expect_multiple("head_dim", self.head_dim, 2)
-    }
-}
 
 /// How attention is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -174,13 +92,13 @@ pub fn prepare_attention(
     }
 }
 
-/// Computes `softmax(q kᵀ / sqrt(head_dim)) v` for each head, and the log-sum-exp of each query's scores.
+/// Computes `softmax(scores) v` for each head, and the log-sum-exp of each query's scores. The shape's [`ScoreOptions`](crate::ScoreOptions) say what scores are.
 ///
 /// `out` is `[batch, heads, positions, head_dim]`, of the inputs' type, and `lse` f32 `[batch, heads, positions]`.
 ///
 /// # Errors
 /// [`Error::DataType`] for other types than f32, f16 and bf16, or those that the engine computes; [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor
-/// that does not fit; [`Error::Dimension`] and [`Error::Multiple`] for a shape that is none; [`Error::NoLibrary`] where cuBLASLt is missing, and
+/// that does not fit; [`Error::Dimension`], [`Error::Multiple`] and [`Error::Setting`] for a shape that is none; [`Error::NoLibrary`] where cuBLASLt is missing, and
 /// [`Error::Vendor`] where it fails; those of allocating workspace; [`Error::Driver`].
 pub fn attention_forward(
     context: &LayerContext,

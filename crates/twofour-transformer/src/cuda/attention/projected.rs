@@ -6,7 +6,8 @@ use twofour_cuda::{
     layer::{DeviceSlice, DeviceSliceMut, LayerContext},
 };
 
-use super::{AttentionShape, Gradients, HeadLayout, Tensors, fused};
+use super::{Gradients, HeadLayout, Tensors, fused};
+use crate::AttentionShape;
 use crate::cuda::raw::attention::FusedAttention;
 
 /// Returns whether the kernels that keep scores in registers compute heads of this type and size, which [`attention_forward_projected`] requires.

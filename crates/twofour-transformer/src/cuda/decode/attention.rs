@@ -2,19 +2,20 @@
 
 use std::f32::consts::LOG2_E;
 
-#[cfg(doc)]
-use twofour_cuda::Error;
 use twofour_cuda::{
-    DataType, Result,
+    DataType, Error, Result,
     arguments::{MOST, Memory, at_if, expect_dimension, expect_multiple, product, side},
     layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext},
 };
 
-use crate::cuda::{
-    Rotary,
-    raw::decode::{
-        attention as raw,
-        attention::{CachedAttentionParameters, TILE, row_blocks},
+use crate::{
+    ScoreOptions,
+    cuda::{
+        Rotary,
+        raw::decode::{
+            attention as raw,
+            attention::{CachedAttentionParameters, row_blocks, tile_of},
+        },
     },
 };
 
@@ -27,7 +28,7 @@ pub struct CacheShape {
     pub heads: usize,
     /// Heads of keys and values, a divisor of `heads`: grouped queries (Ainslie et al., "GQA", 2023).
     pub kv_heads: usize,
-    /// Elements of a head: 32, 64 or 128.
+    /// Elements of a head: 32, 64, 128 or 256.
     pub head_dim: usize,
     /// Tokens of a sequence that fit.
     pub capacity: usize,
@@ -51,7 +52,7 @@ impl CacheShape {
         expect_dimension("heads of keys and values", self.kv_heads, MOST)?;
         expect_dimension("heads", self.heads, MOST)?;
         expect_dimension("sequences", self.batch, MOST)?;
-        expect_dimension("the capacity of a cache", self.capacity, MOST - TILE)?;
+        expect_dimension("the capacity of a cache", self.capacity, MOST - tile_of(self.head_dim))?;
         expect_multiple("heads, by those of keys and values", self.heads, self.kv_heads)?;
         self.len()?;
         Ok(())
@@ -80,8 +81,8 @@ pub struct CachedTokens<'a> {
     pub rotary: Option<Rotary<'a>>,
     /// The normalization of queries and keys.
     pub norms: Option<HeadNorms<'a>>,
-    /// How many tokens back, itself included, a token attends to; all where there is no number.
-    pub window: Option<usize>,
+    /// What becomes of scores.
+    pub scores: ScoreOptions,
     /// The cached keys, `[batch, kv_heads, capacity, head_dim]`, which the new ones are appended to.
     pub keys: DeviceSliceMut<'a>,
     /// The cached values.
@@ -116,7 +117,7 @@ impl CachedAttention {
     /// Loads the kernels for f32, f16 or bf16, and allocates the workspace.
     ///
     /// # Errors
-    /// [`Error::DataType`] for another type; [`Error::NoMethod`] for heads of another size than 32, 64 and 128; [`Error::Dimension`] and [`Error::Multiple`] for a shape that is
+    /// [`Error::DataType`] for another type; [`Error::NoMethod`] for heads of another size than 32, 64, 128 and 256; [`Error::Dimension`] and [`Error::Multiple`] for a shape that is
     /// none; those of compiling, loading and allocating.
     pub fn new(context: &LayerContext, dtype: DataType, shape: CacheShape) -> Result<Self> {
         shape.validate()?;
@@ -134,30 +135,33 @@ impl CachedAttention {
 
     /// Returns the splits of a cache, and the tiles of each, for this many new tokens of each sequence: as many as fill the device.
     fn splits(&self, count: usize) -> (usize, usize) {
-        let CacheShape { batch, heads, kv_heads, capacity, .. } = self.shape;
-        let blocks = batch * kv_heads * row_blocks(heads / kv_heads * count).1;
-        let (wanted, all) = ((self.ctas / blocks).clamp(1, MOST_SPLITS), capacity.div_ceil(TILE));
+        let CacheShape { batch, heads, kv_heads, head_dim, capacity } = self.shape;
+        let blocks = batch * kv_heads * row_blocks(head_dim, heads / kv_heads * count).1;
+        let (wanted, all) = ((self.ctas / blocks).clamp(1, MOST_SPLITS), capacity.div_ceil(tile_of(head_dim)));
         let tiles = all.div_ceil(wanted);
         (all.div_ceil(tiles), tiles)
     }
 
-    /// Appends the keys and values of `count` new tokens of each sequence to the cache, and computes their causal attention, softmax(q kᵀ / √head_dim) v, over everything in it. Queries
+    /// Appends the keys and values of `count` new tokens of each sequence to the cache, and computes their causal attention, softmax(scores) v, over everything in it. Queries
     /// and keys are normalized and rotated first, where the tensors say so. A sequence whose cache has no room for the new tokens is left out: its cache and its results stay as
     /// they are.
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit; [`Error::Dimension`] for a window of 0;
+    /// [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit; [`Error::Setting`] for an option that scores cannot have;
     /// [`Error::TooLarge`]; [`Error::Driver`].
     pub fn run(&self, count: usize, tensors: CachedTokens<'_>) -> Result<()> {
         let (context, dtype) = (&self.context, self.dtype);
         let CacheShape { batch, heads, kv_heads, head_dim, capacity } = self.shape;
-        let CachedTokens { qkv, positions, rotary, norms, window, keys, values, out } = tensors;
+        let CachedTokens { qkv, positions, rotary, norms, scores, keys, values, out } = tensors;
         let (tokens, cached) = (product(batch, count)?, self.shape.len()?);
         let of_token = product(heads + 2 * kv_heads, head_dim)?;
         let table = product(capacity, head_dim / 2)?;
         let rotary = rotary.as_ref();
-        let window = window.map_or(MOST, |window| window.min(MOST));
-        expect_dimension("the window of attention", window, MOST)?;
+        if let Some((what, found, expected)) = scores.fault() {
+            return Err(Error::Setting { what, found, expected });
+        }
+        let window = scores.window.map_or(MOST, |window| window.min(MOST));
+        let scale = scores.scale.map_or_else(|| LOG2_E / (head_dim as f32).sqrt(), |scale| LOG2_E * scale);
         let (splits, tiles) = self.splits(count.max(1));
         let parameters = CachedAttentionParameters {
             qkv: qkv.at("queries, keys and values", context, dtype, product(tokens, of_token)?)?,
@@ -186,7 +190,8 @@ impl CachedAttention {
             tiles: side("tiles", tiles)?,
             window: side("the window of attention", window)?,
             epsilon: norms.map_or(0.0, |norms| norms.epsilon),
-            scale: LOG2_E / (head_dim as f32).sqrt(),
+            scale: scores.soft_cap.map_or(scale, |cap| 2.0 * scale / cap),
+            soft_cap: scores.soft_cap.unwrap_or(0.0) * LOG2_E,
         };
         if count == 0 {
             return Ok(());

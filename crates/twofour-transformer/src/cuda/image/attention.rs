@@ -7,13 +7,14 @@ use twofour_cuda::{
 };
 
 use super::super::{
-    attention::{AttentionEngine, AttentionShape, attention_forward},
+    attention::{AttentionEngine, attention_forward},
     heads::{SplitHeads, SplitHeadsMut},
 };
 use crate::cuda::raw::{
     attention::FusedAttention,
     image::{ImageWindows, MOST_HEAD_DIM, WindowParameters},
 };
+use crate::{AttentionShape, ScoreOptions};
 
 /// Elements that the heads in memory are a multiple of, where no kernel has their size: 16 bytes of a 16-bit type, which GEMMs like.
 const MULTIPLE: usize = 8;
@@ -92,6 +93,7 @@ impl ImageAttention {
             kv_heads: self.heads,
             head_dim: self.dim(dtype),
             causal: false,
+            scores: ScoreOptions::default(),
         })
     }
 

@@ -4,7 +4,7 @@ use super::{CpuBuffer, expect_length};
 use crate::{
     Error, Result,
     cpu::{
-        attention::{self, Heads, Saved},
+        attention::{self, Saved},
         heads,
         rope::Table,
     },
@@ -20,16 +20,14 @@ pub struct CpuAttention {
     p: Vec<f32>,
 }
 
-fn heads_of(shape: AttentionShape) -> Heads {
-    let AttentionShape { batch, positions, heads, head_dim, causal, .. } = shape;
-    Heads { sequences: batch * heads, positions, dim: head_dim, causal }
-}
-
 fn check(shape: AttentionShape, rotary: Option<&Table>, qkv: &CpuBuffer, merged: &CpuBuffer) -> Result<()> {
     let AttentionShape { positions, heads, kv_heads, head_dim, .. } = shape;
     if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
         let (what, found) = ("key-value heads", format!("{kv_heads} for {heads} heads"));
         return Err(Error::Setting { what, found, expected: "a divisor of the number of heads" });
+    }
+    if let Some((what, found, expected)) = shape.scores.fault() {
+        return Err(Error::Setting { what, found, expected });
     }
     if let Some(table) = rotary.filter(|table| table.positions() < positions || table.head_dim() != head_dim) {
         let found = format!("{positions} with heads of {head_dim}");
@@ -54,9 +52,8 @@ pub(super) fn forward(
     let n = merged.len();
     let [mut q, mut k, mut v, mut o] = std::array::from_fn(|_| vec![0f32; n]);
     heads::split(shape, rotary, qkv.floats()?, &mut q, &mut k, &mut v);
-    let heads = heads_of(shape);
-    let mut p = vec![0f32; heads.probabilities()];
-    attention::forward(heads, &q, &k, &v, &mut p, &mut o);
+    let mut p = vec![0f32; attention::probabilities(shape)];
+    attention::forward(shape, &q, &k, &v, &mut p, &mut o);
     heads::merge(shape, &o, merged.floats_mut()?);
     Ok(CpuAttention { q, k, v, p })
 }
@@ -74,7 +71,7 @@ pub(super) fn gradient(
     let [mut d_o, mut dq, mut dk, mut dv] = std::array::from_fn(|_| vec![0f32; d_merged.len()]);
     heads::merge_backward(shape, d_merged.floats()?, &mut d_o);
     let saved = Saved { q: &q, k: &k, v: &v, p: &p, d_o: &d_o };
-    attention::backward(heads_of(shape), saved, &mut dq, &mut dk, &mut dv);
+    attention::backward(shape, saved, &mut dq, &mut dk, &mut dv);
     heads::split_backward(shape, rotary, &dq, &dk, &dv, d_qkv.floats_mut()?);
     Ok(())
 }

@@ -6,7 +6,7 @@ use super::{CpuBuffer, CpuEngine};
 use crate::{
     engine::{
         AdamWState, AdamWStep, AttentionShape, Kind, LayerOperations as _, LinearOperations as _, LinearShape,
-        Memory as _, PrunedDecay, SecondMoment, SparseLayer as _, StepOperations as _,
+        Memory as _, PrunedDecay, ScoreOptions, SecondMoment, SparseLayer as _, StepOperations as _,
     },
     random::Stream,
 };
@@ -87,10 +87,18 @@ fn gradients_of_layer_norm() {
 
 #[test]
 fn gradients_of_attention() {
-    for (heads, kv_heads, causal, rotates) in
-        [(2, 2, true, true), (4, 2, true, true), (2, 1, false, true), (2, 2, false, false)]
-    {
-        let shape = AttentionShape { batch: 2, positions: 5, heads, kv_heads, head_dim: 4, causal };
+    let plain = ScoreOptions::default();
+    let capped = ScoreOptions { soft_cap: Some(0.6), scale: Some(0.9), ..plain };
+    for (heads, kv_heads, causal, rotates, scores) in [
+        (2, 2, true, true, plain),
+        (4, 2, true, true, plain),
+        (2, 1, false, true, plain),
+        (2, 2, false, false, plain),
+        (2, 1, true, true, ScoreOptions { window: Some(2), ..plain }),
+        (2, 2, false, false, ScoreOptions { window: Some(3), ..capped }),
+        (4, 2, true, false, capped),
+    ] {
+        let shape = AttentionShape { batch: 2, positions: 5, heads, kv_heads, head_dim: 4, causal, scores };
         let table = ENGINE.rotary(6, &[1.0, 0.01]).unwrap();
         let rotary = rotates.then_some(&table);
         let qkv = random(shape.tokens() * shape.qkv_width(), 5);
@@ -104,7 +112,7 @@ fn gradients_of_attention() {
         let mut d_qkv = zeros(qkv.len());
         let qkv_at = buffer(&qkv);
         ENGINE.attention_gradient(shape, (state, &qkv_at, &merged), rotary, &buffer(&dy), &mut d_qkv).unwrap();
-        let what = format!("{heads} heads, {kv_heads} of keys, causal {causal}");
+        let what = format!("{heads} heads, {kv_heads} of keys, causal {causal}, {scores:?}");
         check(&what, &qkv, &read(&d_qkv), |qkv| dot(&read(&run(qkv).0), &dy));
     }
 }
@@ -112,8 +120,19 @@ fn gradients_of_attention() {
 /// Attention by its definition, in f64, without rotation.
 #[test]
 fn attention_is_its_definition() {
-    for (positions, causal) in [(1, true), (7, true), (7, false), (130, true)] {
-        let shape = AttentionShape { batch: 2, positions, heads: 4, kv_heads: 2, head_dim: 2, causal };
+    let plain = ScoreOptions::default();
+    let bent = ScoreOptions { window: Some(70), scale: Some(1.5), soft_cap: Some(0.4) };
+    for (positions, causal, scores) in [
+        (1, true, plain),
+        (7, true, plain),
+        (7, false, plain),
+        (130, true, plain),
+        (200, true, ScoreOptions { window: Some(3), ..plain }),
+        (200, false, ScoreOptions { window: Some(65), ..plain }),
+        (150, true, bent),
+        (90, false, bent),
+    ] {
+        let shape = AttentionShape { batch: 2, positions, heads: 4, kv_heads: 2, head_dim: 2, causal, scores };
         let qkv = random(shape.tokens() * shape.qkv_width(), 7);
         let mut merged = zeros(shape.tokens() * shape.width());
         ENGINE.attention(shape, &mut buffer(&qkv), None, &mut merged).unwrap();
@@ -124,20 +143,18 @@ fn attention_is_its_definition() {
         for batch in 0..2 {
             for head in 0..4 {
                 for query in 0..positions {
-                    let seen = if causal { query + 1 } else { positions };
                     let (key, value) = (8 + head / 2 * 2, 12 + head / 2 * 2);
                     let score = |position: usize| -> f64 {
                         let products = (0..2).map(|i| at(batch, query, head * 2 + i) * at(batch, position, key + i));
-                        (products.sum::<f64>() / 2f64.sqrt()).exp()
+                        let score = products.sum::<f64>() * scores.scale.map_or(0.5f64.sqrt(), f64::from);
+                        scores.soft_cap.map(f64::from).map_or(score, |cap| cap * (score / cap).tanh()).exp()
                     };
-                    let total: f64 = (0..seen).map(score).sum();
+                    let total: f64 = shape.keys_of(query).map(score).sum();
                     for i in 0..2 {
-                        let expected = (0..seen).map(|p| score(p) * at(batch, p, value + i)).sum::<f64>() / total;
+                        let weighted = shape.keys_of(query).map(|p| score(p) * at(batch, p, value + i));
+                        let expected = weighted.sum::<f64>() / total;
                         let found = merged[(batch * positions + query) * 8 + head * 2 + i];
-                        assert!(
-                            (f64::from(found) - expected).abs() < 1e-5,
-                            "{positions} {causal}: {found}, {expected}"
-                        );
+                        assert!((f64::from(found) - expected).abs() < 1e-5, "{shape:?}: {found}, {expected}");
                     }
                 }
             }
@@ -243,11 +260,23 @@ fn operands_that_do_not_fit_are_refused() {
     assert!(ENGINE.linear(shape, &zeros(24), &zeros(32), Some(&zeros(3)), &mut zeros(12)).is_err());
     assert!(ENGINE.add(&zeros(3), &mut zeros(4)).is_err() && ENGINE.add(&ids(&[1]), &mut zeros(1)).is_err());
     assert!(ENGINE.write(&mut ids(&[1]), &[1.0]).is_err() && ENGINE.read(&ids(&[1])).is_err());
-    let attention = AttentionShape { batch: 1, positions: 7, heads: 2, kv_heads: 2, head_dim: 4, causal: true };
+    let attention = AttentionShape {
+        batch: 1,
+        positions: 7,
+        heads: 2,
+        kv_heads: 2,
+        head_dim: 4,
+        causal: true,
+        scores: ScoreOptions::default(),
+    };
     let table = ENGINE.rotary(6, &[1.0, 0.01]).unwrap();
     let error = ENGINE.attention(attention, &mut zeros(7 * 24), Some(&table), &mut zeros(7 * 8));
     let error = error.unwrap_err().to_string();
     assert!(error.contains("7 with heads of 4"), "{error}");
+    let windowless =
+        AttentionShape { scores: ScoreOptions { window: Some(0), ..ScoreOptions::default() }, ..attention };
+    let error = ENGINE.attention(windowless, &mut zeros(7 * 24), None, &mut zeros(7 * 8)).unwrap_err().to_string();
+    assert!(error.contains("the window of attention"), "{error}");
     let shared = AttentionShape { kv_heads: 0, ..attention };
     assert!(ENGINE.attention(shared, &mut zeros(7 * 8), None, &mut zeros(7 * 8)).is_err());
 }

@@ -13,10 +13,9 @@ use crate::{
     Error, Result,
     cpu::rope::Table,
     cuda::{
-        AttentionEngine, AttentionShape as Shape, Rotary, SplitHeads, SplitHeadsMut, attention_backward,
-        attention_backward_projected, attention_forward, attention_forward_projected, attention_reads_projection,
-        merge_heads, merge_heads_gradient, rotate_projection, rotate_projection_gradient, split_heads,
-        split_heads_gradient,
+        AttentionEngine, Rotary, SplitHeads, SplitHeadsMut, attention_backward, attention_backward_projected,
+        attention_forward, attention_forward_projected, attention_reads_projection, merge_heads, merge_heads_gradient,
+        rotate_projection, rotate_projection_gradient, split_heads, split_heads_gradient,
     },
     engine::AttentionShape,
 };
@@ -96,11 +95,6 @@ impl SplitState {
     }
 }
 
-fn of(shape: AttentionShape) -> Shape {
-    let AttentionShape { batch, positions, heads, kv_heads, head_dim, causal } = shape;
-    Shape { batch, positions, heads, kv_heads, head_dim, causal }
-}
-
 /// Attention reads the projection itself where there are kernels for that; otherwise its heads are split, and those of the result merged.
 pub(super) fn forward(
     (context, pool): (&LayerContext, &Pool),
@@ -110,7 +104,7 @@ pub(super) fn forward(
     merged: &mut CudaBuffer,
 ) -> Result<CudaAttention> {
     let tables = rotary.map(|rotary| rotary.of(context, shape)).transpose()?;
-    let (shape, rotary) = (of(shape), rotation(tables.as_ref()));
+    let rotary = rotation(tables.as_ref());
     let dtype = qkv.slice().dtype();
     let mut lse = pool.take(context, DataType::F32, shape.lse_len()?)?;
     if attention_reads_projection(dtype, shape.head_dim) {
@@ -140,7 +134,7 @@ pub(super) fn gradient(
     (d_merged, d_qkv): (&CudaBuffer, &mut CudaBuffer),
 ) -> Result<()> {
     let tables = rotary.map(|rotary| rotary.of(context, shape)).transpose()?;
-    let (shape, rotary) = (of(shape), rotation(tables.as_ref()));
+    let rotary = rotation(tables.as_ref());
     let state = match state {
         CudaAttention::Projected { lse } => {
             let saved = (merged.slice(), lse.as_slice(), d_merged.slice());

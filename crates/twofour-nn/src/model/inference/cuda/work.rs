@@ -2,13 +2,16 @@
 
 use twofour::DataType;
 use twofour_cuda::layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext};
-use twofour_transformer::cuda::{
-    Rotary, activation_forward,
-    decode::{
-        CachedAttention, CachedTokens, HeadNorms, Normalized, TokenEmbedding, TokenNorm, TokenNormTensors,
-        embed_tokens, gate_to_i8, normalize_tokens,
+use twofour_transformer::{
+    ScoreOptions,
+    cuda::{
+        Rotary, activation_forward,
+        decode::{
+            CachedAttention, CachedTokens, HeadNorms, Normalized, TokenEmbedding, TokenNorm, TokenNormTensors,
+            embed_tokens, gate_to_i8, normalize_tokens,
+        },
+        gated_forward,
     },
-    gated_forward,
 };
 
 use super::{
@@ -112,7 +115,7 @@ impl Work {
                 positions: step.positions,
                 rotary: step.rotary,
                 norms,
-                window: config.window(index),
+                scores: ScoreOptions { window: config.window(index), ..ScoreOptions::default() },
                 keys,
                 values,
                 out: first(&mut self.o, out_len)?,

@@ -5,7 +5,9 @@
 // Tensors are [batch, heads, positions, DIM] of any layout whose heads are aligned to 16 bytes. A CTA has a tile of rows, 16 for each warp, and goes through tiles of
 // columns; `tiles.cuh` copies them, and `mma.cuh` or `wgmma.cuh` multiplies them.
 //
-// Defined outside: ELEMENT, DIM; FORWARD_ROWS, the rows of a CTA of the forward pass; FORWARD_CTAS, KEYS_CTAS and QUERIES_CTAS, at least so many CTAs of each kernel an SM holds.
+// With OPTIONS, scores have a window and a soft cap; without, neither costs anything.
+//
+// Defined outside: ELEMENT, DIM, OPTIONS; FORWARD_ROWS, the rows of a CTA of the forward pass; FORWARD_CTAS, KEYS_CTAS and QUERIES_CTAS, at least so many CTAs of each kernel an SM holds.
 
 #define INFINITE __int_as_float(0x7F800000)
 constexpr float LOG2_E = 1.4426950408889634f;
@@ -29,10 +31,34 @@ struct Attention {
     u32 batch, positions, heads, kv_heads;
     u32 causal;
     float scale;
+    u32 window;     // a query attends to keys at a distance below this; at most 2^31 - 1
+    float soft_cap; // 0 for none
 };
 
 // Returns the first element of a head; heads of all sequences are counted, `heads` each.
 __device__ __forceinline__ u64 head_at(const Layout& layout, u32 head, u32 heads) { return head / heads * layout.sequence + head % heads * layout.head; }
+
+// Whether a query does not attend to a key.
+__device__ __forceinline__ bool is_masked(const Attention& p, u32 query, u32 key) {
+    return (p.causal && key > query) || (OPTIONS && (key + p.window <= query || query + p.window <= key));
+}
+
+// Returns the first key, or query, at a distance below the window from a tile of rows that begins at `first`.
+__device__ __forceinline__ u32 window_begin(const Attention& p, u32 first) { return OPTIONS && first >= p.window ? first - p.window + 1 : 0; }
+// Returns where those end, for rows up to `end`.
+__device__ __forceinline__ u32 window_end(const Attention& p, u32 end) { return OPTIONS ? min(end - 1 + p.window, p.positions) : p.positions; }
+
+// Caps products of queries and keys, which become scores; without a cap they stay products, which `unit` makes scores.
+template <u32 N> __device__ __forceinline__ void cap_scores(const Attention& p, float (&scores)[N][4]) {
+    if (!OPTIONS || p.soft_cap == 0.0f) return;
+    const float factor = 2.0f * LOG2_E * p.scale / p.soft_cap;
+    #pragma unroll
+    for (u32 i = 0; i < 4 * N; i++) {
+        float& score = scores[i / 4][i % 4];
+        score = p.soft_cap - __fdividef(2.0f * p.soft_cap, 1.0f + power_of_two(score * factor));
+    }
+}
+__device__ __forceinline__ float unit(const Attention& p) { return OPTIONS && p.soft_cap > 0.0f ? 1.0f : p.scale; }
 
 // Stores the warp's 16 rows, each times a factor.
 __device__ __forceinline__ void store_rows(Raw* to, u32 first, u32 positions, const float (&sums)[DIM / 8][4], float low, float high, u32 stride) {
@@ -65,16 +91,17 @@ extern "C" __global__ void __launch_bounds__(2 * FORWARD_ROWS, FORWARD_CTAS) for
     const Raw *k = p.k + kv_at, *v = p.v + kv_at;
     const u32 q_tile = tiles_begin(), stages = q_tile + ROWS * DIM * 2;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = first + 16 * warp + lane / 4;
-    const u32 end = p.causal ? min(first + ROWS, p.positions) : p.positions, count = (end + COLUMNS - 1) / COLUMNS;
+    const u32 end = p.causal ? min(first + ROWS, p.positions) : window_end(p, first + ROWS);
+    const u32 begin = window_begin(p, first) / COLUMNS, count = (end + COLUMNS - 1) / COLUMNS;
 
     load_tile<ROWS, THREADS>(q_tile, p.q + head_at(p.queries, head, p.heads), first, p.positions, p.queries.row);
-    load_tile<COLUMNS, THREADS>(stages, k, 0, p.positions, p.keys.row);
-    load_tile<COLUMNS, THREADS>(stages + BYTES, v, 0, p.positions, p.keys.row);
+    load_tile<COLUMNS, THREADS>(stages + begin % 2 * (2 * BYTES), k, begin * COLUMNS, p.positions, p.keys.row);
+    load_tile<COLUMNS, THREADS>(stages + begin % 2 * (2 * BYTES) + BYTES, v, begin * COLUMNS, p.positions, p.keys.row);
     commit_copies();
     float sums[DIM / 8][4] = {}, largest[2] = {-INFINITE, -INFINITE}, total[2] = {};
-    const float factor = p.scale * LOG2_E;
+    const float factor = unit(p) * LOG2_E;
     HeldRows<ROWS> q;
-    for (u32 tile = 0; tile < count; tile++) {
+    for (u32 tile = begin; tile < count; tile++) {
         if (tile + 1 < count) {
             const u32 to = stages + (tile + 1) % 2 * (2 * BYTES);
             load_tile<COLUMNS, THREADS>(to, k, (tile + 1) * COLUMNS, p.positions, p.keys.row);
@@ -86,18 +113,19 @@ extern "C" __global__ void __launch_bounds__(2 * FORWARD_ROWS, FORWARD_CTAS) for
         }
         show_tiles();
         __syncthreads();
-        if (tile == 0) q.load(q_tile);
+        if (tile == begin) q.load(q_tile);
         const u32 stage = stages + tile % 2 * (2 * BYTES), column = tile * COLUMNS + lane % 4 * 2;
         float scores[COLUMNS / 8][4];
         multiply_rows<ROWS, COLUMNS>(scores, q, stage);
-        // Tiles before the diagonal are whole.
-        if ((tile + 1) * COLUMNS > (p.causal ? first : p.positions)) {
+        cap_scores(p, scores);
+        // Tiles before the diagonal are whole, but for a window.
+        if (OPTIONS || (tile + 1) * COLUMNS > (p.causal ? first : p.positions)) {
             #pragma unroll
             for (u32 i = 0; i < COLUMNS / 8; i++) {
                 #pragma unroll
                 for (u32 j = 0; j < 4; j++) {
                     const u32 key = column + 8 * i + j % 2, query = row + j / 2 * 8;
-                    if (key >= p.positions || (p.causal && key > query)) scores[i][j] = -INFINITE;
+                    if (key >= p.positions || is_masked(p, query, key)) scores[i][j] = -INFINITE;
                 }
             }
         }
@@ -107,7 +135,9 @@ extern "C" __global__ void __launch_bounds__(2 * FORWARD_ROWS, FORWARD_CTAS) for
             #pragma unroll
             for (u32 i = 0; i < COLUMNS / 8; i++) most = fmaxf(most, fmaxf(scores[i][2 * half], scores[i][2 * half + 1]));
             most = largest_of_row(most);
-            const float less = power_of_two((largest[half] - most) * factor), shift = most * factor;
+            // With a window a row may have no key yet.
+            const float base = OPTIONS && most == -INFINITE ? 0.0f : most;
+            const float less = power_of_two((largest[half] - base) * factor), shift = base * factor;
             largest[half] = most;
             float sum = 0.0f;
             #pragma unroll
@@ -129,8 +159,8 @@ extern "C" __global__ void __launch_bounds__(2 * FORWARD_ROWS, FORWARD_CTAS) for
     store_rows(p.to_out + head_at(p.results, head, p.heads), first + 16 * warp, p.positions, sums, 1.0f / total[0], 1.0f / total[1], p.results.row);
     if (lane % 4 == 0) {
         float* lse = p.to_lse + (u64)head * p.positions;
-        if (row < p.positions) lse[row] = largest[0] * p.scale + logf(total[0]);
-        if (row + 8 < p.positions) lse[row + 8] = largest[1] * p.scale + logf(total[1]);
+        if (row < p.positions) lse[row] = largest[0] * unit(p) + logf(total[0]);
+        if (row + 8 < p.positions) lse[row + 8] = largest[1] * unit(p) + logf(total[1]);
     }
 }
 
@@ -165,8 +195,8 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
     const Raw *z = (KEYS ? p.q : p.k) + other_at, *w = KEYS ? p.dout + out_at : p.v + other_at;
     const u32 x_tile = tiles_begin(), y_tile = x_tile + ROWS * DIM * 2, stages = y_tile + ROWS * DIM * 2;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = first + 16 * warp + lane / 4;
-    const u32 begin = KEYS && p.causal ? first / SOME : 0;
-    const u32 end = !KEYS && p.causal ? min(first + ROWS, p.positions) : p.positions;
+    const u32 begin = (KEYS && p.causal ? first : window_begin(p, first)) / SOME;
+    const u32 end = !KEYS && p.causal ? min(first + ROWS, p.positions) : window_end(p, first + ROWS);
     const u32 of_head = (end + SOME - 1) / SOME - begin, count = of_head * (KEYS ? group : 1);
 
     const auto load_columns = [&](u32 tile) {
@@ -196,7 +226,7 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
     }
     // The gradients of x, and of y where rows are keys.
     float dx[DIM / 8][4] = {}, dy[KEYS ? DIM / 8 : 1][4] = {};
-    const float factor = p.scale * LOG2_E;
+    const float factor = unit(p) * LOG2_E;
     for (u32 tile = 0; tile < count; tile++) {
         if (tile + 1 < count) {
             load_columns(tile + 1);
@@ -211,9 +241,10 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
         const u32 column = (begin + tile % of_head) * SOME + lane % 4 * 2;
         float scores[SOME / 8][4], gradients[SOME / 8][4];
         multiply_both<ROWS, SOME, AT_ONCE>(scores, gradients, x_tile, y_tile, stage, stage + BYTES);
+        cap_scores(p, scores);
         // The part of the tile beyond the diagonal or the last position has no probabilities.
         const u32 tile_begin = (begin + tile % of_head) * SOME, least_query = KEYS ? tile_begin : first, end_of_keys = KEYS ? first + ROWS : tile_begin + SOME;
-        const bool whole = first + ROWS <= p.positions && tile_begin + SOME <= p.positions && (!p.causal || end_of_keys <= least_query + 1);
+        const bool whole = !OPTIONS && first + ROWS <= p.positions && tile_begin + SOME <= p.positions && (!p.causal || end_of_keys <= least_query + 1);
         if (!whole) {
             #pragma unroll
             for (u32 i = 0; i < SOME / 8; i++) {
@@ -221,7 +252,7 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
                 for (u32 j = 0; j < 4; j++) {
                     const u32 mine = row + j / 2 * 8, across = column + 8 * i + j % 2;
                     const u32 key = KEYS ? mine : across, query = KEYS ? across : mine;
-                    if (key >= p.positions || query >= p.positions || (p.causal && key > query)) scores[i][j] = -INFINITE;
+                    if (key >= p.positions || query >= p.positions || is_masked(p, query, key)) scores[i][j] = -INFINITE;
                 }
             }
         }
@@ -232,8 +263,13 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
                 const u32 in_tile = 8 * i + lane % 4 * 2 + j % 2;
                 const float lse = KEYS ? lses[tile % 2][in_tile] : row_lse[j / 2];
                 const float delta = KEYS ? deltas[tile % 2][in_tile] : row_delta[j / 2];
-                scores[i][j] = power_of_two(scores[i][j] * factor - lse);
+                const float score = scores[i][j];
+                scores[i][j] = power_of_two(score * factor - lse);
                 gradients[i][j] = scores[i][j] * (gradients[i][j] - delta);
+                if (OPTIONS && p.soft_cap > 0.0f) {
+                    const float t = fmaxf(score, -p.soft_cap) / p.soft_cap;
+                    gradients[i][j] *= 1.0f - t * t;
+                }
             }
         }
         if constexpr (KEYS) multiply_weighted<SOME>(dy, scores, stage + BYTES);

@@ -22,50 +22,20 @@ const ALIGNMENT: u32 = 1024;
 pub(crate) struct FusedAttention {
     /// Threads copy tiles.
     tiles: TileAttention,
-    /// TMA copies tiles, and products overlap with softmax. Where there are such kernels.
+    /// TMA copies tiles, and products overlap with softmax. Where there are such kernels: none with options.
     hopper: Option<HopperAttention>,
-    selection: Selection,
     dim: u32,
 }
 
-/// The environment variable that selects the kernels of all calls, for tests and measurements: `tma`, those of `hopper`, wherever there are some; `tiles`, the others.
-const VARIABLE: &str = "TWOFOUR_ATTENTION";
-
-/// Which calls take Hopper's own kernels, where there are some. Both passes take the same family.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Selection {
-    /// Those that they were measured to be faster for (docs/explanation/kernels/cuda-attention.md).
-    Faster,
-    /// All.
-    Tma,
-    /// None.
-    Tiles,
-}
-
-impl Selection {
-    fn of_environment() -> Result<Self> {
-        match std::env::var_os(VARIABLE) {
-            None => Ok(Self::Faster),
-            Some(value) if value == "tma" => Ok(Self::Tma),
-            Some(value) if value == "tiles" => Ok(Self::Tiles),
-            Some(value) => {
-                Err(Error::Variable { name: VARIABLE, value: value.to_string_lossy().into(), supported: "tma, tiles" })
-            }
-        }
-    }
-
-    fn selects(self, dim: u32, positions: u32, is_causal: bool) -> bool {
-        let least = match (dim, is_causal) {
-            (..=64, true) => 257,
-            (..=64, false) => 97,
-            _ => 0,
-        };
-        match self {
-            Self::Faster => positions >= least,
-            Self::Tma => true,
-            Self::Tiles => false,
-        }
-    }
+/// Returns whether a call takes Hopper's own kernels, where there are some: whether they were measured to be faster
+/// (docs/explanation/kernels/cuda-attention.md). Both passes take the same family.
+fn is_faster_by_tma(dim: u32, positions: u32, is_causal: bool) -> bool {
+    let least = match (dim, is_causal) {
+        (..=64, true) => 257,
+        (..=64, false) => 97,
+        _ => 0,
+    };
+    positions >= least
 }
 
 /// The elements between two heads, two sequences and two positions of a tensor.
@@ -104,6 +74,8 @@ pub(crate) struct FusedAttentionParameters {
     pub(crate) kv_heads: u32,
     pub(crate) causal: u32,
     pub(crate) scale: f32,
+    pub(crate) window: u32,
+    pub(crate) soft_cap: f32,
 }
 
 /// Returns the bytes of workspace of the backward pass for so many heads of queries, counted in all sequences. `None` where they are too many.
@@ -137,8 +109,8 @@ impl FusedAttention {
         TYPES.contains(&dtype) && DIMS.iter().any(|size| *size as usize == dim)
     }
 
-    /// Loads the kernels.
-    pub(crate) fn new(device: &Device, dtype: DataType, dim: usize) -> Result<Self> {
+    /// Loads the kernels, those with windows and soft caps or those without.
+    pub(crate) fn new(device: &Device, dtype: DataType, dim: usize, options: bool) -> Result<Self> {
         if !Self::computes(dtype, dim) {
             let (operation, supported) = ("attention in one kernel", "f16 and bf16, with a head_dim of 32, 64 or 128");
             return Err(Error::DataType { operation, dtype, supported });
@@ -146,15 +118,15 @@ impl FusedAttention {
         let dim = dim as u32;
         let is_hopper = device.architecture().capability() == (9, 0);
         let instruction = if is_hopper { Instruction::Warpgroup } else { Instruction::Warp };
-        let tiles = TileAttention::new(device, instruction, dtype, dim)?;
-        let has_hopper = is_hopper && hopper::DIMS.contains(&dim);
+        let tiles = TileAttention::new(device, instruction, dtype, (dim, options))?;
+        let has_hopper = is_hopper && !options && hopper::DIMS.contains(&dim);
         let hopper = has_hopper.then(|| HopperAttention::new(device, dtype, dim)).transpose()?;
-        Ok(Self { tiles, hopper, selection: Selection::of_environment()?, dim })
+        Ok(Self { tiles, hopper, dim })
     }
 
     /// Returns Hopper's own kernels, if the call takes them.
     fn hopper(&self, call: &FusedAttentionParameters) -> Option<&HopperAttention> {
-        self.hopper.as_ref().filter(|_| self.selection.selects(self.dim, call.positions, call.causal != 0))
+        self.hopper.as_ref().filter(|_| is_faster_by_tma(self.dim, call.positions, call.causal != 0))
     }
 
     /// Launches attention, for at least one query.
@@ -189,7 +161,7 @@ impl FusedAttention {
 
 #[cfg(test)]
 mod tests {
-    use super::Selection;
+    use super::is_faster_by_tma;
 
     #[test]
     fn calls_take_the_kernels_that_were_measured_to_be_faster() {
@@ -211,9 +183,7 @@ mod tests {
             (128, 4096, true, true),
         ];
         for (dim, positions, is_causal, expected) in cases {
-            let of = |selection: Selection| selection.selects(dim, positions, is_causal);
-            assert_eq!(of(Selection::Faster), expected, "{dim}, {positions}, {is_causal}");
-            assert!(of(Selection::Tma) && !of(Selection::Tiles));
+            assert_eq!(is_faster_by_tma(dim, positions, is_causal), expected, "{dim}, {positions}, {is_causal}");
         }
     }
 }

@@ -58,9 +58,9 @@ fn backward_columns(dim: u32) -> u32 {
     if dim > 64 { 32 } else { 64 }
 }
 
-fn source(instruction: Instruction, dtype: DataType, dim: u32) -> Source {
+fn source(instruction: Instruction, dtype: DataType, (dim, options): (u32, bool)) -> Source {
     let file = File::new;
-    // CTAs that an SM holds at least: what the compiler's registers are bounded by.
+    // CTAs that an SM holds at least: what the compiler's registers are bounded by. Options take registers.
     let (name, support, files, ctas) = match instruction {
         Instruction::Warp => {
             let files = vec![headers::DENSE_PRODUCT, TILES, file("attention/mma.cuh", include_str!("mma.cuh"))];
@@ -70,19 +70,26 @@ fn source(instruction: Instruction, dtype: DataType, dim: u32) -> Source {
             let products = products::products(dtype, &[COLUMNS, backward_columns(dim), dim]);
             let wgmma = file("attention/wgmma.cuh", include_str!("wgmma.cuh"));
             let files = vec![headers::DENSE_PRODUCT, headers::HOPPER, products, TILES, wgmma];
-            let ctas = if dim > 64 { [1, 2, 2] } else { [2, 2, 3] };
+            let ctas = if options {
+                [1; 3]
+            } else if dim > 64 {
+                [1, 2, 2]
+            } else {
+                [2, 2, 3]
+            };
             ("attention-wgmma", Support::Only((9, 0)), files, ctas)
         }
     };
     let definitions = format!(
-        "#define ELEMENT {}\n#define DIM {dim}\n#define FORWARD_ROWS {}\n#define FORWARD_CTAS {}\n#define KEYS_CTAS {}\n#define QUERIES_CTAS {}\n",
+        "#define ELEMENT {}\n#define DIM {dim}\n#define OPTIONS {options}\n#define FORWARD_ROWS {}\n#define FORWARD_CTAS {}\n#define KEYS_CTAS {}\n#define QUERIES_CTAS {}\n",
         dtype.definition(),
         instruction.forward_rows(),
         ctas[0],
         ctas[1],
         ctas[2],
     );
-    Source::new(format!("{name}-{dtype}-{dim}"), support)
+    let suffix = if options { "-options" } else { "" };
+    Source::new(format!("{name}-{dtype}-{dim}{suffix}"), support)
         .define(definitions)
         .with([headers::COMMON])
         .with(files)
@@ -92,14 +99,20 @@ fn source(instruction: Instruction, dtype: DataType, dim: u32) -> Source {
 
 /// Returns every source.
 pub(super) fn sources() -> impl Iterator<Item = Source> {
-    let of = |instruction, dtype| DIMS.into_iter().map(move |dim| source(instruction, dtype, dim));
+    let kinds = || DIMS.into_iter().flat_map(|dim| [(dim, false), (dim, true)]);
+    let of = move |instruction, dtype| kinds().map(move |kind| source(instruction, dtype, kind));
     Instruction::ALL.into_iter().flat_map(move |with| TYPES.into_iter().flat_map(move |dtype| of(with, dtype)))
 }
 
 impl TileAttention {
-    /// Loads the kernels.
-    pub(super) fn new(device: &Device, instruction: Instruction, dtype: DataType, dim: u32) -> Result<Self> {
-        let source = source(instruction, dtype, dim);
+    /// Loads the kernels, those with windows and soft caps or those without.
+    pub(super) fn new(
+        device: &Device,
+        instruction: Instruction,
+        dtype: DataType,
+        (dim, options): (u32, bool),
+    ) -> Result<Self> {
+        let source = source(instruction, dtype, (dim, options));
         let kernels = Self {
             instruction,
             dim,

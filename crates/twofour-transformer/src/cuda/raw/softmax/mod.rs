@@ -18,14 +18,18 @@ pub(crate) struct Softmax {
 }
 
 /// The kernels' parameters, in their memory layout; `kernel.cu` says what each is.
+#[derive(Default)]
 #[repr(C)]
 pub(crate) struct SoftmaxParameters {
     pub(crate) scores: DevicePtr,
     pub(crate) probabilities: DevicePtr,
     pub(crate) lse: DevicePtr,
+    pub(crate) capped: DevicePtr,
     pub(crate) positions: u32,
     pub(crate) scale: f32,
     pub(crate) causal: u32,
+    pub(crate) window: u32,
+    pub(crate) soft_cap: f32,
 }
 
 fn source(dtype: DataType) -> Source {

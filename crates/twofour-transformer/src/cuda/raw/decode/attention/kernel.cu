@@ -22,11 +22,13 @@ struct Attention {
     u32 splits, tiles;       // splits of the cache, and tiles of each
     u32 window;              // keys that a token attends to, itself included; at most 2^31 - 1
     float epsilon;
-    float scale;             // of scores, for powers of two
+    float scale;             // of scores, for powers of two; with a soft cap, of twice the score by the cap
+    float soft_cap;          // of scores, for powers of two; 0 for none
 };
 
-constexpr u32 THREADS = 128, WARPS = THREADS / 32, TILE = 64;
-constexpr u32 LANES = DIM / WIDTH < 8 ? DIM / WIDTH : 8, PER = DIM / LANES, VECTORS = PER / WIDTH;
+// Heads of more than 128 elements take twice the lanes, and tiles of half the keys: registers stay the same.
+constexpr u32 THREADS = 128, WARPS = THREADS / 32, TILE = DIM > 128 ? 32 : 64;
+constexpr u32 LANES = DIM > 128 ? 16 : DIM / WIDTH < 8 ? DIM / WIDTH : 8, PER = DIM / LANES, VECTORS = PER / WIDTH;
 constexpr u32 AT_ONCE = THREADS / LANES, PASSES = TILE / AT_ONCE;
 constexpr u32 HALF = DIM / 2, EACH = (HALF + 31) / 32;
 
@@ -197,6 +199,8 @@ template <int ROWS, bool APPENDS> __device__ __forceinline__ void attend(const A
             unrolled<ROWS>([&](auto r) {
                 float dot = dots[i.value][r.value];
                 for (u32 distance = LANES / 2; distance > 0; distance /= 2) dot += __shfl_xor_sync(0xFFFFFFFFu, dot, distance);
+                // soft_cap tanh(x) of the exponential of 2 x.
+                if (p.soft_cap > 0.0f) dot = p.soft_cap - __fdividef(2.0f * p.soft_cap, 1.0f + exp2f(dot));
                 // The end of what the row's token attends to.
                 const u32 limit = before + (first_row + r.value) / group + 1;
                 const bool attends = r.value < rows && key >= from && key < min(to, limit) && key + p.window >= limit;
@@ -205,7 +209,7 @@ template <int ROWS, bool APPENDS> __device__ __forceinline__ void attend(const A
         });
         __syncthreads();
         for (u32 r = warp; r < ROWS; r += WARPS) {
-            const float one = scores[r][lane], other = scores[r][lane + 32], old = largest[r];
+            const float one = scores[r][lane], other = TILE > 32 ? scores[r][lane + 32 % TILE] : -INFINITE, old = largest[r];
             float most = fmaxf(one, other);
             for (u32 distance = 16; distance > 0; distance /= 2) most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, distance));
             most = fmaxf(most, old);
@@ -213,7 +217,8 @@ template <int ROWS, bool APPENDS> __device__ __forceinline__ void attend(const A
             const float base = most == -INFINITE ? 0.0f : most, a = exp2f(one - base), b = exp2f(other - base), factor = exp2f(old - base);
             float sum = a + b;
             for (u32 distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, distance);
-            scores[r][lane] = a, scores[r][lane + 32] = b;
+            scores[r][lane] = a;
+            if (TILE > 32) scores[r][lane + 32 % TILE] = b;
             __syncwarp();
             if (lane == 0) largest[r] = most, sums[r] = sums[r] * factor + sum, factors[r] = factor;
         }
@@ -299,4 +304,6 @@ template <int ROWS, bool APPENDS> __device__ __forceinline__ void attend(const A
     extern "C" __global__ void __launch_bounds__(128, 2) append_and_attend_##ROWS(const __grid_constant__ Attention p) { attend<ROWS, true>(p); }
 ATTEND(1)
 ATTEND(2)
+#if DIM <= 128
 ATTEND(4)
+#endif

@@ -11,13 +11,17 @@ use twofour_cuda::{
 };
 
 /// Elements of a head that there are kernels for.
-pub(crate) const DIMS: [usize; 3] = [32, 64, 128];
+pub(crate) const DIMS: [usize; 4] = [32, 64, 128, 256];
 
-/// Rows of a CTA that there are kernels for.
-const ROWS: [usize; 3] = [1, 2, 4];
+/// Returns the rows of a CTA that there are kernels for.
+fn rows_of(dim: usize) -> &'static [usize] {
+    if dim > 128 { &[1, 2] } else { &[1, 2, 4] }
+}
 
-/// Keys of a tile.
-pub(crate) const TILE: usize = 64;
+/// Returns the keys of a tile.
+pub(crate) fn tile_of(dim: usize) -> usize {
+    if dim > 128 { 32 } else { 64 }
+}
 
 /// Threads of a CTA.
 const THREADS: u32 = 128;
@@ -25,10 +29,11 @@ const THREADS: u32 = 128;
 /// The kernels for one data type and size of heads, on one device.
 #[derive(Debug, Clone)]
 pub(crate) struct CachedAttention {
+    dim: usize,
     append: Kernel,
-    /// By [`ROWS`].
-    attend: [Kernel; 3],
-    append_and_attend: [Kernel; 3],
+    /// By [`rows_of`].
+    attend: Vec<Kernel>,
+    append_and_attend: Vec<Kernel>,
 }
 
 /// The kernels' parameters, in their memory layout; `kernel.cu` says what each is.
@@ -56,16 +61,18 @@ pub(crate) struct CachedAttentionParameters {
     pub(crate) window: u32,
     pub(crate) epsilon: f32,
     pub(crate) scale: f32,
+    pub(crate) soft_cap: f32,
 }
 
-/// Returns the index in [`ROWS`] of the CTAs for this many rows that share a head: the fewest CTAs, and then the fewest rows.
-fn rows_index(rows: usize) -> usize {
-    ROWS.iter().position(|r| *r >= rows).unwrap_or(ROWS.len() - 1)
+/// Returns the index in [`rows_of`] of the CTAs for this many rows that share a head: the fewest CTAs, and then the fewest rows.
+fn rows_index(dim: usize, rows: usize) -> usize {
+    let all = rows_of(dim);
+    all.iter().position(|r| *r >= rows).unwrap_or(all.len() - 1)
 }
 
 /// Returns the rows of a CTA, and the CTAs of a head, for this many rows that share it.
-pub(crate) fn row_blocks(rows: usize) -> (usize, usize) {
-    let of_block = ROWS[rows_index(rows)];
+pub(crate) fn row_blocks(dim: usize, rows: usize) -> (usize, usize) {
+    let of_block = rows_of(dim)[rows_index(dim, rows)];
     (of_block, rows.div_ceil(of_block))
 }
 
@@ -85,15 +92,15 @@ impl CachedAttention {
         twofour_cuda::raw::float_types::expect_float_type("attention over a cache", dtype)?;
         if !DIMS.contains(&dim) {
             return Err(Error::NoMethod {
-                what: format!("attention over a cache with heads of {dim} elements; 32, 64 and 128 are supported"),
+                what: format!("attention over a cache with heads of {dim} elements; 32, 64, 128 and 256 are supported"),
             });
         }
         let source = source(dtype, dim);
-        let kernels = |prefix: &str| -> Result<[Kernel; 3]> {
-            let kernel = |rows: usize| device.kernel(&source, &format!("{prefix}_{rows}"));
-            Ok([kernel(ROWS[0])?, kernel(ROWS[1])?, kernel(ROWS[2])?])
+        let kernels = |prefix: &str| -> Result<Vec<Kernel>> {
+            rows_of(dim).iter().map(|rows| device.kernel(&source, &format!("{prefix}_{rows}"))).collect()
         };
         Ok(Self {
+            dim,
             append: device.kernel(&source, "append")?,
             attend: kernels("attend")?,
             append_and_attend: kernels("append_and_attend")?,
@@ -109,7 +116,7 @@ impl CachedAttention {
         let CachedAttentionParameters { batch, count, heads, kv_heads, splits, .. } = *parameters;
         let rows = (heads / kv_heads) as usize * count as usize;
         let ctas = |n: u64| u32::try_from(n).ok().filter(|n| i32::try_from(*n).is_ok());
-        let blocks = ctas(u64::from(batch) * u64::from(kv_heads) * row_blocks(rows).1 as u64);
+        let blocks = ctas(u64::from(batch) * u64::from(kv_heads) * row_blocks(self.dim, rows).1 as u64);
         let warps = u64::from(batch) * u64::from(count) * 2 * u64::from(kv_heads);
         let (Some(blocks), Some(appending)) = (blocks, ctas(warps.div_ceil(u64::from(THREADS / 32)))) else {
             return Err(Error::TooLarge { rows, cols: batch as usize });
@@ -118,7 +125,7 @@ impl CachedAttention {
             return Err(Error::TooLarge { rows, cols: splits as usize });
         }
         let launch = Launch::simple((blocks, splits), THREADS);
-        let index = rows_index(rows);
+        let index = rows_index(self.dim, rows);
         if count == 1 {
             // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
             return unsafe { self.append_and_attend[index].launch(stream, launch, parameters) };
@@ -139,7 +146,10 @@ mod tests {
     fn rows_are_spread_over_as_few_ctas_as_possible() {
         let expected = [(1, (1, 1)), (2, (2, 1)), (3, (4, 1)), (4, (4, 1)), (5, (4, 2)), (7, (4, 2)), (2048, (4, 512))];
         for (rows, blocks) in expected {
-            assert_eq!(row_blocks(rows), blocks, "{rows}");
+            assert_eq!(row_blocks(128, rows), blocks, "{rows}");
+        }
+        for (rows, blocks) in [(1, (1, 1)), (2, (2, 1)), (3, (2, 2)), (8, (2, 4))] {
+            assert_eq!(row_blocks(256, rows), blocks, "{rows}");
         }
     }
 }
