@@ -101,6 +101,14 @@ def test_results_have_the_shapes_that_torch_compile_is_told(rows, cols, device):
         assert {name for name, _ in calls} == {name for name in dir(OPS) if not name.startswith("_") and name != "name"} - {"adamw_step_"}
 
 
+def test_arguments_may_be_named(device):
+    dense = two_four(24, 64, torch.float32, device)
+    with FakeTensorMode() as mode:
+        packed, packed_t, _ = OPS.pack(weight=mode.from_tensor(dense), rule=GREEDY, scale=1.0, transpose=False, check=True)
+        assert packed_t.numel() == 0
+        assert OPS.unpack(packed, cols=64, rows=24).shape == (24, 64)
+
+
 def test_shapes_are_known_of_symbols(device):
     """A packed activation has a length that is a formula of its rows."""
     dense = two_four(24, 64, torch.float32, device)

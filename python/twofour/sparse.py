@@ -6,8 +6,10 @@ import warnings
 
 import torch
 
-from .operators import float8, integers, masks
-from .operators.packed import pack_by_mask, pack_by_rule, pack_sparse
+from . import operators
+from .operators import eight_bits, masks
+from .operators.float8 import FLOAT8
+from .operators.packed import Packed, pack_by_mask, pack_by_rule, pack_sparse
 from .tensor.semi_structured import (
     SparseSemiStructuredTensor,
     SparseSemiStructuredTensorCUSPARSELT,
@@ -56,8 +58,6 @@ def to_sparse_semi_structured(
             of ``mask``, ``MVUE24`` and ``prune``; for a number outside int8, with its place. An estimate of integers up to 63 in magnitude stays inside.
         RuntimeError: for another rank or an unsupported type.
     """
-    from . import operators
-
     if transposed:
         warnings.warn(
             "Setting transpose from `to_sparse_semi_structured` is deprecated and has no effect: transpose the result with .t()",
@@ -71,24 +71,22 @@ def to_sparse_semi_structured(
     if dtype is not None and not to_integers:
         original_tensor = original_tensor.to(dtype)
     if mask is None and not MVUE24 and not prune:
-        return cls.from_dense(integers.cast(original_tensor) if dtype is torch.int8 else original_tensor, alg_id)
+        return cls.from_dense(eight_bits.cast(original_tensor) if dtype is torch.int8 else original_tensor, alg_id)
     cls._validate_device_dim_dtype_shape(original_tensor)
     dense = original_tensor.detach()
     if mask is not None and mask.shape != dense.shape:
         raise RuntimeError(f"the mask has shape {tuple(mask.shape)}, the tensor {tuple(dense.shape)}: both must be the same")
     if MVUE24 and seed is None:
         seed = operators.new_seed(dense.device)
-    if to_integers:
+    if to_integers or original_tensor.dtype in FLOAT8:
         if mask is not None:
             _verified(mask.bool())
-        kept, tiles = integers.kept(dense, mask, seed if MVUE24 else None, prune)
-        sparse = cls._of(pack_sparse(kept), tiles)
-        sparse = sparse if dtype in (None, torch.int8) else sparse.to(dtype)
-    elif original_tensor.dtype in float8.FLOAT8:
-        if mask is not None:
-            _verified(mask.bool())
-        kept, tiles = float8.kept(dense, mask, seed if MVUE24 else None, prune)
-        sparse = cls._of(float8.pack_kept(kept, tiles is not None), tiles)
+        kept, tiles = eight_bits.kept(dense, mask, seed if MVUE24 else None, prune, torch.int8 if to_integers else dense.dtype)
+        weight = pack_sparse(kept)
+        if tiles is not None and not to_integers:
+            weight = Packed(weight.rows, weight.cols, weight.forward, pack_sparse(kept.t().contiguous()).forward)
+        sparse = cls._of(weight, tiles)
+        sparse = sparse if dtype in (None, kept.dtype) else sparse.to(dtype)
     elif mask is not None:
         sparse = cls._of(pack_by_mask(dense, _verified(mask.bool()), False), None, original_tensor.requires_grad)
     elif MVUE24:

@@ -93,10 +93,11 @@ def _raising(op):
 
 def _fake(name: str, op):
     """What makes tensors without elements of the shapes of the operator's results."""
-    defaults = [argument.default_value for argument in op._schema.arguments]
+    arguments = op._schema.arguments
 
-    def fake(*args):
-        results = _native.result_shapes(name, (*args, *defaults[len(args) :]))
+    def fake(*args, **named):
+        args = (*args, *(named.get(argument.name, argument.default_value) for argument in arguments[len(args) :]))
+        results = _native.result_shapes(name, args)
         made = tuple(args[0].new_empty(sizes, dtype=dtype and getattr(torch, dtype)) for sizes, dtype in results)
         return made if len(made) > 1 else made[0]
 

@@ -1,55 +1,17 @@
-"""2:4 matrices of 8-bit floats: packing them, and ``torch._scaled_mm`` with them."""
+"""``torch._scaled_mm`` with 2:4 matrices of 8-bit floats."""
 
 from __future__ import annotations
 
 import torch
 
 from .. import operators
-from .packed import Packed, pack_by_rule, pack_sparse
+from .packed import Packed
 
 #: The types, by torch's number of each.
 FLOAT8 = operators.FLOAT8
 
 #: The types that GEMMs of 8-bit floats give; others are rounded afterwards.
 _RESULTS = operators.TYPES
-
-
-def kept(dense: torch.Tensor, mask: torch.Tensor | None, seed: int | torch.Tensor | None, prune: bool | str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What a mask, an unbiased estimate or a mask rule keeps of a matrix of 8-bit floats, with zeros elsewhere.
-
-    Args:
-        dense: the matrix, ``[rows, cols]``.
-        mask: what to keep, 2:4 along rows; or ``None``.
-        seed: that of the estimate; or ``None``.
-        prune: otherwise, ``True`` or the name of the rule.
-
-    Returns:
-        the matrix, and the rule's mask in tiles where it is 2:4 along columns, too.
-
-    Raises:
-        ValueError: for a NaN that would have to be ordered; for an unknown rule.
-    """
-    # float16 has all numbers of both types.
-    half = dense.half()
-    if mask is not None:
-        return half.masked_fill(~mask.bool(), 0).to(dense.dtype), None
-    if seed is not None:
-        return saturated(operators.estimated(half.contiguous(), operators.ESTIMATORS["mvue"], seed), dense.dtype), None
-    rule = "magnitude" if prune is True else prune
-    weight, tiles = pack_by_rule(half, rule, transpose=False)
-    return weight.to_dense().to(dense.dtype), None if rule == "magnitude" else tiles
-
-
-def pack_kept(dense: torch.Tensor, both_ways: bool) -> Packed:
-    """Packs a matrix that is 2:4 along its rows and, with ``both_ways``, along its columns.
-
-    Raises:
-        ValueError: where it is not; the message names the first row and column.
-    """
-    weight = pack_sparse(dense)
-    if both_ways:
-        weight = Packed(weight.rows, weight.cols, weight.forward, pack_sparse(dense.t().contiguous()).forward)
-    return weight
 
 
 def saturated(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
