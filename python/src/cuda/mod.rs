@@ -10,7 +10,7 @@ use twofour_cuda::{
     layer::{DeviceSlice, DeviceSliceMut, LayerContext},
 };
 
-use crate::torch::{Failure, Result, ScalarType, Tensor};
+use crate::torch::{Failure, Result, ScalarType, Tensor, operands::with_last};
 
 pub(crate) use context::{load, set_tile_scheduler};
 pub(crate) use masks::{new_mask, number, sampling, select_into};
@@ -82,6 +82,33 @@ pub(crate) fn slice_mut<'a>(context: &LayerContext, tensor: &'a mut Tensor, what
     let dtype = data_type(tensor, what)?;
     // SAFETY: as for `slice`; nobody else has seen the tensor.
     Ok(unsafe { DeviceSliceMut::from_raw(context.device(), tensor.address(), tensor.numel(), dtype) })
+}
+
+/// The operands of a GEMM with a packed weight.
+pub(crate) struct Product<'a> {
+    pub(crate) input: DeviceSlice<'a>,
+    pub(crate) packed: DeviceSlice<'a>,
+    pub(crate) bias: Option<DeviceSlice<'a>>,
+    pub(crate) output: DeviceSliceMut<'a>,
+}
+
+/// The result of a GEMM that `launch` launches: of the shape of `x`, but for the last dimension and the type.
+pub(crate) fn multiply(
+    context: &LayerContext,
+    (x, packed, bias): (&Tensor, &Tensor, Option<&Tensor>),
+    (features, dtype): (usize, ScalarType),
+    launch: impl FnOnce(Product<'_>) -> Result<()>,
+) -> Result<Tensor> {
+    let (x, packed) = (x.contiguous("the input")?, packed.contiguous("the packed weight")?);
+    let bias = bias.map(|bias| bias.contiguous("the bias")).transpose()?;
+    let mut y = with_last(&x, x.device(), features, dtype)?;
+    launch(Product {
+        input: slice(context, &x, "the input")?,
+        packed: slice(context, &packed, "the packed weight")?,
+        bias: bias.as_ref().map(|bias| slice(context, bias, "the bias")).transpose()?,
+        output: slice_mut(context, &mut y, "the output")?,
+    })?;
+    Ok(y)
 }
 
 /// An error unless a tensor is on the device of a context.

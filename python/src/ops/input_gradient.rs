@@ -35,11 +35,7 @@ fn cuda(dy: Tensor, packed: Tensor, cols: usize) -> Result<Tensor> {
     let (dtype, context) = (half_type(&dy, "the output gradient")?, context::of(&dy)?);
     let (tokens, rows) = rows_and_last(&dy, "the output gradient")?;
     expect_packed(&packed, packed_len(dtype, rows, cols)?, dy.dtype()?, (rows, cols), &dy)?;
-    let (dy, packed) = (dy.contiguous("the output gradient")?, packed.contiguous("the packed weight")?);
-    let mut dx = with_last(&dy, dy.device(), cols, dy.dtype()?)?;
-    let weight = PackedSlice::new(slice(&context, &packed, "the packed weight")?, rows, cols);
-    let (gradient, output) =
-        (slice(&context, &dy, "the output gradient")?, slice_mut(&context, &mut dx, "the input gradient")?);
-    borrowed::input_gradient(&context, weight, gradient, tokens, output)?;
-    Ok(dx)
+    multiply(&context, (&dy, &packed, None), (cols, dy.dtype()?), |p| {
+        Ok(borrowed::input_gradient(&context, PackedSlice::new(p.packed, rows, cols), p.input, tokens, p.output)?)
+    })
 }

@@ -73,12 +73,8 @@ fn on_cuda(
     }
     let (dtype, context) = (half_type(x, "the input")?, context::of(x)?);
     expect_packed(packed, packed_len(dtype, rows, cols)?, x.dtype()?, (rows, cols), x)?;
-    let (x, packed) = (x.contiguous("the input")?, packed.contiguous("the packed weight")?);
-    let bias = bias.map(|bias| bias.contiguous("the bias")).transpose()?;
-    let bias = bias.as_ref().map(|bias| slice(&context, bias, "the bias")).transpose()?;
-    let mut y = with_last(&x, x.device(), rows, x.dtype()?)?;
-    let weight = PackedSlice::new(slice(&context, &packed, "the packed weight")?, rows, cols);
-    let (input, output) = (slice(&context, &x, "the input")?, slice_mut(&context, &mut y, "the output")?);
-    borrowed::linear(&context, weight, input, tokens, bias, activation, output)?;
-    Ok(y)
+    multiply(&context, (x, packed, bias), (rows, x.dtype()?), |p| {
+        let weight = PackedSlice::new(p.packed, rows, cols);
+        Ok(borrowed::linear(&context, weight, p.input, tokens, p.bias, activation, p.output)?)
+    })
 }

@@ -78,22 +78,17 @@ fn cuda(
     expect_packed(&packed, packed_len(packable(packed.dtype()?)?, rows, cols)?, packed.dtype()?, (rows, cols), &x)?;
     expect_scales(&scales, "the scales", rows)?;
     expect_scales(&token_scales, "the tokens' scales", tokens)?;
-    let (x, packed) = (x.contiguous("the input")?, packed.contiguous("the packed weight")?);
     let (scales, token_scales) = (scales.contiguous("the scales")?, token_scales.contiguous("the tokens' scales")?);
-    let bias = bias.contiguous("the bias")?;
     let optional = |tensor: &'_ Tensor| tensor.numel() != 0;
-    let mut y = with_last(&x, x.device(), rows, dtype)?;
-    let weight = PackedSlice::new(slice(&context, &packed, "the packed weight")?, rows, cols);
-    let epilogue = Float8Epilogue {
-        scales: optional(&scales).then(|| slice(&context, &scales, "the scales")).transpose()?,
-        token_scales: optional(&token_scales)
-            .then(|| slice(&context, &token_scales, "the tokens' scales"))
-            .transpose()?,
-        bias: optional(&bias).then(|| slice(&context, &bias, "the bias")).transpose()?,
-    };
-    let (input, output) = (slice(&context, &x, "the input")?, slice_mut(&context, &mut y, "the output")?);
-    borrowed::float8_linear(&context, weight, input, tokens, epilogue, output)?;
-    Ok(y)
+    let bias = optional(&bias).then_some(&bias);
+    multiply(&context, (&x, &packed, bias), (rows, dtype), |p| {
+        let scales = optional(&scales).then(|| slice(&context, &scales, "the scales")).transpose()?;
+        let token_scales =
+            optional(&token_scales).then(|| slice(&context, &token_scales, "the tokens' scales")).transpose()?;
+        let epilogue = Float8Epilogue { scales, token_scales, bias: p.bias };
+        let weight = PackedSlice::new(p.packed, rows, cols);
+        Ok(borrowed::float8_linear(&context, weight, p.input, tokens, epilogue, p.output)?)
+    })
 }
 
 fn result_type(dtype: FloatType, x: &Tensor) -> Result<ScalarType> {

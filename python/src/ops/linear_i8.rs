@@ -31,10 +31,7 @@ fn cuda(x: Tensor, packed: Tensor, rows: usize) -> Result<Tensor> {
     let context = context::of(&x)?;
     let (tokens, cols) = rows_and_last(&x, "the input")?;
     expect_packed(&packed, packed_len(DataType::I8, rows, cols)?, ScalarType::I8, (rows, cols), &x)?;
-    let (x, packed) = (x.contiguous("the input")?, packed.contiguous("the packed weight")?);
-    let mut y = with_last(&x, x.device(), rows, ScalarType::I32)?;
-    let weight = PackedSlice::new(slice(&context, &packed, "the packed weight")?, rows, cols);
-    let (input, output) = (slice(&context, &x, "the input")?, slice_mut(&context, &mut y, "the output")?);
-    borrowed::exact_linear(&context, weight, input, tokens, output)?;
-    Ok(y)
+    multiply(&context, (&x, &packed, None), (rows, ScalarType::I32), |p| {
+        Ok(borrowed::exact_linear(&context, PackedSlice::new(p.packed, rows, cols), p.input, tokens, p.output)?)
+    })
 }

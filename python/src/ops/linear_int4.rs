@@ -88,12 +88,8 @@ fn on_cuda(
     if cols == 0 && tokens * rows > 0 {
         return Err(Failure::runtime("the input has no features: an int4 weight on a GPU has at least one column"));
     }
-    let (x, packed) = (x.contiguous("the input")?, packed.contiguous("the packed weight")?);
-    let bias = bias.map(|bias| bias.contiguous("the bias")).transpose()?;
-    let bias = bias.as_ref().map(|bias| slice(&context, bias, "the bias")).transpose()?;
-    let mut y = with_last(&x, x.device(), rows, x.dtype()?)?;
-    let weight = Int4Slice { memory: slice(&context, &packed, "the packed weight")?, rows, cols, granularity };
-    let (input, output) = (slice(&context, &x, "the input")?, slice_mut(&context, &mut y, "the output")?);
-    int4::linear(&context, weight, input, tokens, bias, activation, output)?;
-    Ok(y)
+    multiply(&context, (x, packed, bias), (rows, x.dtype()?), |p| {
+        let weight = Int4Slice { memory: p.packed, rows, cols, granularity };
+        Ok(int4::linear(&context, weight, p.input, tokens, p.bias, activation, p.output)?)
+    })
 }

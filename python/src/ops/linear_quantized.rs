@@ -96,13 +96,9 @@ fn on_cuda(
     let context = context::of(x)?;
     let (tokens, cols) = rows_and_last(x, "the input")?;
     expect_packed(packed, packed_len(DataType::I8, rows, cols)?, ScalarType::I8, (rows, cols), x)?;
-    let (x, packed) = (x.contiguous("the input")?, packed.contiguous("the packed weight")?);
-    let (scales, bias) = (scales.contiguous("the scales")?, bias.map(|bias| bias.contiguous("the bias")).transpose()?);
-    let bias = bias.as_ref().map(|bias| slice(&context, bias, "the bias")).transpose()?;
-    let mut y = with_last(&x, x.device(), rows, x.dtype()?)?;
-    let weight = PackedSlice::new(slice(&context, &packed, "the packed weight")?, rows, cols);
-    let scales = slice(&context, &scales, "the scales")?;
-    let (input, output) = (slice(&context, &x, "the input")?, slice_mut(&context, &mut y, "the output")?);
-    borrowed::scaled_linear(&context, (weight, scales), input, tokens, bias, activation, output)?;
-    Ok(y)
+    let scales = scales.contiguous("the scales")?;
+    multiply(&context, (x, packed, bias), (rows, x.dtype()?), |p| {
+        let weight = (PackedSlice::new(p.packed, rows, cols), slice(&context, &scales, "the scales")?);
+        Ok(borrowed::scaled_linear(&context, weight, p.input, tokens, p.bias, activation, p.output)?)
+    })
 }
