@@ -1,10 +1,13 @@
 """The package's own modules: what imports what, and the names that they had in earlier versions."""
 
+import copy
 import importlib
 import pathlib
+import pickle
 import re
 
 import pytest
+import torch
 
 import twofour
 from twofour import pickles
@@ -37,3 +40,12 @@ def test_folders_import_only_what_stands_above_them():
 @pytest.mark.parametrize("earlier", pickles._EARLIER)
 def test_modules_are_found_by_their_earlier_names(earlier):
     assert importlib.import_module(earlier) is importlib.import_module(pickles._EARLIER[earlier])
+
+
+def test_a_layer_that_was_compiled_is_pickled_and_copied_without_its_code():
+    for layer in (twofour.Linear(16, 8), twofour.Int4Linear.from_dense(torch.nn.Linear(16, 8), prune=True)):
+        layer.compile(backend="eager")
+        x = torch.randn(3, 16)
+        expected = layer(x)
+        for same in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            assert torch.equal(same(x), expected) and same._compiled_call_impl is None

@@ -26,6 +26,7 @@ _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 #: The dtypes that kernels multiply.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
+
 @share_between_processes
 class Linear(PackedLayer, SparseLayer, nn.Linear):
     """``y = x @ W.T + bias`` with a 2:4 weight ``W`` of shape ``[out_features, in_features]``. The weight is frozen.

@@ -138,7 +138,7 @@ class PackedLayer(FrozenBuffers):
 
     def __getstate__(self):
         buffers = {**self._buffers, self.PACKED: None, **dict(zip(self.PARTS, self.canonical(), strict=True))}
-        return {**self.__dict__, "_buffers": buffers}
+        return {**super().__getstate__(), "_buffers": buffers}
 
     def __setstate__(self, state):
         # Earlier versions had the parts of integers beside the buffers.
