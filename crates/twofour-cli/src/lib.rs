@@ -1,5 +1,5 @@
-//! The `twofour` command: 2:4 sparsity from the shell. As a library it is the base of `twofour-bench`, which shares its output, its exit codes and
-//! its way of measuring.
+//! The `twofour` command: 2:4 sparsity from the shell. As a library it is the base of `twofour-bench`, which shares its
+//! output, its exit codes and its way of measuring.
 //!
 //! | folder or file | holds |
 //! |---|---|
@@ -38,6 +38,8 @@ mod parse;
 pub mod present;
 mod program;
 mod quickstart;
+#[cfg(test)]
+mod reference;
 mod selection;
 pub mod threads;
 mod tightest;
