@@ -64,9 +64,10 @@ fn text(size: u32, color: RGBColor, h: HPos) -> TextStyle<'static> {
 }
 
 fn curves(area: &Area<'_, '_>, report: &Report, losses: &Losses) -> Result<()> {
-    let all = || losses.dense.iter().chain(&losses.sparse).copied().filter(|l| l.is_finite());
+    let lines = [(&losses.dense, DENSE), (&losses.sparse, SPARSE)].map(|(values, color)| (smooth(values), color));
+    let all = || lines.iter().flat_map(|(line, _)| line).copied().filter(|l| l.is_finite());
     let top = all().fold(1.0f32, f32::max);
-    let bottom = all().chain([report.dense.val_loss, report.sparse.val_loss]).fold(top, f32::min);
+    let bottom = all().fold(top, f32::min);
     let steps = losses.dense.len().max(losses.sparse.len()).max(2);
     let floor = (bottom - 0.1 * (top - bottom)).max(0.0);
     let mut chart = ChartBuilder::on(area)
@@ -90,9 +91,11 @@ fn curves(area: &Area<'_, '_>, report: &Report, losses: &Losses) -> Result<()> {
         .axis_desc_style((FONT, 15, &INK))
         .draw()
         .map_err(fault)?;
-    for (values, color) in [(&losses.dense, DENSE), (&losses.sparse, SPARSE)] {
-        let line = smooth(values).into_iter().enumerate().map(|(x, y)| (x as f32, y));
-        chart.draw_series(LineSeries::new(line, color.stroke_width(3))).map_err(fault)?;
+    // About one point for each pixel.
+    let apart = steps.div_ceil(WIDTH as usize / 2);
+    for (line, color) in lines {
+        let points = line.into_iter().enumerate().step_by(apart).map(|(x, y)| (x as f32, y));
+        chart.draw_series(LineSeries::new(points, color.stroke_width(3))).map_err(fault)?;
     }
     let heading = text(20, INK, HPos::Left);
     area.draw(&Text::new("The same model, dense and 2:4", (20, 28), heading)).map_err(fault)?;
