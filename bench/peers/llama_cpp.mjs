@@ -1,9 +1,12 @@
-// llama.cpp as a contender of `twofour-bench generate --llama-cpp 'node bench/peers/llama_cpp.mjs MODEL.gguf --threads 2'`.
+// llama.cpp as a baseline of `twofour-bench generate --llama-cpp 'node bench/peers/llama_cpp.mjs MODEL.gguf --threads
+// 2'`.
 //
-// Needs `npm install --ignore-scripts node-llama-cpp@3.22.1` in the folder it is started in (its prebuilt llama.cpp for x86-64). Models: `llama_cpp_model.py`.
+// Needs `npm install --ignore-scripts node-llama-cpp@3.22.1` in the folder it is started in (its prebuilt llama.cpp for
+// x86-64). Models: `llama_cpp_model.py`.
 //
-// The first line it prints names the contender. For each line {"prompt": P, "length": N} on stdin it reads P tokens in an empty context (prefill, until the
-// first token is chosen), writes N more one by one (decode), and prints {"prefill_s": ..., "decode_s": ...}.
+// The first line it prints names the program. For each line {"prompt": P, "length": N} on stdin it reads P tokens in
+// an empty context (prefill, until the first token is chosen), writes N more one by one (decode), and prints
+// {"prefill_s": ..., "decode_s": ...}.
 import { createRequire } from "node:module";
 import path from "node:path";
 import process from "node:process";

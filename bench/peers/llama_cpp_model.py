@@ -1,6 +1,8 @@
-"""Writes a GGUF model with random weights for `llama_cpp.mjs`: `python3 bench/peers/llama_cpp_model.py SHAPE TYPE FILE [--layers N] [--vocabulary N]`.
+"""Writes a GGUF model with random weights for `llama_cpp.mjs`: `python3 bench/peers/llama_cpp_model.py SHAPE TYPE FILE
+[--layers N] [--vocabulary N]`.
 
-SHAPE is a name that `twofour-bench generate --model` takes; TYPE is bf16, q8_0 or q4_0, of every matrix, embedding and head included. Needs `pip install gguf numpy`.
+SHAPE is a name that `twofour-bench generate --model` takes; TYPE is bf16, q8_0 or q4_0, of every matrix, embedding and
+head included. Needs `pip install gguf numpy`.
 """
 
 import argparse
@@ -9,7 +11,8 @@ import gguf
 import numpy as np
 from gguf.quants import quantize
 
-# Vocabulary, context, layers, width, heads, key-value heads, feed-forward width, base of rotation, whether the head is the embedding.
+# Vocabulary, context, layers, width, heads, key-value heads, feed-forward width, base of rotation, whether the head is
+# the embedding.
 SHAPES = {
     "llama-3.2-1b": (128256, 131072, 16, 2048, 32, 8, 8192, 5e5, True),
     "llama-3.2-3b": (128256, 131072, 28, 3072, 24, 8, 8192, 5e5, True),

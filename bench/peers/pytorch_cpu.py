@@ -2,9 +2,9 @@
 
     python3 bench/peers/pytorch_cpu.py --threads 1,2 --json out.json
 
-f32 and bf16 through `torch.nn.functional.linear` (MKL, oneDNN); int8 through `torch._int_mm`, and through the dynamically quantised
-linear where this PyTorch has an engine for it. Weights rotate over enough copies that no cache holds them; medians of the time
-that the caller sees.
+f32 and bf16 through `torch.nn.functional.linear` (MKL, oneDNN); int8 through `torch._int_mm`, and through the
+dynamically quantised linear where this PyTorch has an engine for it. Weights rotate over enough copies that no cache
+holds them; medians of the time that the caller sees.
 """
 
 import argparse
@@ -23,7 +23,11 @@ warnings.filterwarnings("ignore")
 # The works of `twofour-bench cpu`.
 DTYPES = ("f32", "bf16", "i8")
 WORKS = [("decode", d, s, t) for d in DTYPES for s in ((14336, 4096), (4096, 14336)) for t in (1, 4, 16)]
-WORKS += [("prefill", d, (4096, 4096), t) for d, tokens in (("f32", (512, 2048)), ("bf16", (512,)), ("i8", (512,))) for t in tokens]
+WORKS += [
+    ("prefill", d, (4096, 4096), t)
+    for d, tokens in (("f32", (512, 2048)), ("bf16", (512,)), ("i8", (512,)))
+    for t in tokens
+]
 SIZE = {"f32": 4, "bf16": 2, "i8": 1}
 
 
@@ -94,7 +98,11 @@ def main():
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--seconds", type=float, default=1.0, help="time spent on each contender")
     parser.add_argument("--works", default="decode,prefill", help="kinds of work to time")
-    parser.add_argument("--dtypes", default=",".join(DTYPES), help="a CPU without bf16 or VNNI instructions takes minutes for bf16 and i8")
+    parser.add_argument(
+        "--dtypes",
+        default=",".join(DTYPES),
+        help="a CPU without bf16 or VNNI instructions takes minutes for bf16 and i8",
+    )
     parser.add_argument("--json", help="write the rows to this file, in the form of `twofour-bench cpu`")
     args = parser.parse_args()
     works = [w for w in WORKS if w[0] in args.works.split(",") and w[1] in args.dtypes.split(",")]
@@ -113,13 +121,32 @@ def main():
                     except RuntimeError as error:  # _int_mm refuses few tokens on some versions
                         print(f"{name} {dtype} {shape} {tokens}: {str(error).splitlines()[0]}", file=sys.stderr)
                         continue
-                    row = {"work": work, "dtype": dtype, "shape": shape, "tokens": tokens, "threads": threads, "contender": name}
-                    row |= {"median_us": statistics.median(times), "min_us": min(times), "max_us": max(times), "rounds": len(times)}
+                    row = {
+                        "work": work,
+                        "dtype": dtype,
+                        "shape": shape,
+                        "tokens": tokens,
+                        "threads": threads,
+                        "contender": name,
+                    }
+                    row |= {
+                        "median_us": statistics.median(times),
+                        "min_us": min(times),
+                        "max_us": max(times),
+                        "rounds": len(times),
+                    }
                     row |= {"weight_bytes": weight_bytes, "gb_per_s": 1e-3 * weight_bytes / row["median_us"]}
                     rows.append(row)
-                    print(f"{threads} thr {work:8}{dtype:5}{shape!s:15}{tokens:5} tok  {name:22}{row['median_us']:12.1f} us", flush=True)
+                    print(
+                        f"{threads} thr {work:8}{dtype:5}{shape!s:15}{tokens:5} tok "
+                        f" {name:22}{row['median_us']:12.1f} us",
+                        flush=True,
+                    )
     machine = {"cpu": cpu_name(), "torch": torch.__version__}
-    command = f"python3 bench/peers/pytorch_cpu.py --threads {args.threads} --works {args.works} --dtypes {args.dtypes} --seconds {args.seconds}"
+    command = (
+        f"python3 bench/peers/pytorch_cpu.py --threads {args.threads} --works {args.works} --dtypes {args.dtypes}"
+        f" --seconds {args.seconds}"
+    )
     result = {"machine": machine, "command": command, "rows": rows}
     if args.json:
         with open(args.json, "w") as file:

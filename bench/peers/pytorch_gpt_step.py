@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Median time of a training step of a small GPT in PyTorch eager, f32, on the CPU.
 
-The same architecture as twofour_nn::model::Gpt: byte embedding, pre-norm causal attention with rotary positions, pre-norm
-feed-forward with exact GELU, final norm, untied head; AdamW with decay for matrices, clipping to norm 1, cosine schedule
-left out (it costs nothing). Attention is scaled_dot_product_attention; the optimizer is whichever of PyTorch's foreach and
-fused AdamW is faster here.
+The same architecture as twofour_nn::model::Gpt: byte embedding, pre-norm causal attention with rotary positions,
+pre-norm feed-forward with exact GELU, final norm, untied head; AdamW with decay for matrices, clipping to norm 1,
+cosine schedule left out (it costs nothing). Attention is scaled_dot_product_attention; the optimizer is whichever of
+PyTorch's foreach and fused AdamW is faster here.
 
     python bench/peers/pytorch_gpt_step.py [--steps 8] [--batch 4] [--threads 2]
 
@@ -103,11 +103,21 @@ def main():
                 times[name].append((time.perf_counter() - start) * 1e3)
     medians = {name: statistics.median(values) for name, values in times.items()}
     best = min(medians, key=medians.get)
-    print(json.dumps({
-        "torch": torch.__version__, "threads": a.threads, "batch": a.batch, "steps": a.steps, **sizes,
-        "adamw": best, "step_ms": medians[best], "step_ms_by_adamw": medians,
-        "tokens_per_s": a.batch * a.context / medians[best] * 1e3,
-    }))
+    print(
+        json.dumps(
+            {
+                "torch": torch.__version__,
+                "threads": a.threads,
+                "batch": a.batch,
+                "steps": a.steps,
+                **sizes,
+                "adamw": best,
+                "step_ms": medians[best],
+                "step_ms_by_adamw": medians,
+                "tokens_per_s": a.batch * a.context / medians[best] * 1e3,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

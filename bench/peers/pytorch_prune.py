@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Device time of torch's pruning and compressing both ways (torch._sparse_semi_structured_tile), bf16, on the first GPU.
+"""Device time of torch's pruning and compressing both ways (torch._sparse_semi_structured_tile), bf16, on the first
+GPU.
 
     python bench/peers/pytorch_prune.py [--rounds 30]
 
-Prints one JSON object. Events around each call, 256 MiB read before it so that the second-level cache is cold, medians. The other side:
-twofour-bench cuda prune.
+Prints one JSON object. Events around each call, 256 MiB read before it so that the second-level cache is cold, medians.
+The other side: twofour-bench cuda prune.
 """
 
 import argparse
@@ -35,10 +36,18 @@ def main():
             if i >= 3:
                 times.append(begun.elapsed_time(ended) * 1e3)
         us = statistics.median(times)
-        rows.append({
-            "dtype": "bf16", "shape": list(shape), "contender": "torch", "kernel": "greedy", "us": us,
-            "min_us": min(times), "max_us": max(times), "gb_per_s": 4.25 * shape[0] * shape[1] / us * 1e-3,
-        })
+        rows.append(
+            {
+                "dtype": "bf16",
+                "shape": list(shape),
+                "contender": "torch",
+                "kernel": "greedy",
+                "us": us,
+                "min_us": min(times),
+                "max_us": max(times),
+                "gb_per_s": 4.25 * shape[0] * shape[1] / us * 1e-3,
+            }
+        )
     print(json.dumps({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}))
 
 

@@ -3,8 +3,9 @@
     cargo build --release -p twofour --example solvers
     python bench/peers/sparsegpt.py target/release/examples/solvers [--rows 4096 --cols 4096 --rounds 5 --threads 2]
 
-The contender follows the published implementation step for step: Cholesky factorization, inverse, upper Cholesky factor of the inverse; blocks of 128 columns,
-in each a loop over columns with rank-one updates, 2:4 masks by topk, and one GEMM for the columns after the block. All in f32.
+The contender follows the published implementation step for step: Cholesky factorization, inverse, upper Cholesky factor
+of the inverse; blocks of 128 columns, in each a loop over columns with rank-one updates, 2:4 masks by topk, and one
+GEMM for the columns after the block. All in f32.
 """
 
 import argparse
@@ -91,9 +92,24 @@ for round in range(options.rounds):
         times[name].append(seconds)
         processor[name].append(busy)
 medians = {name: statistics.median(seconds) for name, seconds in times.items()}
-print(json.dumps({"rows": options.rows, "cols": options.cols, "threads": options.threads, "torch": torch.__version__, "seconds": times, "processor_seconds": processor, "median": medians}))
+print(
+    json.dumps(
+        {
+            "rows": options.rows,
+            "cols": options.cols,
+            "threads": options.threads,
+            "torch": torch.__version__,
+            "seconds": times,
+            "processor_seconds": processor,
+            "median": medians,
+        }
+    )
+)
 for name in ("sparsegpt", "sparsegpt-f64"):
     ratios = [a / b for a, b in zip(times["torch"], times[name])]
-    print(f"{name}: {medians[name]:.2f} s, torch {medians['torch']:.2f} s, {statistics.median(ratios):.2f}x (rounds {min(ratios):.2f} to {max(ratios):.2f})")
+    print(
+        f"{name}: {medians[name]:.2f} s, torch {medians['torch']:.2f} s, {statistics.median(ratios):.2f}x (rounds"
+        f" {min(ratios):.2f} to {max(ratios):.2f})"
+    )
     busy = [a / b for a, b in zip(processor["torch"], processor[name])]
     print(f"    processor seconds: {statistics.median(busy):.2f}x (rounds {min(busy):.2f} to {max(busy):.2f})")

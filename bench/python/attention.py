@@ -1,9 +1,10 @@
-"""Attention forward and backward by ``scaled_dot_product_attention``, each of torch's engines: the contenders of ``twofour-bench cuda attention``.
+"""Attention forward and backward by ``scaled_dot_product_attention``, each of torch's engines: the contenders of
+``twofour-bench cuda attention``.
 
     python bench/python/attention.py [-o FILE] [--rounds N]
 
-bf16, random data, contiguous ``[batch, heads, positions, head_dim]``. Engines take turns in shuffled order; the figure is the median of times
-between CUDA events, with a cold L2.
+bf16, random data, contiguous ``[batch, heads, positions, head_dim]``. Engines take turns in shuffled order; the figure
+is the median of times between CUDA events, with a cold L2.
 """
 
 import argparse
@@ -17,10 +18,27 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # Those of the suite: sequences, positions, heads, elements of a head, causal.
-SHAPES = ((32, 257, 16, 64, False), (8, 1626, 16, 64, False), (8, 1024, 20, 64, True), (32, 256, 12, 64, True), (2, 4096, 32, 128, True), (16, 512, 8, 32, True),
-          (64, 64, 12, 64, False), (64, 128, 12, 64, False), (16, 577, 12, 64, False), (64, 128, 12, 64, True), (20, 384, 12, 64, True), (16, 512, 12, 64, True),
-          (16, 256, 16, 128, True), (8, 512, 16, 128, True))
-ENGINES = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
+SHAPES = (
+    (32, 257, 16, 64, False),
+    (8, 1626, 16, 64, False),
+    (8, 1024, 20, 64, True),
+    (32, 256, 12, 64, True),
+    (2, 4096, 32, 128, True),
+    (16, 512, 8, 32, True),
+    (64, 64, 12, 64, False),
+    (64, 128, 12, 64, False),
+    (16, 577, 12, 64, False),
+    (64, 128, 12, 64, True),
+    (20, 384, 12, 64, True),
+    (16, 512, 12, 64, True),
+    (16, 256, 16, 128, True),
+    (8, 512, 16, 128, True),
+)
+ENGINES = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
 
 
 class Contender:
@@ -55,7 +73,12 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark requires a GPU")
     flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-    record = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "cudnn": torch.backends.cudnn.version(), "rows": []}
+    record = {
+        "machine": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+        "rows": [],
+    }
     for shape in SHAPES:
         contenders = {}
         for name, engine in ENGINES.items():
@@ -83,7 +106,14 @@ def main() -> None:
         for (name, part), taken in sorted(times.items()):
             us = statistics.median(taken)
             products = {"forward": 2, "backward": 5, "both": 7}[part]
-            row = {"shape": shape[:4], "causal": causal, "contender": name, "part": part, "us": us, "tflops": products * product / us * 1e-6}
+            row = {
+                "shape": shape[:4],
+                "causal": causal,
+                "contender": name,
+                "part": part,
+                "us": us,
+                "tflops": products * product / us * 1e-6,
+            }
             record["rows"].append(row)
             print(row, flush=True)
         if arguments.out:

@@ -1,10 +1,12 @@
-"""A training step of ViT-L while another kernel holds some of the SMs, as NCCL's do under DistributedDataParallel: dense, and 2:4 with either tile scheduler.
+"""A training step of ViT-L while another kernel holds some of the SMs, as NCCL's do under DistributedDataParallel:
+dense, and 2:4 with either tile scheduler.
 
     python bench/python/busy_device.py [-o FILE] [--rounds N] [--held 0 16 24] [--eager]
 
-A kernel with one thread block for each held SM, whose shared memory leaves no room for another block, runs on a stream of its own from before the backward
-pass begins until the optimizer's step. Contenders are interleaved; a figure is the median of the rounds, in milliseconds of forward pass, backward pass and optimizer. Model and sizes
-are those of ``vit_step.py``, with torch.compile.
+A kernel with one thread block for each held SM, whose shared memory leaves no room for another block, runs on a stream
+of its own from before the backward pass begins until the optimizer's step. Contenders are interleaved; a figure is the
+median of the rounds, in milliseconds of forward pass, backward pass and optimizer. Model and sizes are those of
+``vit_step.py``, with torch.compile.
 """
 
 import argparse
@@ -85,13 +87,21 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
     arguments = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    dense, sparse = (vit_step.Contender(is_sparse, not arguments.eager, SIZE, 32, 257, "cuda") for is_sparse in (False, True))
+    dense, sparse = (
+        vit_step.Contender(is_sparse, not arguments.eager, SIZE, 32, 257, "cuda") for is_sparse in (False, True)
+    )
     contenders = {
         "dense": Contender(dense, "persistent"),
         "2:4, persistent": Contender(sparse, "persistent"),
         "2:4, hardware": Contender(sparse, "hardware"),
     }
-    record = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "twofour": twofour.__version__, "compiled": not arguments.eager, "results": {}}
+    record = {
+        "machine": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "twofour": twofour.__version__,
+        "compiled": not arguments.eager,
+        "results": {},
+    }
     for held in arguments.held:
         busy = Busy(held)
         times = {name: [] for name in contenders}
@@ -103,7 +113,11 @@ def main() -> None:
                     times[name].append(elapsed)
         medians = {name: statistics.median(found) for name, found in times.items()}
         record["results"][f"{held} SMs held"] = medians
-        print(f"{held} SMs held:", {name: f"{ms:.2f} ms, {medians['dense'] / ms:.3f}x" for name, ms in medians.items()}, flush=True)
+        print(
+            f"{held} SMs held:",
+            {name: f"{ms:.2f} ms, {medians['dense'] / ms:.3f}x" for name, ms in medians.items()},
+            flush=True,
+        )
         if arguments.out:
             arguments.out.write_text(json.dumps(record, indent=1))
 

@@ -1,12 +1,15 @@
-"""A training step of ViT-L under DistributedDataParallel on all GPUs of this machine, dense and with 2:4 MLPs, interleaved; both with torch.compile.
+"""A training step of ViT-L under DistributedDataParallel on all GPUs of this machine, dense and with 2:4 MLPs,
+interleaved; both with torch.compile.
 
-    python bench/python/ddp_step.py [-o FILE] [--rounds N] [--gpus N ...] [--compile outside|inside] [--size 257|1626 ...] [--images N] [--profile]
+    python bench/python/ddp_step.py [-o FILE] [--rounds N] [--gpus N ...] [--compile outside|inside]
+        [--size 257|1626 ...] [--images N] [--profile]
 
-``--compile outside`` compiles the module that DistributedDataParallel wraps around the model, in one graph for each of its buckets;
-``inside`` wraps it around the compiled model, which is one graph. Model, optimizer and sizes are those of ``vit_step.py``; each rank has a batch of its own. A figure is the
-median over rounds of the slowest rank's median. "host_ms" is the time until a step that begins on an idle device returns, which is when all of it is launched:
-where that is longer than the device takes, the host decides. Peak memory is rank 0's, of each model alone. After the last round the masks of all ranks are compared. ``--profile`` prints the kernels
-of a step of rank 0.
+``--compile outside`` compiles the module that DistributedDataParallel wraps around the model, in one graph for each of
+its buckets; ``inside`` wraps it around the compiled model, which is one graph. Model, optimizer and sizes are those of
+``vit_step.py``; each rank has a batch of its own. A figure is the median over rounds of the slowest rank's median.
+"host_ms" is the time until a step that begins on an idle device returns, which is when all of it is launched: where
+that is longer than the device takes, the host decides. Peak memory is rank 0's, of each model alone. After the last
+round the masks of all ranks are compared. ``--profile`` prints the kernels of a step of rank 0.
 """
 
 import argparse
@@ -58,7 +61,9 @@ def host_ms(contender: vit_step.Contender) -> float:
     return statistics.median(times)
 
 
-def process(rank: int, ranks: int, rounds: int, batch: int, tokens: int, where: str, folder: str, profile: bool) -> None:
+def process(
+    rank: int, ranks: int, rounds: int, batch: int, tokens: int, where: str, folder: str, profile: bool
+) -> None:
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     torch.cuda.set_device(rank)
     torch.set_float32_matmul_precision("high")
@@ -105,24 +110,44 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--gpus", type=int, nargs="+", help="numbers of GPUs to measure; 1 and all unless told")
     parser.add_argument("--compile", choices=("outside", "inside"), nargs="+", default=["outside", "inside"])
-    parser.add_argument("--size", type=int, choices=(257, 1626), nargs="+", default=[257, 1626], help="tokens of an image")
+    parser.add_argument(
+        "--size", type=int, choices=(257, 1626), nargs="+", default=[257, 1626], help="tokens of an image"
+    )
     parser.add_argument("--images", type=int, help="images of each GPU; 32 of 257 tokens and 8 of 1626 unless told")
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark requires GPUs")
-    record = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "twofour": twofour.__version__, "results": {}}
+    record = {
+        "machine": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "twofour": twofour.__version__,
+        "results": {},
+    }
     gpus = arguments.gpus or sorted({1, torch.cuda.device_count()})
     for (batch, tokens), ranks, where in itertools.product(((32, 257), (8, 1626)), gpus, arguments.compile):
         if tokens not in arguments.size:
             continue
         batch = arguments.images or batch
         with tempfile.TemporaryDirectory() as folder:
-            run = functools.partial(process, ranks=ranks, rounds=arguments.rounds, batch=batch, tokens=tokens, where=where, folder=folder, profile=arguments.profile)
+            run = functools.partial(
+                process,
+                ranks=ranks,
+                rounds=arguments.rounds,
+                batch=batch,
+                tokens=tokens,
+                where=where,
+                folder=folder,
+                profile=arguments.profile,
+            )
             mp.start_processes(run, nprocs=ranks, start_method="spawn")
             found = json.loads(pathlib.Path(folder, "result.json").read_text())
         record["results"][f"ViT-L, {batch}x{tokens}, {ranks} GPUs, compiled {where}"] = found
-        print(f"{batch}x{tokens}, {ranks} GPUs, {where}: {found['dense']['ms'] / found['2:4']['ms']:.3f}x", found, flush=True)
+        print(
+            f"{batch}x{tokens}, {ranks} GPUs, {where}: {found['dense']['ms'] / found['2:4']['ms']:.3f}x",
+            found,
+            flush=True,
+        )
         if arguments.out:
             arguments.out.write_text(json.dumps(record, indent=1))
 

@@ -2,8 +2,9 @@
 
     python bench/python/formats.py [-o FILE] [--rounds N] [--threads N] [int4] [blocks]
 
-On a CPU: int4 (groups of 128) beside a 2:4 weight of the activations' type, and weights of which 80, 90 and 95 % of the blocks of 64 are zero, forward
-and input gradient. Operands are random numbers. A figure is the median over rounds; contenders take turns in shuffled order.
+On a CPU: int4 (groups of 128) beside a 2:4 weight of the activations' type, and weights of which 80, 90 and 95 % of the
+blocks of 64 are zero, forward and input gradient. Operands are random numbers. A figure is the median over rounds;
+contenders take turns in shuffled order.
 """
 
 import argparse
@@ -87,7 +88,9 @@ def main() -> None:
     with torch.no_grad():
         results = {name: {"int4": int4, "blocks": blocks}[name](timer) for name in arguments.what or ("int4", "blocks")}
     if arguments.output:
-        arguments.output.write_text(json.dumps({"torch": torch.__version__, "threads": arguments.threads, **results}, indent=1))
+        arguments.output.write_text(
+            json.dumps({"torch": torch.__version__, "threads": arguments.threads, **results}, indent=1)
+        )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,19 @@
-"""A training step of a GPT at GPT-2 774M's sizes in PyTorch, eager and with torch.compile, interleaved: the other side of `twofour-bench cuda step`.
+"""A training step of a GPT at GPT-2 774M's sizes in PyTorch, eager and with torch.compile, interleaved: the other side
+of `twofour-bench cuda step`.
 
-    python bench/python/gpt_step.py [-o FILE] [--layers 12 36] [--precision autocast bf16] [--rounds N] [--profile] [--tiny]
+    python bench/python/gpt_step.py [-o FILE] [--layers 12 36] [--precision autocast bf16] [--rounds N] [--profile]
+        [--tiny]
 
-The model is that of twofour_nn::model::Gpt: byte embedding, pre-norm causal attention with rotary positions, pre-norm feed-forward with exact GELU, final
-norm, untied head; cross-entropy, gradients clipped to norm 1, fused AdamW with decay for matrices. Attention is scaled_dot_product_attention.
+The model is that of twofour_nn::model::Gpt: byte embedding, pre-norm causal attention with rotary positions, pre-norm
+feed-forward with exact GELU, final norm, untied head; cross-entropy, gradients clipped to norm 1, fused AdamW with
+decay for matrices. Attention is scaled_dot_product_attention.
 
-Precisions: ``autocast`` is bfloat16 autocast over float32 parameters, whose gradients and moments are float32 too (twofour's step has the same types);
-``bf16`` is bfloat16 parameters, gradients and moments without a float32 master (less memory traffic, and not the same training).
+Precisions: ``autocast`` is bfloat16 autocast over float32 parameters, whose gradients and moments are float32 too
+(twofour's step has the same types); ``bf16`` is bfloat16 parameters, gradients and moments without a float32 master
+(less memory traffic, and not the same training).
 
-Milliseconds are of the host, which waits for the loss after each step, as twofour's trainer does; the median over rounds.
+Milliseconds are of the host, which waits for the loss after each step, as twofour's trainer does; the median over
+rounds.
 """
 
 import argparse
@@ -186,7 +191,9 @@ def measure(sizes: dict, precision: str, batch: int, rounds: int, profile: bool)
     return rows
 
 
-def finish(name: str, contender: Contender, precision: str, sizes: dict, rounds: int, profile: bool, interleaved: bool) -> dict:
+def finish(
+    name: str, contender: Contender, precision: str, sizes: dict, rounds: int, profile: bool, interleaved: bool
+) -> dict:
     for _ in range(rounds):
         peak = contender.peak
         contender.timed()
@@ -206,7 +213,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--tiny", action="store_true", help="two steps of a tiny model on a CPU: that the program runs, no figures")
+    parser.add_argument(
+        "--tiny", action="store_true", help="two steps of a tiny model on a CPU: that the program runs, no figures"
+    )
     arguments = parser.parse_args()
     if arguments.tiny:
         sizes = {"layers": 1, "width": 64, "heads": 4, "context": 16, "hidden": 128}
@@ -229,7 +238,11 @@ def main() -> None:
             record["rows"] += found
             for row in found:
                 phases = ", ".join(f"{phase['phase']} {phase['ms']:.2f}" for phase in row["phases"])
-                print(f"{layers} layers, {precision}, {row['contender']}: {row['ms']:.2f} ms ({phases}), {row['bytes'] / 1e9:.1f} GB", flush=True)
+                print(
+                    f"{layers} layers, {precision}, {row['contender']}: {row['ms']:.2f} ms ({phases}),"
+                    f" {row['bytes'] / 1e9:.1f} GB",
+                    flush=True,
+                )
             if arguments.out:
                 arguments.out.write_text(json.dumps(record, indent=1))
             torch.cuda.empty_cache()

@@ -1,9 +1,10 @@
-"""What a call costs the host: ``nn.Linear`` and ``F.linear`` with a dense and with a twofour weight, per call, interleaved.
+"""What a call costs the host: ``nn.Linear`` and ``F.linear`` with a dense and with a twofour weight, per call,
+interleaved.
 
     python bench/python/host.py [-o FILE]
 
-Shapes are small, so that the time is that of the call. Contenders take turns in shuffled order; the figure is the minimum of the rounds'
-means, and the median beside it.
+Shapes are small, so that the time is that of the call. Contenders take turns in shuffled order; the figure is the
+minimum of the rounds' means, and the median beside it.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def contenders(device: str) -> dict:
         "F.linear, twofour, empty kernel": lambda: F.linear(nothing, weight),
         "operator": lambda: operator(x, packed, FEATURES),
         "operator, empty kernel": lambda: operator(nothing, packed, FEATURES),
-        "F.linear, twofour, with gradient": (lambda: F.linear(with_gradient, weight)),
+        "F.linear, twofour, with gradient": lambda: F.linear(with_gradient, weight),
     }
     peer = torchs_class(x, weight)
     if peer is not None:
@@ -54,7 +55,8 @@ def contenders(device: str) -> dict:
 
 
 def torchs_class(x: torch.Tensor, weight: SparseSemiStructuredTensor):
-    """``F.linear`` with torch's own class, where torch runs it; on a CPU with a kernel that only allocates the result."""
+    """``F.linear`` with torch's own class, where torch runs it; on a CPU with a kernel that only allocates the result.
+    """
     if x.device.type == "cuda":
         sparse = torch.sparse.to_sparse_semi_structured(weight.to_dense())
         return lambda: F.linear(x, sparse)
@@ -98,7 +100,13 @@ def main() -> None:
         print(f"{name:40} {us['min_us']:7.2f} us at least, {us['median_us']:7.2f} at the median")
     if arguments.out:
         machine = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
-        record = {"machine": machine, "device": device, "torch": torch.__version__, "twofour": twofour.__version__, "results": found}
+        record = {
+            "machine": machine,
+            "device": device,
+            "torch": torch.__version__,
+            "twofour": twofour.__version__,
+            "results": found,
+        }
         with open(arguments.out, "w") as file:
             json.dump(record, file, indent=1)
 

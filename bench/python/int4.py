@@ -2,9 +2,10 @@
 
     python bench/python/int4.py [-o FILE] [--rounds N]
 
-The four kinds of linear layers of Llama 3 8B, in groups of 128 with bfloat16 activations. Contenders, interleaved in shuffled order: ``F.linear`` in bfloat16, ``torch._weight_int4pack_mm``,
-``twofour.Int4Linear``, and the time in which torch's reduction reads as many bytes as a dense int4 weight has. A CUDA graph calls each on several weights in turn, 512 MB
-or more together, so that none is in the L2 cache. Figures are medians, in microseconds of one call.
+The four kinds of linear layers of Llama 3 8B, in groups of 128 with bfloat16 activations. Contenders, interleaved in
+shuffled order: ``F.linear`` in bfloat16, ``torch._weight_int4pack_mm``, ``twofour.Int4Linear``, and the time in which
+torch's reduction reads as many bytes as a dense int4 weight has. A CUDA graph calls each on several weights in turn,
+512 MB or more together, so that none is in the L2 cache. Figures are medians, in microseconds of one call.
 """
 
 import argparse
@@ -50,17 +51,27 @@ def twofour_int4(rows: int, cols: int):
 
 
 def reading(rows: int, cols: int):
-    """One reduction over the bytes of all dense int4 weights, which takes what memory takes; the others of the list do nothing."""
+    """One reduction over the bytes of all dense int4 weights, which takes what memory takes; the others of the list do
+    nothing.
+    """
     count = len(copies(rows * cols // 2))
     weights = torch.randint(-9, 9, (count * rows * cols // 8,), device="cuda", dtype=torch.int32)
     return [lambda _: torch.amax(weights), *[lambda _: None] * (count - 1)]
 
 
-CONTENDERS = {"dense bf16": dense_bf16, "dense int4 (torch)": torch_int4, "2:4 int4 (twofour)": twofour_int4, "reading dense int4": reading}
+CONTENDERS = {
+    "dense bf16": dense_bf16,
+    "dense int4 (torch)": torch_int4,
+    "2:4 int4 (twofour)": twofour_int4,
+    "reading dense int4": reading,
+}
 
 
 def measure(functions: dict, x: torch.Tensor, rounds: int) -> dict:
-    graphs = {name: graphed(lambda several=several: [function(x) for function in several]) for name, several in functions.items()}
+    graphs = {
+        name: graphed(lambda several=several: [function(x) for function in several])
+        for name, several in functions.items()
+    }
     times = {name: [] for name in graphs}
     for _ in range(rounds):
         for name in random.sample(list(graphs), len(graphs)):
@@ -83,13 +94,21 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=30)
     arguments = parser.parse_args()
-    record = {"torch": torch.__version__, "device": torch.cuda.get_device_name(), "group": GROUP, "rounds": arguments.rounds, "rows": []}
+    record = {
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(),
+        "group": GROUP,
+        "rounds": arguments.rounds,
+        "rows": [],
+    }
     step = {tokens: dict.fromkeys(CONTENDERS, 0.0) for tokens in (1, 4, 8, 16, 32)}
     with torch.inference_mode():
         for layer, (rows, cols) in LLAMA_8B.items():
             functions = {name: make(rows, cols) for name, make in CONTENDERS.items()}
             for tokens, total in step.items():
-                times = measure(functions, torch.randn(tokens, cols, device="cuda", dtype=torch.bfloat16), arguments.rounds)
+                times = measure(
+                    functions, torch.randn(tokens, cols, device="cuda", dtype=torch.bfloat16), arguments.rounds
+                )
                 record["rows"].append({"layer": layer, "shape": [rows, cols], "tokens": tokens, "times": times})
                 medians = {name: time["us"] for name, time in times.items()}
                 print(f"{tokens:3} tokens, {layer} [{rows}, {cols}]: {told(medians, 'us')}", flush=True)

@@ -1,11 +1,13 @@
-"""Linear layers from PyTorch: dense ``F.linear``, a twofour weight, and torch's own 2:4 class, interleaved in one process.
+"""Linear layers from PyTorch: dense ``F.linear``, a twofour weight, and torch's own 2:4 class, interleaved in one
+process.
 
     python bench/python/linear.py [-o FILE] [--rounds N] [--quick]
 
-On a CPU: decode (1 to 16 tokens) and prefill (512) in float32 and bfloat16, with as many threads as torch has. On a GPU, in bfloat16: decode in a CUDA
-graph, prefill in float8_e4m3fn against ``torch._scaled_mm``, prefill (eager, graph and torch.compile), forward and backward with a mask chosen in every step, and pruning both ways. Operands are random
-numbers. A figure is the median over rounds; contenders take turns in shuffled order. FILE keeps its results, so a run that was
-stopped goes on.
+On a CPU: decode (1 to 16 tokens) and prefill (512) in float32 and bfloat16, with as many threads as torch has. On a
+GPU, in bfloat16: decode in a CUDA graph, prefill in float8_e4m3fn against ``torch._scaled_mm``, prefill (eager, graph
+and torch.compile), forward and backward with a mask chosen in every step, and pruning both ways. Operands are random
+numbers. A figure is the median over rounds; contenders take turns in shuffled order. FILE keeps its results, so a run
+that was stopped goes on.
 """
 
 import argparse
@@ -116,7 +118,11 @@ def linear(timer: Timer, rows: int, cols: int, tokens: int, dtype: torch.dtype, 
         functions["torch's class"] = lambda: F.linear(x, torchs)
     if way == "compile":
         torch._dynamo.reset()
-        functions = {name: torch.compile(function, mode="max-autotune-no-cudagraphs") for name, function in functions.items() if name != "torch's class"}
+        functions = {
+            name: torch.compile(function, mode="max-autotune-no-cudagraphs")
+            for name, function in functions.items()
+            if name != "torch's class"
+        }
     with torch.inference_mode():
         if way == "graph":
             functions = {name: graphed(function) for name, function in functions.items()}
@@ -128,7 +134,11 @@ def float8(timer: Timer, rows: int, cols: int, tokens: int, way: str) -> dict:
     dtype = torch.float8_e4m3fn
     sparse = to_sparse_semi_structured(torch.randn(rows, cols, device="cuda").to(dtype), prune=True)
     dense, x = sparse.to_dense(), torch.randn(tokens, cols, device="cuda").to(dtype)
-    scales = {"scale_a": torch.ones((), device="cuda"), "scale_b": torch.ones((), device="cuda"), "out_dtype": torch.bfloat16}
+    scales = {
+        "scale_a": torch.ones((), device="cuda"),
+        "scale_b": torch.ones((), device="cuda"),
+        "out_dtype": torch.bfloat16,
+    }
     functions = {
         "dense": lambda: torch._scaled_mm(x, dense.t(), **scales),
         "twofour": lambda: torch._scaled_mm(x, sparse.t(), **scales),
@@ -196,7 +206,10 @@ def cases(device: str, quick: bool):
                 )
     for name, (rows, cols) in layers.items():
         for way in ("eager", "graph"):
-            yield f"{name} [{rows}, {cols}], 4096 tokens, {torch.float8_e4m3fn}, {way}", lambda t, r=rows, c=cols, w=way: float8(t, r, c, 4096, w)
+            yield (
+                f"{name} [{rows}, {cols}], 4096 tokens, {torch.float8_e4m3fn}, {way}",
+                lambda t, r=rows, c=cols, w=way: float8(t, r, c, 4096, w),
+            )
     for name, (tokens, inputs, outputs) in SEEDS.items():
         for of in (torch.float16, torch.bfloat16):
             yield (

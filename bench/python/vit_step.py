@@ -1,10 +1,11 @@
-"""A training step of ViT-L with torch.compile: dense, and with the MLPs' linear layers swapped for SemiSparseLinear, interleaved.
+"""A training step of ViT-L with torch.compile: dense, and with the MLPs' linear layers swapped for SemiSparseLinear,
+interleaved.
 
     python bench/python/vit_step.py [-o FILE] [--rounds N] [--profile] [--tiny]
 
-Masks are chosen anew in every step, in both layers of each MLP. bfloat16 autocast over float32 parameters, fused AdamW. Two sizes: 32 images of 257
-tokens, 8 of 1626. A figure is the median of the rounds' medians. Peak memory is torch's, of each model alone. ``--profile`` prints where each step's
-time goes.
+Masks are chosen anew in every step, in both layers of each MLP. bfloat16 autocast over float32 parameters, fused AdamW.
+Two sizes: 32 images of 257 tokens, 8 of 1626. A figure is the median of the rounds' medians. Peak memory is torch's, of
+each model alone. ``--profile`` prints where each step's time goes.
 """
 
 import argparse
@@ -89,7 +90,9 @@ class Contender:
         return loss
 
     def measure_peak(self) -> None:
-        """Measures the peak memory of a step, of this contender alone: before another one is made. Those made earlier do not count."""
+        """Measures the peak memory of a step, of this contender alone: before another one is made. Those made earlier
+        do not count.
+        """
         torch.cuda.reset_peak_memory_stats()
         self.step()
         torch.cuda.synchronize()
@@ -152,7 +155,9 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--tiny", action="store_true", help="one step of a tiny model on a CPU: that the program runs, no figures")
+    parser.add_argument(
+        "--tiny", action="store_true", help="one step of a tiny model on a CPU: that the program runs, no figures"
+    )
     arguments = parser.parse_args()
     if arguments.tiny:
         losses = [Contender(sparse, False, (1, 64, 4, 128), 2, 16, "cpu").step().item() for sparse in (False, True)]
@@ -161,7 +166,12 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark requires a GPU; --tiny shows that it runs")
     torch.set_float32_matmul_precision("high")
-    record = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "twofour": twofour.__version__, "results": {}}
+    record = {
+        "machine": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "twofour": twofour.__version__,
+        "results": {},
+    }
     for batch, tokens in ((32, 257), (8, 1626)):
         found = measure(batch, tokens, arguments.rounds, arguments.profile)
         record["results"][f"ViT-L, {batch}x{tokens}"] = found

@@ -1,13 +1,17 @@
 #!/bin/sh
 # Checks and times everything on the GPU of this machine. `bench/remote/gpu_pack.sh` copies this beside what it runs.
 #
-#   FOLDER/run OUT [tests] [sanitizers] [suites] [step] [encoder] [grid] [epilogues] [python]     tests, sanitizers and suites if none is named
+#   FOLDER/run OUT [tests] [sanitizers] [suites] [step] [encoder] [grid] [epilogues] [python]
 #
-# step is whole training steps of ViT-L and of GPT-2 774M, encoder SAM's image encoders with random weights. A run may take TWOFOUR_LIMIT seconds.
-# grid measures for TWOFOUR_LIMIT seconds (300 unless told) and continues OUT/grid.json, or FOLDER/grid.json where OUT has none.
+# Without a name: tests, sanitizers and suites.
 #
-# Logs and each suite's JSON go to OUT, a line for each run to stdout. TWOFOUR_CUSPARSELT and TWOFOUR_CUBLASLT name the folders of the
-# libraries where they are not found otherwise; compute-sanitizer is looked for on the path and in /usr/local/cuda/bin.
+# step is whole training steps of ViT-L and of GPT-2 774M, encoder SAM's image encoders with random weights. A run may
+# take TWOFOUR_LIMIT seconds. grid measures for TWOFOUR_LIMIT seconds (300 unless told) and continues OUT/grid.json, or
+# FOLDER/grid.json where OUT has none.
+#
+# Logs and each suite's JSON go to OUT, a line for each run to stdout. TWOFOUR_CUSPARSELT and TWOFOUR_CUBLASLT name the
+# folders of the libraries where they are not found otherwise; compute-sanitizer is looked for on the path and in
+# /usr/local/cuda/bin.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:?usage: run OUT [tests] [sanitizers] [suites] [step] [encoder] [grid] [epilogues] [python]}
@@ -19,7 +23,8 @@ parts=${*:-tests sanitizers suites}
 export TWOFOUR_CACHE="$here/cache" TWOFOUR_CHECKPOINTS="$here/checkpoints" TWOFOUR_REQUIRE_GPU=1 RUST_BACKTRACE=0
 failed=0
 
-# A run by its name: its log, its time, and what its log says of it. Tests of which none has the names that are asked for have failed.
+# A run by its name: its log, its time, and what its log says of it. Tests of which none has the names that are asked
+# for have failed.
 try() {
     name=$1
     shift
@@ -80,7 +85,8 @@ sanitizers() {
             *-test-nn-cuda_ranks) with="--report-api-errors no --kernel-name-exclude kns=nccl" at_once=1 ;;
             esac
             # shellcheck disable=SC2086  # words
-            try "$tool-$name" $without "$sanitizer" --tool "$tool" --error-exitcode 9 $with "$test" --test-threads $at_once $only
+            try "$tool-$name" $without "$sanitizer" --tool "$tool" --error-exitcode 9 $with \
+                "$test" --test-threads $at_once $only
         done
     done
 }
@@ -99,14 +105,17 @@ step() {
 
 # Those whose table docs/reference/benchmarks.md has.
 encoder() {
-    try encoder-sam-vit-b "$here/twofour-bench" encoder sam-vit-b --batch 1,8 --rounds 5 --device cuda --force -o "$out/encoder-sam-vit-b.json"
-    try encoder-sam-vit-h "$here/twofour-bench" encoder sam-vit-h --batch 4 --rounds 5 --device cuda --force -o "$out/encoder-sam-vit-h.json"
+    try encoder-sam-vit-b "$here/twofour-bench" encoder sam-vit-b --batch 1,8 --rounds 5 --device cuda --force \
+        -o "$out/encoder-sam-vit-b.json"
+    try encoder-sam-vit-h "$here/twofour-bench" encoder sam-vit-h --batch 4 --rounds 5 --device cuda --force \
+        -o "$out/encoder-sam-vit-h.json"
 }
 
 # A part of the grid: whoever has a GPU for minutes calls again.
 grid() {
     [ -e "$out/grid.json" ] || [ ! -e "$here/grid.json" ] || cp "$here/grid.json" "$out/grid.json" || exit 1
-    # It begins no cell in the last 20 seconds; a cell, and a weight's random numbers and kernels before it, may take some.
+    # It begins no cell in the last 20 seconds; a cell, and a weight's random numbers and kernels before it, may take
+    # some.
     try suite-grid "$here/twofour-bench" cuda grid --limit $((${TWOFOUR_LIMIT:-300} - 20)) -o "$out/grid.json"
     tail -n 4 "$out/suite-grid.log"
 }
@@ -114,7 +123,8 @@ grid() {
 # Layers with a bias, GELU and scales. From the folder, so that the command in the results names no other.
 epilogues() {
     for epilogue in bias bias-gelu scales; do
-        try "suite-grid-$epilogue" env -C "$here" ./twofour-bench cuda grid --epilogue "$epilogue" --shapes bench/remote/epilogue_shapes.txt --force \
+        try "suite-grid-$epilogue" env -C "$here" ./twofour-bench cuda grid --epilogue "$epilogue" \
+            --shapes bench/remote/epilogue_shapes.txt --force \
             -o "$out/grid-epilogue-$epilogue.json"
     done
 }
@@ -122,7 +132,8 @@ epilogues() {
 # The Python package: its tests on the device, then each benchmark. torch and pytest must be installed here.
 python() {
     site=$here/python/site
-    python3 -m pip install --quiet --no-index --no-deps --upgrade --target "$site" "$here"/python/twofour-*.whl || exit 1
+    python3 -m pip install --quiet --no-index --no-deps --upgrade --target "$site" "$here"/python/twofour-*.whl ||
+        exit 1
     export PYTHONPATH="$site"
     # On several processes where pytest-xdist is installed: one takes longer than ten minutes.
     workers=$(python3 -c 'import xdist' 2>/dev/null && echo "-n 6")

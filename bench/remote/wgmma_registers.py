@@ -3,15 +3,17 @@
     twofour kernels --arch sm_90a                    # compiles all kernels to the cache
     python3 bench/remote/wgmma_registers.py CUBIN... [--nvdisasm PATH]
 
-A CUBIN is a file of that cache, or any cubin. nvdisasm is part of the CUDA toolkit, and of triton's wheel (triton/backends/nvidia/bin).
+A CUBIN is a file of that cache, or any cubin. nvdisasm is part of the CUDA toolkit, and of triton's wheel
+(triton/backends/nvidia/bin).
 
 Two errors of compilers are found, which no other check sees before results are wrong:
 
 * a product in a loop whose rows stay in registers, where another instruction of the loop was the last to write them;
 * a register that is written, or an accumulator that is read, while a product that has not been waited for uses it.
 
-Instructions are taken in the order of the text, and loops twice; branches that leave them are ignored. So it finds errors in loops like ours, and proves nothing.
-The exit status is 1 if an error was found, and 2 if nothing could be checked.
+Instructions are taken in the order of the text, and loops twice; branches that leave them are ignored. So it finds
+errors in loops like ours, and proves nothing. The exit status is 1 if an error was found, and 2 if nothing could be
+checked.
 """
 
 import argparse
@@ -37,7 +39,8 @@ class Product:
         self.sums = set(range(first, first + columns // 2))
         rows = re.match(r"R(\d+)", operands[1])
         self.rows = set(range(int(rows[1]), int(rows[1]) + 4)) if rows else set()
-        # Other rows are new for each tile: weights, where the product is over the rows of its tile, and values that a sparse product's thread has decoded.
+        # Other rows are new for each tile: weights, where the product is over the rows of its tile, and values that a
+        # sparse product's thread has decoded.
         self.has_kept_rows = ".SP" not in operation and not any("tnspB" in operand for operand in operands)
 
 
@@ -47,7 +50,11 @@ class Instruction:
         self.operation, _, rest = self.text.partition(" ")
         operands = [operand.strip() for operand in rest.split(",")]
         self.product = Product(self.operation, operands) if self.operation.startswith("HGMMA") else None
-        registers = [(i, int(number)) for i, operand in enumerate(operands) for number in re.findall(r"(?<![A-Z])R(\d+)", operand)]
+        registers = [
+            (i, int(number))
+            for i, operand in enumerate(operands)
+            for number in re.findall(r"(?<![A-Z])R(\d+)", operand)
+        ]
         stores = self.operation.startswith(STORES)
         first = 0
         while first < len(operands) and re.match(r"!?U?P[T\d]", operands[first]):
@@ -93,9 +100,17 @@ def loops(body):
         target = isinstance(line, Instruction) and line.operation == "BRA" and re.search(r"`\((\.L_\S+)\)", line.text)
         begin = at.get(target[1], i) if target else i
         # A branch back from behind the function's end is to the wait of a barrier.
-        if begin < i and any(begin < product < i for product in products) and not any(other.operation == "EXIT" for other in body[begin:i] if isinstance(other, Instruction)):
+        if (
+            begin < i
+            and any(begin < product < i for product in products)
+            and not any(other.operation == "EXIT" for other in body[begin:i] if isinstance(other, Instruction))
+        ):
             found.add((begin, i))
-    return [loop for loop in found if not any(other != loop and loop[0] <= other[0] and other[1] <= loop[1] for other in found)]
+    return [
+        loop
+        for loop in found
+        if not any(other != loop and loop[0] <= other[0] and other[1] <= loop[1] for other in found)
+    ]
 
 
 def overwritten_rows(body):
@@ -107,7 +122,9 @@ def overwritten_rows(body):
                 continue
             around = [*range(i - 1, begin - 1, -1), *range(end, i, -1)]
             for register in sorted(line.product.rows):
-                last = next((body[j] for j in around if not isinstance(body[j], str) and register in body[j].writes), None)
+                last = next(
+                    (body[j] for j in around if not isinstance(body[j], str) and register in body[j].writes), None
+                )
                 if last and not last.operation.startswith(LOADS):
                     yield f"{line.text}: R{register} was last written by {last.text}"
                     break

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Validation loss of a GPT by training method, over seeds: many runs of `twofour train`.
 
-    python3 bench/studies/accuracy_study.py OUT --twofour target/release/twofour --text FILE... [--recipe recipes/study.toml] [--device cuda] [--seeds 3]
+    python3 bench/studies/accuracy_study.py OUT --twofour target/release/twofour --text FILE...
+        [--recipe recipes/study.toml] [--device cuda] [--seeds 3]
         [--only METHOD...] [--jobs 4] [--limit SECONDS] [--set KEY=VALUE...]
 
-Each run leaves OUT/<method>-<seed>.json, what `twofour train` reports, without the recipe's paths. A run whose file is there is not repeated, and one that was stopped goes on where it
-was, so a study may take many sittings. JOBS runs share the device. Runs begin in the order seed by seed, so that every method has a result early.
+Each run leaves OUT/<method>-<seed>.json, what `twofour train` reports, without the recipe's paths. A run whose file is
+there is not repeated, and one that was stopped goes on where it was, so a study may take many sittings. JOBS runs share
+the device. Runs begin in the order seed by seed, so that every method has a result early.
 """
 
 import pathlib

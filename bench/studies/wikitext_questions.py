@@ -3,8 +3,9 @@
     python bench/studies/wikitext_questions.py wikitext2-test.txt -o train.json
     python bench/studies/wikitext_questions.py wikitext2-valid.txt -o held-out.json
 
-A question is a part of one sentence in which a year, a count or a name is replaced by "which year", "how many" or "what"; its answer is what was replaced, and its context the
-paragraph. Words of the sentence outside of that part are left out of the question, so the model has to find the sentence by some of its words and the answer by its kind. The
+A question is a part of one sentence in which a year, a count or a name is replaced by "which year", "how many" or
+"what"; its answer is what was replaced, and its context the paragraph. Words of the sentence outside of that part are
+left out of the question, so the model has to find the sentence by some of its words and the answer by its kind. The
 questions depend on the text and the seed alone. Standard library only.
 """
 
@@ -81,7 +82,13 @@ def main() -> None:
                 if arguments.most and count >= arguments.most:
                     break
                 kinds[next(word for word, _ in KINDS if f"{word} " in f"{text.rstrip('?')} ")] += 1
-                qas.append({"id": f"{len(articles)}-{len(articles[-1]['paragraphs'])}-{len(qas)}", "question": text, "answers": [{"text": answer[0], "answer_start": answer.start()}]})
+                qas.append(
+                    {
+                        "id": f"{len(articles)}-{len(articles[-1]['paragraphs'])}-{len(qas)}",
+                        "question": text,
+                        "answers": [{"text": answer[0], "answer_start": answer.start()}],
+                    }
+                )
                 count += 1
             if qas:
                 articles[-1]["paragraphs"].append({"context": context, "qas": qas})

@@ -1,4 +1,6 @@
-"""The table and the picture of the study of accuracy, from `bench/results/*/accuracy/*.json`: what `bench/studies/accuracy_study.py` left."""
+"""The table and the picture of the study of accuracy, from `bench/results/*/accuracy/*.json`: what
+`bench/studies/accuracy_study.py` left.
+"""
 
 import json
 import statistics
@@ -21,15 +23,21 @@ def table(folder):
     tokens = training["steps"] * training["batch"] * model["context"] / 1e6
     parameters = 12 * model["layers"] * model["width"] ** 2 / 1e6
     lines = [
-        f"{model['layers']} layers of width {model['width']} ({parameters:.1f} M parameters), context {model['context']}, {training['steps']} steps of {training['batch']} sequences "
-        f"({tokens:.1f} M bytes) of {', '.join(report['recipe']['data']['text'])}; bf16 on an {folder.parent.name.upper()}.",
+        (
+            f"{model['layers']} layers of width {model['width']} ({parameters:.1f} M parameters), context"
+            f" {model['context']}, {training['steps']} steps of {training['batch']} sequences ({tokens:.1f} M bytes) of"
+            f" {', '.join(report['recipe']['data']['text'])}; bf16 on an {folder.parent.name.upper()}."
+        ),
         "",
         "| method | seeds | validation loss, nats a byte | least to largest | mean over dense |",
         "|---|---|---|---|---|",
     ]
     for method, of in found.items():
         mean = statistics.mean(of)
-        lines.append(f"| {method} | {len(of)} | {mean:.4f} | {min(of):.4f} to {max(of):.4f} | {100 * (mean / dense - 1):+.2f} % |")
+        lines.append(
+            f"| {method} | {len(of)} | {mean:.4f} | {min(of):.4f} to {max(of):.4f} |"
+            f" {100 * (mean / dense - 1):+.2f} % |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -42,20 +50,32 @@ def picture(folder):
     height = top + row * len(found) + 34
     at = lambda loss: left + (loss - low) / (high - low) * width  # noqa: E731
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 30} {height}" font-family="sans-serif" font-size="13">',
-        f'<rect width="100%" height="100%" fill="white"/><text x="{left}" y="18">validation loss, nats a byte: a dot for each seed, a line for the mean</text>',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 30} {height}"'
+            ' font-family="sans-serif" font-size="13">'
+        ),
+        (
+            f'<rect width="100%" height="100%" fill="white"/><text x="{left}" y="18">validation loss, nats a byte: a'
+            " dot for each seed, a line for the mean</text>"
+        ),
     ]
     step = 0.01 if high - low > 0.02 else 0.002
     tick = step * round(low / step + 0.5)
     while tick < high:
         x = at(tick)
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - 28}" stroke="#ddd"/><text x="{x:.1f}" y="{height - 12}" text-anchor="middle">{tick:.3f}</text>')
+        parts.append(
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - 28}" stroke="#ddd"/><text x="{x:.1f}"'
+            f' y="{height - 12}" text-anchor="middle">{tick:.3f}</text>'
+        )
         tick += step
     for index, (method, of) in enumerate(found.items()):
         y = top + row * index + row / 2
         color = "#444" if method == "dense" else "#0a7"
         mean = at(statistics.mean(of))
         parts.append(f'<text x="{left - 10}" y="{y + 4:.1f}" text-anchor="end">{method}</text>')
-        parts.append(f'<line x1="{mean:.1f}" x2="{mean:.1f}" y1="{y - 8:.1f}" y2="{y + 8:.1f}" stroke="{color}" stroke-width="3"/>')
+        parts.append(
+            f'<line x1="{mean:.1f}" x2="{mean:.1f}" y1="{y - 8:.1f}" y2="{y + 8:.1f}" stroke="{color}"'
+            ' stroke-width="3"/>'
+        )
         parts += [f'<circle cx="{at(loss):.1f}" cy="{y:.1f}" r="4" fill="{color}" fill-opacity="0.5"/>' for loss in of]
     return "\n".join([*parts, "</svg>"]) + "\n"

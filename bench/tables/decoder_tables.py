@@ -1,4 +1,6 @@
-"""The table of the study of pruning methods, from `bench/results/*/decoder-study.json`: what `bench/studies/decoder_study.py` left as `study.json`."""
+"""The table of the study of pruning methods, from `bench/results/*/decoder-study.json`: what
+`bench/studies/decoder_study.py` left as `study.json`.
+"""
 
 import json
 
@@ -14,11 +16,16 @@ def table(path):
     shown = lambda results, kind: "-" if kind not in results else f"{results[kind]:.4f}"  # noqa: E731
     where = path.parent.name.upper() if study["device"] != "cpu" else f"CPU ({path.parent.name})"
     lines = [
-        f"{sizes['layers']} layers of width {sizes['width']} ({study['model']['parameters'] / 1e6:.1f} M parameters), context {sizes['context']}, {study['tokens'] / 1e6:.1f} M bytes of "
-        f"{', '.join(study['texts'])} in {training['steps']} steps; {where}, training {study['training_seconds']:.0f} s. Calibration: {calibration['samples']} pieces of "
-        f"{calibration['length']} tokens of the training text. Fine-tuning: {tune['steps']} steps under the mask. Perplexity a byte of {study['held_out_bytes']:,} held-out bytes "
-        f"(window {study['window']}, stride {study['stride']}); dense {dense:.4f}, and {dense_tuned:.4f} after as many "
-        "further steps as the pruned ones get. Fine-tuned models are compared with that.",
+        (
+            f"{sizes['layers']} layers of width {sizes['width']} ({study['model']['parameters'] / 1e6:.1f} M"
+            f" parameters), context {sizes['context']}, {study['tokens'] / 1e6:.1f} M bytes of"
+            f" {', '.join(study['texts'])} in {training['steps']} steps; {where}, training"
+            f" {study['training_seconds']:.0f} s. Calibration: {calibration['samples']} pieces of"
+            f" {calibration['length']} tokens of the training text. Fine-tuning: {tune['steps']} steps under the mask."
+            f" Perplexity a byte of {study['held_out_bytes']:,} held-out bytes (window {study['window']}, stride"
+            f" {study['stride']}); dense {dense:.4f}, and {dense_tuned:.4f} after as many further steps as the pruned"
+            " ones get. Fine-tuned models are compared with that."
+        ),
         "",
         "| method | pruned | over dense | int8 | int4 | fine-tuned | over dense | int8 | int4 | mean layer error |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -35,7 +42,18 @@ def table(path):
         ]
         lines.append(f"| {' | '.join(cells)} |")
         if joint := results.get("joint"):
-            cells = [f"{NAMES.get(method, method)}, quantized in the same pass", "", "", shown(joint, "int8"), shown(joint, "int4"), "", "", "", "", ""]
+            cells = [
+                f"{NAMES.get(method, method)}, quantized in the same pass",
+                "",
+                "",
+                shown(joint, "int8"),
+                shown(joint, "int4"),
+                "",
+                "",
+                "",
+                "",
+                "",
+            ]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -43,11 +61,17 @@ def table(path):
 def short_table(path):
     """A row for each method: how much worse than dense it is, pruned and fine-tuned."""
     study = json.loads(path.read_text())
-    lines = ["| method | perplexity, pruned | over dense | fine-tuned under the mask | over dense, trained as long |", "|---|---|---|---|---|"]
+    lines = [
+        "| method | perplexity, pruned | over dense | fine-tuned under the mask | over dense, trained as long |",
+        "|---|---|---|---|---|",
+    ]
     lines.append(f"| dense | {study['dense']:.3f} | | {study['dense_tuned']:.3f} | |")
     for method, results in sorted(study["methods"].items(), key=lambda item: item[1]["pruned"]["bf16"]):
         cells = [NAMES.get(method, method)]
-        for found, base in ((results["pruned"]["bf16"], study["dense"]), (results["tuned"]["bf16"], study["dense_tuned"])):
+        for found, base in (
+            (results["pruned"]["bf16"], study["dense"]),
+            (results["tuned"]["bf16"], study["dense_tuned"]),
+        ):
             cells += [f"{found:.3f}", f"{100 * (found / base - 1):+.1f} %"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -1,5 +1,5 @@
-"""The tables of whole-model generation: on a CPU from `bench/results/*/cpu-generate-*.json`, what `twofour-bench generate -o` writes, and on a GPU from `bench/results/*/generate.json`, what
-`twofour-bench cuda generate -o` writes."""
+"""The tables of whole-model generation: on a CPU from `bench/results/*/cpu-generate-*.json`, what `twofour-bench
+generate -o` writes, and on a GPU from `bench/results/*/generate.json`, what `twofour-bench cuda generate -o` writes."""
 
 import json
 import statistics
@@ -24,7 +24,7 @@ def ratios(ours, theirs, seconds):
 
 
 def floors(result):
-    """(what, floor, ratio of medians, of the fastest rounds, quartiles) of each floor whose contenders were measured."""
+    """(what, floor, ratio of medians, of the fastest rounds, quartiles) of each floor whose programs were measured."""
     rows = {row["contender"]: row for row in result["rows"]}
     found = []
     for ours, theirs, seconds, floor in FLOORS:
@@ -36,7 +36,10 @@ def floors(result):
     if others and sparse:
         fastest = min(others, key=lambda row: statistics.median(row["prefill_s"]))
         for ours in sparse:
-            what = f"prefill, {ours['contender'].removeprefix('twofour ')} over {fastest['contender']}, llama.cpp's fastest"
+            what = (
+                f"prefill, {ours['contender'].removeprefix('twofour ')} over {fastest['contender']}, llama.cpp's"
+                " fastest"
+            )
             found.append((what, 1.0, *ratios(ours, fastest, "prefill_s")))
     return found
 
@@ -52,21 +55,32 @@ def lines(result, raw):
     rounds = len(result["load_average"])
     load = f"load average {min(loads):.1f} to {max(loads):.1f}" if loads else "load average unknown"
     found = [
-        f"**{model['name']}**, {model['layers']} layers, {model['vocabulary']} tokens, {model['parameters'] / 1e9:.2f} billion parameters; {machine['cpu']}, engine "
-        f"{machine['engine']}, {machine['threads']} threads; `{result['command']}` ([raw]({raw})); {rounds} rounds, {load}" + "".join(f"; {v}" for v in versions) + ".",
+        f"**{model['name']}**, {model['layers']} layers, {model['vocabulary']} tokens, {model['parameters'] / 1e9:.2f}"
+        f" billion parameters; {machine['cpu']}, engine {machine['engine']}, {machine['threads']} threads;"
+        f" `{result['command']}` ([raw]({raw})); {rounds} rounds, {load}"
+        + "".join(f"; {v}" for v in versions)
+        + ".",
         "",
-        f"| contender | weights | decode tokens/s: median | best | prefill of {result['prompt']}, tokens/s: median | best | peak memory |",
+        (
+            f"| program | weights | decode tokens/s: median | best | prefill of {result['prompt']}, tokens/s: median |"
+            " best | peak memory |"
+        ),
         "|---|---|---|---|---|---|---|",
     ]
     for row in result["rows"]:
         peak = size(row["peak_memory_bytes"]) if row["peak_memory_bytes"] else ""
         found.append(
-            f"| {row['contender']} | {size(row['weight_bytes'])} | {row['decode_tokens_per_s']:.1f} | {row['best_decode_tokens_per_s']:.1f} "
-            f"| {row['prefill_tokens_per_s']:.0f} | {row['best_prefill_tokens_per_s']:.0f} | {peak} |"
+            f"| {row['contender']} | {size(row['weight_bytes'])} | {row['decode_tokens_per_s']:.1f} |"
+            f" {row['best_decode_tokens_per_s']:.1f} | {row['prefill_tokens_per_s']:.0f} |"
+            f" {row['best_prefill_tokens_per_s']:.0f} | {peak} |"
         )
     clauses = floors(result)
     if clauses:
-        found += ["", "| speedup | floor | ratio of medians | of the fastest rounds | quartiles of the rounds' ratios |", "|---|---|---|---|---|"]
+        found += [
+            "",
+            "| speedup | floor | ratio of medians | of the fastest rounds | quartiles of the rounds' ratios |",
+            "|---|---|---|---|---|",
+        ]
     for what, floor, medians, fastest, low, high in clauses:
         found.append(f"| {what} | {floor:.1f}x | {medians:.2f}x | {fastest:.2f}x | {low:.2f}x to {high:.2f}x |")
     return found
@@ -77,7 +91,9 @@ def table(path, raw):
 
 
 def memory(row, first):
-    """Memory of a row. Older files have what the driver's free memory fell by, which is right for the first batch alone: the pool keeps what it took for it."""
+    """Memory of a row. Older files have what the driver's free memory fell by, which is right for the first batch
+    alone: the pool keeps what it took for it.
+    """
     found = row.get("allocated_bytes", row.get("memory_bytes") if row["batch"] == first else None)
     return size(found) if found else "-"
 
@@ -87,15 +103,30 @@ GPU_BASES = {"dense-bf16": "dense bf16", "dense-int8": "dense int8", "int4-weigh
 
 
 def gpu_table(path, raw):
-    """Decoding by a replayed CUDA graph: a row for each form of weights and batch size, with its speedups over the dense forms of the same batch size."""
+    """Decoding by a replayed CUDA graph: a row for each form of weights and batch size, with its speedups over the
+    dense forms of the same batch size.
+    """
     result = json.loads(path.read_text())
     rows = {(row["model"], row["batch"], row["weights"]): row for row in result["rows"]}
     first = result["rows"][0]["batch"]
     bases = {base: name for base, name in GPU_BASES.items() if any(weights == base for _, _, weights in rows)}
-    heads = ["model", "batch", "weights", "step", "tokens/s", *(f"over {name}" for name in bases.values()), "GB/s", "model size", "memory"]
+    heads = [
+        "model",
+        "batch",
+        "weights",
+        "step",
+        "tokens/s",
+        *(f"over {name}" for name in bases.values()),
+        "GB/s",
+        "model size",
+        "memory",
+    ]
     lines = [
-        f"**{result['machine']['gpu']}**, `{result['command']}` ([raw]({raw})): medians of rounds of 16 steps. GB/s: of the weights, keys and values that a step reads. "
-        "Model size: of the linear layers' weights and the head.",
+        (
+            f"**{result['machine']['gpu']}**, `{result['command']}` ([raw]({raw})): medians of rounds of 16 steps."
+            " GB/s: of the weights, keys and values that a step reads. Model size: of the linear layers' weights and"
+            " the head."
+        ),
         "",
         f"| {' | '.join(heads)} |",
         "|---" * len(heads) + "|",
@@ -103,6 +134,16 @@ def gpu_table(path, raw):
     for (model, batch, weights), row in rows.items():
         over = [rows.get((model, batch, base)) for base in bases]
         over = ["" if base is None or base is row else f"{base['step_ms'] / row['step_ms']:.2f}x" for base in over]
-        cells = [model, batch, weights, f"{row['step_ms']:.2f} ms", f"{row['tokens_per_s']:.0f}", *over, f"{row['gb_per_s']:.0f}", size(row["weight_bytes"]), memory(row, first)]
+        cells = [
+            model,
+            batch,
+            weights,
+            f"{row['step_ms']:.2f} ms",
+            f"{row['tokens_per_s']:.0f}",
+            *over,
+            f"{row['gb_per_s']:.0f}",
+            size(row["weight_bytes"]),
+            memory(row, first),
+        ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"

@@ -1,24 +1,24 @@
-"""Tables of `twofour-bench cuda grid`: a summary for each group of weights, and the floors that results must not fall below."""
+"""Tables of `twofour-bench cuda grid`: a summary for each group of weights, and the floors that results must not fall
+below.
+"""
 
 import collections
 import math
 
 # Groups by elements of the weight: name, from, below.
-GROUPS = [
-    ("16 M or more", 16_000_000, math.inf),
-    ("1 to 16 M", 1_000_000, 16_000_000),
-    ("less than 1 M", 0, 1_000_000),
-]
+GROUPS = [("16 M or more", 16_000_000, math.inf), ("1 to 16 M", 1_000_000, 16_000_000), ("less than 1 M", 0, 1_000_000)]
 LARGE, MEDIUM = GROUPS[0][0], GROUPS[1][0]
 
 # The least and the mean speedup over dense that weights of 16 M elements or more must reach.
 LARGE_FLOORS = {"bf16": (1.25, 1.45), "f16": (1.25, 1.45), "e4m3": (1.15, 1.35), "i8": (1.15, 1.35)}
 
-# From 1 to 16 M: the dispatcher's time by dense's is at most this, and this project's kernels reach dense from so many tokens on.
+# From 1 to 16 M: the dispatcher's time by dense's is at most this, and this project's kernels reach dense from so many
+# tokens on.
 MOST_BEHIND = 1.03
 MANY_TOKENS = 1024
 
-# A median of so many times the least time: something else held the device up. Undisturbed ones are at most 1.4 times (4 700 cells on an H200).
+# A median of so many times the least time: something else held the device up. Undisturbed ones are at most 1.4 times
+# (4 700 cells on an H200).
 DISTURBED = 1.5
 
 
@@ -27,7 +27,7 @@ def group_of(elements):
 
 
 class Cell:
-    """A weight in a data type with a number of tokens, and the row of each contender."""
+    """A weight in a data type with a number of tokens, and the row of each library."""
 
     def __init__(self, dtype, shape):
         self.dtype = dtype
@@ -46,7 +46,7 @@ class Cell:
         return group_of(self.out * self.inputs)
 
     def speedup(self, over, of="twofour"):
-        """A contender's time by that of another; None where one of them has no kernel."""
+        """A library's time divided by that of another; None where one of them has no kernel."""
         theirs, ours = self.rows.get(over), self.rows.get(of)
         return theirs["us"] / ours["us"] if theirs and ours else None
 
@@ -73,7 +73,7 @@ def by_group(result):
 
 
 def worst_and_mean(cells, over, of="twofour"):
-    """The least speedup, its cell, and the geometric mean; None where no cell has both contenders."""
+    """The least speedup, its cell, and the geometric mean; None where no cell has both libraries."""
     found = [(speedup, cell) for cell in cells if (speedup := cell.speedup(over, of)) is not None]
     if not found:
         return None
@@ -82,8 +82,14 @@ def worst_and_mean(cells, over, of="twofour"):
 
 
 def selection(cells):
-    """How the cost model chooses without measurement: the share of cells within 10 % of the best kernel, the largest ratio, and its cell."""
-    found = [(row["unmeasured"]["over_best"], cell) for cell in cells if (row := cell.rows.get("twofour")) and row.get("unmeasured")]
+    """How the cost model chooses without measurement: the share of cells within 10 % of the best kernel, the largest
+    ratio, and its cell.
+    """
+    found = [
+        (row["unmeasured"]["over_best"], cell)
+        for cell in cells
+        if (row := cell.rows.get("twofour")) and row.get("unmeasured")
+    ]
     if not found:
         return None
     most, where = max(found, key=lambda pair: pair[0])
@@ -91,7 +97,16 @@ def selection(cells):
 
 
 def summary_lines(result):
-    heads = ["weights, elements", "dtype", "cells", "over dense: worst", "mean", "over cuSPARSELt: worst", "mean", "dispatcher over dense: worst"]
+    heads = [
+        "weights, elements",
+        "dtype",
+        "cells",
+        "over dense: worst",
+        "mean",
+        "over cuSPARSELt: worst",
+        "mean",
+        "dispatcher over dense: worst",
+    ]
     heads += ["chosen without measurement: within 10 % of the best", "worst"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for (dtype, group), cells in by_group(result).items():
@@ -107,20 +122,27 @@ def summary_lines(result):
     cells = all_cells(result)
     left_out = [cell for cell in cells if cell.disturbed]
     if left_out:
-        count = f"Left out: {len(left_out)} of {len(cells)} cells, in which the median of a contender is more than {DISTURBED} times its least time"
+        count = (
+            f"Left out: {len(left_out)} of {len(cells)} cells, in which the median of a library is more than"
+            f" {DISTURBED} times its least time"
+        )
         lines += ["", f"{count}: something else held the device up."]
     return lines
 
 
 class Clause:
-    """One floor for one data type: what it says, what was measured, where, and whether it holds (None: stated without a floor)."""
+    """One floor for one data type: what it says, what was measured, where, and whether it holds (None: stated without a
+    floor).
+    """
 
     def __init__(self, dtype, text, measured, where, holds):
         self.dtype, self.text, self.measured, self.where, self.holds = dtype, text, measured, where, holds
 
 
 def floors(result):
-    """Every clause for every data type. Where nothing was measured, or a cell has no kernel of this project, a floor does not hold."""
+    """Every clause for every data type. Where nothing was measured, or a cell has no kernel of this project, a floor
+    does not hold.
+    """
     grouped = by_group(result)
     clauses = []
     for dtype, (worst_floor, mean_floor) in LARGE_FLOORS.items():
@@ -149,7 +171,10 @@ def floors(result):
 
 
 def floor_lines(result):
-    lines = ["| floor: speedup over dense, elements of the weight | dtype | measured | where | holds |", "|---|---|---|---|---|"]
+    lines = [
+        "| floor: speedup over dense, elements of the weight | dtype | measured | where | holds |",
+        "|---|---|---|---|---|",
+    ]
     for clause in floors(result):
         measured = "-" if clause.measured is None else f"{clause.measured:.3f}x"
         holds = "" if clause.holds is None else "yes" if clause.holds else "**no**"
@@ -166,5 +191,8 @@ def grid_lines(result):
     for fault in result["faults"]:
         tokens, inputs, out = fault["shape"]
         name = f"{fault['dtype']} [{out}, {inputs}], {tokens} tokens"
-        lines += ["", f"Excluded: {name}: {fault['contender']} ({fault['kernel']}): results differ, {fault['difference']}."]
+        lines += [
+            "",
+            f"Excluded: {name}: {fault['contender']} ({fault['kernel']}): results differ, {fault['difference']}.",
+        ]
     return lines

@@ -1,4 +1,6 @@
-"""The table of image encoders from `bench/results/*/encoder-sam-*.json`, what `twofour-bench encoder sam-vit-h -o` writes."""
+"""The table of image encoders from `bench/results/*/encoder-sam-*.json`, what `twofour-bench encoder sam-vit-h -o`
+writes.
+"""
 
 import json
 
@@ -10,13 +12,17 @@ def table(path, raw):
     found = json.loads(path.read_text())
     machine = found["machine"].get("gpu") or found["machine"]["cpu"]
     lines = [
-        f"**{found['model']}**, {found['dtype']}, images of {found['image'][0]} x {found['image'][1]}, {found['tokens']} tokens each; {machine}; `{found['command']}` ([raw]({raw})).",
+        (
+            f"**{found['model']}**, {found['dtype']}, images of {found['image'][0]} x {found['image'][1]},"
+            f" {found['tokens']} tokens each; {machine}; `{found['command']}` ([raw]({raw}))."
+        ),
         "",
         "| weights | batch | time | images/s | over dense | linear layers | memory |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in found["rows"]:
         lines.append(
-            f"| {row['weights']} | {row['batch']} | {row['ms']:.1f} ms | {row['images_per_s']:.1f} | {row['speedup']:.2f}x | {size(row['weight_bytes'])} | {memory(row, found['rows'][0]['batch'])} |"
+            f"| {row['weights']} | {row['batch']} | {row['ms']:.1f} ms | {row['images_per_s']:.1f} |"
+            f" {row['speedup']:.2f}x | {size(row['weight_bytes'])} | {memory(row, found['rows'][0]['batch'])} |"
         )
     return "\n".join(lines) + "\n"

@@ -1,5 +1,5 @@
-"""The tables of docs/reference/pytorch-benchmarks.md, from `bench/results/*/python-*.json`: what `bench/python/{host,linear,int4,vit_step,ddp_step,gpt_study}.py` and the tutorial's
-example wrote."""
+"""The tables of docs/reference/pytorch-benchmarks.md, from `bench/results/*/python-*.json`: what
+`bench/python/{host,linear,int4,vit_step,ddp_step,gpt_study}.py` and the tutorial's example wrote."""
 
 import json
 import re
@@ -27,7 +27,9 @@ def host_table(folder):
         for name, us in found["results"].items()
         if "operator" not in name
     ]
-    return f"**{found['machine']}**, torch {found['torch']}\n\n" + rows(["call, 8 tokens of 64 features", "least", "median"], body)
+    return f"**{found['machine']}**, torch {found['torch']}\n\n" + rows(
+        ["call, 8 tokens of 64 features", "least", "median"], body
+    )
 
 
 def int4_table(folder):
@@ -40,13 +42,26 @@ def int4_table(folder):
     body = []
     for row in found["rows"]:
         us = {name: row["times"][name]["us"] for name in names}
-        body.append([f"{row['layer']} {row['shape']}", row["tokens"], *(f"{us[name]:.1f} µs" for name in names), f"{us[dense] / us[ours]:.2f}x"])
+        body.append(
+            [
+                f"{row['layer']} {row['shape']}",
+                row["tokens"],
+                *(f"{us[name]:.1f} µs" for name in names),
+                f"{us[dense] / us[ours]:.2f}x",
+            ]
+        )
     for tokens, ms in found["linear_ms_per_step"].items():
-        body.append(["all of a step", tokens, *(f"{ms[name]:.2f} ms" for name in names), f"{ms[dense] / ms[ours]:.2f}x"])
-    return f"**{found['device']}**, torch {found['torch']}, groups of {found['group']}\n\n" + rows(["layer", "tokens", *names, "2:4 over dense int4"], body)
+        body.append(
+            ["all of a step", tokens, *(f"{ms[name]:.2f} ms" for name in names), f"{ms[dense] / ms[ours]:.2f}x"]
+        )
+    return f"**{found['device']}**, torch {found['torch']}, groups of {found['group']}\n\n" + rows(
+        ["layer", "tokens", *names, "2:4 over dense int4"], body
+    )
 
 
-CASE = re.compile(r"(?P<layer>.*) \[(?P<rows>\d+), (?P<cols>\d+)\], (?P<tokens>\d+) tokens, torch\.(?P<dtype>\w+), (?P<way>\w+)")
+CASE = re.compile(
+    r"(?P<layer>.*) \[(?P<rows>\d+), (?P<cols>\d+)\], (?P<tokens>\d+) tokens, torch\.(?P<dtype>\w+), (?P<way>\w+)"
+)
 
 
 def linear_table(folder):
@@ -67,14 +82,32 @@ def linear_table(folder):
         worst = min(d / o for d, o in zip(dense, ours, strict=True))
         over_peer = f"{sum(peer) / sum(ours):.2f}x" if len(peer) == len(ours) else "-"
         what = f"{len(ours)} layers, {tokens} token{'' if tokens == 1 else 's'}, {dtype}, {way}"
-        body.append([what, f"{sum(dense):.0f} µs", f"{sum(ours):.0f} µs", f"{sum(dense) / sum(ours):.2f}x", f"{worst:.2f}x", over_peer])
+        body.append(
+            [
+                what,
+                f"{sum(dense):.0f} µs",
+                f"{sum(ours):.0f} µs",
+                f"{sum(dense) / sum(ours):.2f}x",
+                f"{worst:.2f}x",
+                over_peer,
+            ]
+        )
     for name, times in found["results"].items():
         if CASE.fullmatch(name):
             continue
         base = times.get("dense") or times.get("torch's tile operator")
         gain = f"{base['us'] / times['twofour']['us']:.2f}x" if base else "-"
         peer = gain if "dense" not in times else "-"
-        body.append([name.replace("torch.", ""), f"{base['us']:.0f} µs" if base else "-", f"{times['twofour']['us']:.0f} µs", gain, gain, peer])
+        body.append(
+            [
+                name.replace("torch.", ""),
+                f"{base['us']:.0f} µs" if base else "-",
+                f"{times['twofour']['us']:.0f} µs",
+                gain,
+                gain,
+                peer,
+            ]
+        )
     head = ["", "dense (pruning: torch's operator)", "twofour", "speedup", "worst layer", "over torch's 2:4"]
     threads = f", {found['threads']} threads" if found["engine"] else ""
     return f"**{found['machine']}**{threads}, torch {found['torch']}, {found['rounds']} rounds\n\n" + rows(head, body)
@@ -88,14 +121,23 @@ def model_table(folder):
         dense, sparse = of["dense"], of["2:4"]
         # The H200's record is of peaks while both models were in memory.
         memory = f"{sparse['peak_bytes'] / dense['peak_bytes']:.2f} of the memory"
-        body.append([f"training step, {name}, compiled", f"{dense['ms']:.1f} ms", f"{sparse['ms']:.1f} ms", f"{dense['ms'] / sparse['ms']:.3f}x; {memory}"])
+        body.append(
+            [
+                f"training step, {name}, compiled",
+                f"{dense['ms']:.1f} ms",
+                f"{sparse['ms']:.1f} ms",
+                f"{dense['ms'] / sparse['ms']:.3f}x; {memory}",
+            ]
+        )
     for case in (bert or {"results": []})["results"]:
         ms = case["ms"]
         what = f"BERT-base, batch {case['batch']}, {case['tokens']} tokens, {case['way']}"
         body.append([what, f"{ms['dense']:.2f} ms", f"{ms['2:4']:.2f} ms", f"{ms['dense'] / ms['2:4']:.2f}x"])
     if not body:
         return ""
-    return f"**{(step or bert)['machine']}**, torch {(step or bert)['torch']}\n\n" + rows(["", "dense", "2:4", "speedup"], body)
+    return f"**{(step or bert)['machine']}**, torch {(step or bert)['torch']}\n\n" + rows(
+        ["", "dense", "2:4", "speedup"], body
+    )
 
 
 def parallel_table(folder):
@@ -124,7 +166,13 @@ def study_table(folder):
         losses.setdefault(run["method"], []).append(run["held_out_loss"])
     dense = statistics.mean(losses["dense"])
     body = [
-        [method, len(of), f"{statistics.mean(of):.4f}", f"{min(of):.4f} to {max(of):.4f}", f"{100 * (statistics.mean(of) / dense - 1):+.2f} %"]
+        [
+            method,
+            len(of),
+            f"{statistics.mean(of):.4f}",
+            f"{min(of):.4f} to {max(of):.4f}",
+            f"{100 * (statistics.mean(of) / dense - 1):+.2f} %",
+        ]
         for method, of in losses.items()
     ]
     return rows(["method", "seeds", "held-out loss, nats a byte", "least to largest", "mean over dense"], body)

@@ -1,7 +1,9 @@
-"""Writes the tables of README.md and docs/ from the raw results: `python3 bench/tables/readme_tables.py` (--check only compares).
+"""Writes the tables of README.md and docs/ from the raw results: `python3 bench/tables/readme_tables.py` (--check only
+compares).
 
-Replaces what stands between markers such as `<!-- cpu-table -->` and `<!-- /cpu-table -->`. `DOCUMENTS` says which document has which tables
-and from which files of bench/results each is made. With a file's name as the argument it prints that `cpu.json`'s table.
+Replaces what stands between markers such as `<!-- cpu-table -->` and `<!-- /cpu-table -->`. `DOCUMENTS` says which
+document has which tables and from which files of bench/results each is made. With a file's name as the argument it
+prints that `cpu.json`'s table.
 """
 
 import collections
@@ -34,7 +36,9 @@ def plural(count, noun):
 
 
 def cells(rows):
-    """Speedup over the best dense contender, its share of the bandwidth limit, and how much of the read bandwidth our dense kernel reaches."""
+    """Speedup over the best dense baseline, its share of the bandwidth limit, and how much of the read bandwidth our
+    dense kernel reaches.
+    """
     ours = next((r for r in rows if r["contender"] == "twofour 2:4"), None)
     dense = [r for r in rows if not r["contender"].startswith("twofour 2:4")]
     if not ours or not dense:
@@ -58,12 +62,17 @@ def table(path):
         key = (row["work"], row["dtype"], tuple(row["shape"]), row["tokens"])
         groups.setdefault(key, {}).setdefault(row["threads"], []).append(row)
     threads = sorted({row["threads"] for row in result["rows"]})
-    read = "; ".join(f"{b['gb_per_s']:.1f} GB/s with {plural(b['threads'], 'thread')}" for b in result["read_bandwidth"])
+    read = "; ".join(
+        f"{b['gb_per_s']:.1f} GB/s with {plural(b['threads'], 'thread')}" for b in result["read_bandwidth"]
+    )
     machine, place = result["machine"], path.resolve()
     raw = f" ([raw]({link(place)}))" if place.is_relative_to(ROOT) else ""
     heads = [h for t in threads for h in (plural(t, "thread"), "dense: share of read bandwidth")]
     lines = [
-        f"**{machine['cpu']}**, engine {machine['engine']}, measured by `{result['command']}`{raw}; read bandwidth: {read}.",
+        (
+            f"**{machine['cpu']}**, engine {machine['engine']}, measured by `{result['command']}`{raw}; read bandwidth:"
+            f" {read}."
+        ),
         "",
         "| work | bandwidth limit | " + " | ".join(heads) + " |",
         "|---|---|" + "---|" * len(heads),
@@ -86,20 +95,31 @@ def prune_table(path):
     for row in result["rows"]:
         of.setdefault(tuple(row["shape"]), {})[row["dtype"], row["output"], row["kernel"]] = row
     machine = result["machine"]
-    heads = ["bf16, greedy", "bf16, optimal", "f32, greedy", "f32, optimal", "bf16 to e4m3, greedy", "copy of as many bytes (bf16)"]
+    heads = [
+        "bf16, greedy",
+        "bf16, optimal",
+        "f32, greedy",
+        "f32, optimal",
+        "bf16 to e4m3, greedy",
+        "copy of as many bytes (bf16)",
+    ]
     heads += ["torch, bf16, greedy", "torch / ours"]
     raw = link(path)
     lines = [
-        f"**{machine['gpu']}**, {machine['architecture']}, measured by `{result['command']}` ([raw]({raw})); torch {torch.get('torch', '-')} by "
-        "`bench/peers/pytorch_prune.py` on the same machine in the same minute.",
+        (
+            f"**{machine['gpu']}**, {machine['architecture']}, measured by `{result['command']}` ([raw]({raw})); torch"
+            f" {torch.get('torch', '-')} by `bench/peers/pytorch_prune.py` on the same machine in the same minute."
+        ),
         "",
         "| weight | " + " | ".join(heads) + " |",
         "|---|" + "---|" * len(heads),
     ]
     for shape, rows in of.items():
+
         def cell(dtype, kernel, output="bf16"):
             row = rows.get((dtype, output, kernel))
             return f"{row['us']:.1f} µs, {row['gb_per_s'] / 1e3:.2f} TB/s" if row else "-"
+
         cells = [cell("bf16", "greedy"), cell("bf16", "optimal"), cell("f32", "greedy"), cell("f32", "optimal")]
         cells += [cell("bf16", "greedy", "e4m3"), cell("bf16", "device to device")]
         theirs = times.get(shape)
@@ -135,7 +155,10 @@ def gemm_table(path):
     lines = [
         where(path, result),
         "",
-        "| tokens, in, out | dtype | dense: cuBLASLt | 2:4: cuSPARSELt | 2:4: twofour | speedup over dense | over cuSPARSELt | sustained: dense, cuSPARSELt, twofour |",
+        (
+            "| tokens, in, out | dtype | dense: cuBLASLt | 2:4: cuSPARSELt | 2:4: twofour | speedup over dense | over"
+            " cuSPARSELt | sustained: dense, cuSPARSELt, twofour |"
+        ),
         "|---|---|---|---|---|---|---|---|",
     ]
     for (dtype, shape), rows in by_contender(result["rows"], lambda r: (r["dtype"], tuple(r["shape"]))).items():
@@ -156,7 +179,10 @@ def decode_table(path):
     lines = [
         where(path, result),
         "",
-        "Time of our kernel; speedup over dense cuBLASLt, over cuSPARSELt (- where it has no kernel). Last column: the time to read the 2:4 weight once, the bandwidth limit.",
+        (
+            "Time of our kernel; speedup over dense cuBLASLt, over cuSPARSELt (- where it has no kernel). Last column:"
+            " the time to read the 2:4 weight once, the bandwidth limit."
+        ),
         "",
         "| weight | dtype | " + " | ".join(plural(t, "token") for t in tokens) + " | reading the weight |",
         "|---|---|" + "---|" * (len(tokens) + 1),
@@ -173,7 +199,11 @@ def decode_table(path):
     if int4:
         lines += [
             "",
-            "Int4 2:4 weights with groups of 128: time of our kernel; speedup over dense bf16 (cuBLASLt), over our bf16 2:4 kernel. Last column: the time to read the int4 weight once, and the speedup over dense bf16 at one token that a GEMM as fast as that would have.",
+            (
+                "Int4 2:4 weights with groups of 128: time of our kernel; speedup over dense bf16 (cuBLASLt), over our"
+                " bf16 2:4 kernel. Last column: the time to read the int4 weight once, and the speedup over dense bf16"
+                " at one token that a GEMM as fast as that would have."
+            ),
             "",
             "| weight | " + " | ".join(plural(t, "token") for t in tokens) + " | reading the weight |",
             "|---|" + "---|" * (len(tokens) + 1),
@@ -193,7 +223,17 @@ def layer_table(path):
     of = collections.OrderedDict()
     for row in result["rows"]:
         of.setdefault((row["dtype"], tuple(row["shape"])), {})[row["contender"], row["part"]] = row
-    heads = ["tokens, in, out", "dtype", "dense step", "2:4 step", "speedup", "mask and packing", "forward", "input gradient", "weight and bias gradients"]
+    heads = [
+        "tokens, in, out",
+        "dtype",
+        "dense step",
+        "2:4 step",
+        "speedup",
+        "mask and packing",
+        "forward",
+        "input gradient",
+        "weight and bias gradients",
+    ]
     heads += ["step with MVUE", "speedup", "weight and bias gradients (MVUE)"]
     lines = [where(path, result), "", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for (dtype, shape), rows in of.items():
@@ -211,7 +251,8 @@ def attention_table(path):
     result = json.loads(path.read_text())
     torch = json.loads((path.parent / "attention-torch.json").read_text())
     key = lambda row: (tuple(row["shape"]), row["causal"])
-    # Of each engine the fastest run, and the smaller of both passes together, where autograd may keep the device waiting, and of their sum.
+    # Of each engine the fastest run, and the smaller of both passes together, where autograd may keep the device
+    # waiting, and of their sum.
     parts = {}
     for row in torch["rows"]:
         us = parts.setdefault((key(row), row["contender"]), {})
@@ -226,20 +267,34 @@ def attention_table(path):
         if row["contender"] == "fused":
             ours.setdefault(key(row), {})[row["part"]] = row
     peer = f"torch {torch['torch']}, cuDNN {torch['cudnn']}"
-    lines = [where(path, result), f"Contender: the fastest engine of `scaled_dot_product_attention` ({peer}; [raw]({link(path.with_name('attention-torch.json'))})).", ""]
-    lines += ["| tokens | heads | mask | forward | backward | both | torch's best, both | of its speed |", "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        where(path, result),
+        (
+            f"Contender: the fastest engine of `scaled_dot_product_attention` ({peer};"
+            f" [raw]({link(path.with_name('attention-torch.json'))}))."
+        ),
+        "",
+    ]
+    lines += [
+        "| tokens | heads | mask | forward | backward | both | torch's best, both | of its speed |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for (shape, causal), rows in ours.items():
         batch, positions, heads, head_dim = shape
         other = best[shape, causal]
         cells = [f"{batch} x {positions}", f"{heads} of {head_dim}", "causal" if causal else "full"]
-        cells += [f"{micro(rows[part])}, {rows[part]['tflops']:.0f} TFLOP/s" for part in ("forward", "backward", "both")]
+        cells += [
+            f"{micro(rows[part])}, {rows[part]['tflops']:.0f} TFLOP/s" for part in ("forward", "backward", "both")
+        ]
         cells += [f"{micro(other)} ({other['contender']})", over(other, rows["both"])]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def compiled_step(path, row):
-    """torch.compile's milliseconds for a ViT's row, dense, from `bench/python/vit_step.py`'s record beside it; None without one."""
+    """torch.compile's milliseconds for a ViT's row, dense, from `bench/python/vit_step.py`'s record beside it; None
+    without one.
+    """
     beside = path.parent / "python-vit_step.json"
     if row.get("kind") != "vit" or row["model"][0] != 24 or not beside.exists():
         return None
@@ -250,15 +305,38 @@ def compiled_step(path, row):
 def step_table(path):
     result = json.loads(path.read_text())
     has_images = any(row.get("kind") == "vit" for row in result["rows"])
-    heads = ["model" if has_images else "layers", "feed-forward blocks", "step", "90th percentile", "without a graph", "tokens/s", "over dense"]
+    heads = [
+        "model" if has_images else "layers",
+        "feed-forward blocks",
+        "step",
+        "90th percentile",
+        "without a graph",
+        "tokens/s",
+        "over dense",
+    ]
     heads += ["of torch.compile's dense step"] * has_images + ["forward", "backward", "optimizer", "masks", "memory"]
     lines = [where(path, result), "", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for row in result["rows"]:
         kind, (layers, _, _, tokens, _) = row.get("kind", "gpt"), row["model"]
-        dense = next(r for r in result["rows"] if (r.get("kind", "gpt"), r["model"]) == (kind, row["model"]) and r["contender"] == "dense")
+        dense = next(
+            r
+            for r in result["rows"]
+            if (r.get("kind", "gpt"), r["model"]) == (kind, row["model"]) and r["contender"] == "dense"
+        )
         phases = {phase["phase"]: phase["ms"] for phase in row["phases"]}
-        model = f"{'ViT' if kind == 'vit' else 'GPT'}, {plural(layers, 'layer')}, {row['batch']} x {tokens}" if has_images else str(layers)
-        cells = [model, row["contender"], f"{row['ms']:.2f} ms", f"{row['p90_ms']:.2f} ms", f"{row['launched_ms']:.2f} ms", f"{row['tokens_per_s']:,.0f}"]
+        model = (
+            f"{'ViT' if kind == 'vit' else 'GPT'}, {plural(layers, 'layer')}, {row['batch']} x {tokens}"
+            if has_images
+            else str(layers)
+        )
+        cells = [
+            model,
+            row["contender"],
+            f"{row['ms']:.2f} ms",
+            f"{row['p90_ms']:.2f} ms",
+            f"{row['launched_ms']:.2f} ms",
+            f"{row['tokens_per_s']:,.0f}",
+        ]
         cells.append(f"{dense['ms'] / row['ms']:.3f}x")
         if has_images:
             compiled = compiled_step(path, row)
@@ -303,27 +381,44 @@ GPU_ROWS = [
 def short_cpu_table(_):
     machines = [(p.parent.name, json.loads(p.read_text())) for p in sorted(ROOT.glob("bench/results/*/cpu.json"))]
     names = [CPU_NAMES.get(name, name) for name, _ in machines]
-    lines = ["| GEMM | weight [out, in] | bandwidth limit | " + " | ".join(names) + " |", "|---|---|---|" + "---|" * len(names)]
+    lines = [
+        "| GEMM | weight [out, in] | bandwidth limit | " + " | ".join(names) + " |",
+        "|---|---|---|" + "---|" * len(names),
+    ]
     for work, dtype, tokens, shape in CPU_ROWS:
         shown, limit = [], ""
         for _, result in machines:
-            rows = [r for r in result["rows"] if (r["work"], r["dtype"], r["tokens"], tuple(r["shape"])) == (work, dtype, tokens, shape)]
+            rows = [
+                r
+                for r in result["rows"]
+                if (r["work"], r["dtype"], r["tokens"], tuple(r["shape"])) == (work, dtype, tokens, shape)
+            ]
             rows = [r for r in rows if r["threads"] == max(r["threads"] for r in rows)]
             shown.append(cells(rows)[0].split(" (")[0].split(",")[0])
             if work == "decode" and rows and tokens == 1:
                 limit = f"{rows[0]['byte_limit']:.2f}x"
-        lines.append(f"| {work} {dtype}, {plural(tokens, 'token')} | [{shape[0]}, {shape[1]}] | {limit} | " + " | ".join(shown) + " |")
+        lines.append(
+            f"| {work} {dtype}, {plural(tokens, 'token')} | [{shape[0]}, {shape[1]}] | {limit} | "
+            + " | ".join(shown)
+            + " |"
+        )
     return "\n".join(lines) + "\n"
 
 
 def gpu_row(tokens, inputs, out, dtype):
-    """The file, its content and the rows (dense, cuSPARSELt's or None, ours) of a GEMM, from the first of the H200's files that has it."""
+    """The file, its content and the rows (dense, cuSPARSELt's or None, ours) of a GEMM, from the first of the H200's
+    files that has it.
+    """
     folder = ROOT / "bench/results/h200"
     wanted, name = ("bf16", "twofour-int4") if dtype == "int4" else (dtype, "twofour")
     for path in (folder / file for file in ("grid.json", "gemm.json", "decode.json")):
         if path.exists():
             result = json.loads(path.read_text())
-            rows = {r["contender"]: r for r in result["rows"] if r["dtype"] == wanted and r["shape"] == [tokens, inputs, out]}
+            rows = {
+                r["contender"]: r
+                for r in result["rows"]
+                if r["dtype"] == wanted and r["shape"] == [tokens, inputs, out]
+            }
             if name in rows and "cublaslt" in rows:
                 return path, result, rows["cublaslt"], None if dtype == "int4" else rows.get("cusparselt"), rows[name]
     sys.exit(f"no result has {name} and cublaslt for {tokens} tokens, in {inputs}, out {out}, {wanted}")
@@ -341,18 +436,36 @@ def short_gpu_table(_):
     sources = ", ".join(f"[{path.name}]({link(path)})" for path in dict.fromkeys(path for path, _ in used))
     libraries = used[0][1]["libraries"]
     heat_map = ROOT / "docs/grid-h200.svg"
-    picture = [f"![Heat map of the speedup over dense and over cuSPARSELt, by layer and number of tokens]({link(heat_map)})", ""]
-    head = [
-        f"**{machine['gpu']}**, device time, median ({sources}); cuBLASLt {libraries['cublaslt']}, cuSPARSELt {libraries['cusparselt']}.",
+    picture = [
+        f"![Heat map of the speedup over dense and over cuSPARSELt, by layer and number of tokens]({link(heat_map)})",
         "",
-        "| tokens | weight [out, in] | dtype | dense: cuBLASLt | 2:4: cuSPARSELt | 2:4: twofour | speedup over dense | over cuSPARSELt |",
+    ]
+    head = [
+        (
+            f"**{machine['gpu']}**, device time, median ({sources}); cuBLASLt {libraries['cublaslt']}, cuSPARSELt"
+            f" {libraries['cusparselt']}."
+        ),
+        "",
+        (
+            "| tokens | weight [out, in] | dtype | dense: cuBLASLt | 2:4: cuSPARSELt | 2:4: twofour | speedup over"
+            " dense | over cuSPARSELt |"
+        ),
         "|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join((picture if heat_map.exists() else []) + head + lines) + "\n"
 
 
-# Rows of the README's table of speed: of the CPU's, the machine's folder, work, dtype, tokens, [out, in]; of the GPU's as above.
-SPEED_CPU = ("epyc-zen5-2c", [("decode", "f32", 1, (14336, 4096)), ("decode", "bf16", 1, (14336, 4096)), ("prefill", "f32", 512, (4096, 4096)), ("prefill", "bf16", 512, (4096, 4096))])
+# Rows of the README's table of speed: of the CPU's, the machine's folder, work, dtype, tokens, [out, in]; of the GPU's
+# as above.
+SPEED_CPU = (
+    "epyc-zen5-2c",
+    [
+        ("decode", "f32", 1, (14336, 4096)),
+        ("decode", "bf16", 1, (14336, 4096)),
+        ("prefill", "f32", 512, (4096, 4096)),
+        ("prefill", "bf16", 512, (4096, 4096)),
+    ],
+)
 SPEED_GPU = [(1, 4096, 28672, "bf16"), (1, 4096, 28672, "int4"), (4096, 14336, 4096, "bf16"), (4096, 14336, 4096, "i8")]
 
 
@@ -366,17 +479,26 @@ def speed_table(_):
     lines = ["| machine | GEMM | weight [out, in] | dense, the fastest | 2:4 | speedup |", "|---|---|---|---|---|---|"]
     for work, dtype, tokens, shape in wanted:
         key = (work, dtype, tokens, shape, threads)
-        rows = [r for r in result["rows"] if (r["work"], r["dtype"], r["tokens"], tuple(r["shape"]), r["threads"]) == key]
+        rows = [
+            r for r in result["rows"] if (r["work"], r["dtype"], r["tokens"], tuple(r["shape"]), r["threads"]) == key
+        ]
         ours = next(r["median_us"] for r in rows if r["contender"] == "twofour 2:4")
         dense = min(r["median_us"] for r in rows if not r["contender"].startswith("twofour 2:4"))
         shown = [f"{dense / 1e3:.1f} ms", f"{ours / 1e3:.1f} ms", f"{dense / ours:.2f}x"]
-        lines.append(f"| {where} | {dtype}, {plural(tokens, 'token')} | [{shape[0]}, {shape[1]}] | " + " | ".join(shown) + " |")
+        lines.append(
+            f"| {where} | {dtype}, {plural(tokens, 'token')} | [{shape[0]}, {shape[1]}] | " + " | ".join(shown) + " |"
+        )
         where = ""
     for tokens, inputs, out, dtype in SPEED_GPU:
         path, result, dense, _, ours = gpu_row(tokens, inputs, out, dtype)
-        machine = f"[{result['machine']['gpu']}]({link(path.parent)})" if (tokens, inputs, out, dtype) == SPEED_GPU[0] else ""
+        machine = (
+            f"[{result['machine']['gpu']}]({link(path.parent)})" if (tokens, inputs, out, dtype) == SPEED_GPU[0] else ""
+        )
         name = "int4 (dense: bf16)" if dtype == "int4" else dtype
-        lines.append(f"| {machine} | {name}, {plural(tokens, 'token')} | [{out}, {inputs}] | {micro(dense)} | {micro(ours)} | {over(dense, ours)} |")
+        lines.append(
+            f"| {machine} | {name}, {plural(tokens, 'token')} | [{out}, {inputs}] | {micro(dense)} | {micro(ours)} |"
+            f" {over(dense, ours)} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -385,7 +507,13 @@ def grid_table(path):
     lines = [where(path, result)]
     heat_map = ROOT / f"docs/grid-{path.parent.name}.svg"
     if heat_map.exists():
-        lines += ["", f"![Heat map of the speedup over dense and over cuSPARSELt, by layer and number of tokens]({link(heat_map)})"]
+        lines += [
+            "",
+            (
+                "![Heat map of the speedup over dense and over cuSPARSELt, by layer and number of"
+                f" tokens]({link(heat_map)})"
+            ),
+        ]
     return "\n".join(lines + [""] + grid_tables.grid_lines(result)) + "\n"
 
 
@@ -395,11 +523,15 @@ def epilogue_grid_table(path):
     return "\n".join([f"{title}: {where(path, result)}", ""] + grid_tables.summary_lines(result)) + "\n"
 
 
-# Documents with their tables: a marker, the files that it is made from (one table each; none: one table of everything), and how.
+# Documents with their tables: a marker, the files that it is made from (one table each; none: one table of everything),
+# and how.
 DOCUMENTS = {
     "README.md": {
         "speed-table": (None, speed_table),
-        "short-accuracy-table": (None, lambda _: decoder_tables.short_table(ROOT / "bench/results/h200/decoder-study.json")),
+        "short-accuracy-table": (
+            None,
+            lambda _: decoder_tables.short_table(ROOT / "bench/results/h200/decoder-study.json"),
+        ),
     },
     "docs/reference/benchmarks.md": {
         "short-cpu-table": (None, short_cpu_table),

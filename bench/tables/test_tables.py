@@ -22,7 +22,14 @@ def cell(dtype, weight, tokens, dense, sparse, ours, dispatch, over_best):
     for contender, us in times.items():
         if us is None:
             continue
-        row = {"dtype": dtype, "output": "bf16", "shape": [tokens, weight[1], weight[0]], "contender": contender, "kernel": "k", "us": us}
+        row = {
+            "dtype": dtype,
+            "output": "bf16",
+            "shape": [tokens, weight[1], weight[0]],
+            "contender": contender,
+            "kernel": "k",
+            "us": us,
+        }
         if contender == "twofour":
             row["unmeasured"] = {"kernel": "k", "us": us * over_best, "over_best": over_best}
         rows.append(row)
@@ -33,7 +40,12 @@ def result(*cells, unsupported=(), faults=()):
     rows = [row for cell in cells for row in cell]
     libraries = {"cublaslt": "13.1.0", "cusparselt": "0.8.0"}
     return {
-        "machine": MACHINE, "libraries": libraries, "command": "a command", "rows": rows, "unsupported": list(unsupported), "faults": list(faults),
+        "machine": MACHINE,
+        "libraries": libraries,
+        "command": "a command",
+        "rows": rows,
+        "unsupported": list(unsupported),
+        "faults": list(faults),
     }
 
 
@@ -44,30 +56,53 @@ def clauses(found, dtype):
 class Generation(unittest.TestCase):
     def row(self, contender, decode, prefill):
         return {
-            "contender": contender, "weight_bytes": 2**30, "peak_memory_bytes": 2**31, "decode_s": decode, "prefill_s": prefill,
-            "decode_tokens_per_s": 1.0, "best_decode_tokens_per_s": 1.0, "prefill_tokens_per_s": 1.0, "best_prefill_tokens_per_s": 1.0,
+            "contender": contender,
+            "weight_bytes": 2**30,
+            "peak_memory_bytes": 2**31,
+            "decode_s": decode,
+            "prefill_s": prefill,
+            "decode_tokens_per_s": 1.0,
+            "best_decode_tokens_per_s": 1.0,
+            "prefill_tokens_per_s": 1.0,
+            "best_prefill_tokens_per_s": 1.0,
         }
 
     def test_ratios_are_of_medians_and_of_the_fastest_rounds(self):
-        ours, theirs = self.row("twofour 2:4-int8", [1.0, 2.0, 4.0], [1.0]), self.row("llama.cpp Q8_0", [3.0, 3.0, 6.0], [1.0])
+        ours, theirs = self.row("twofour 2:4-int8", [1.0, 2.0, 4.0], [1.0]), self.row(
+            "llama.cpp Q8_0", [3.0, 3.0, 6.0], [1.0]
+        )
         medians, fastest, low, high = generate_tables.ratios(ours, theirs, "decode_s")
         self.assertEqual((medians, fastest), (1.5, 3.0))
         self.assertTrue(1.5 <= low <= high <= 3.0)
 
-    def test_only_floors_whose_contenders_were_measured_are_shown(self):
-        rows = [self.row("twofour 2:4-int8", [1.0], [1.0]), self.row("llama.cpp Q8_0", [2.5], [3.0]), self.row("llama.cpp Q4_0", [2.0], [2.0])]
+    def test_only_floors_whose_programs_were_measured_are_shown(self):
+        rows = [
+            self.row("twofour 2:4-int8", [1.0], [1.0]),
+            self.row("llama.cpp Q8_0", [2.5], [3.0]),
+            self.row("llama.cpp Q4_0", [2.0], [2.0]),
+        ]
         found = generate_tables.floors({"rows": rows})
-        self.assertEqual([(what, floor) for what, floor, *_ in found], [
-            ("decode, 2:4-int8 over llama.cpp Q8_0", 2.0),
-            ("decode, 2:4-int8 over llama.cpp Q4_0", 1.5),
-            ("prefill, 2:4-int8 over llama.cpp Q4_0, llama.cpp's fastest", 1.0),
-        ])
+        self.assertEqual(
+            [(what, floor) for what, floor, *_ in found],
+            [
+                ("decode, 2:4-int8 over llama.cpp Q8_0", 2.0),
+                ("decode, 2:4-int8 over llama.cpp Q4_0", 1.5),
+                ("prefill, 2:4-int8 over llama.cpp Q4_0, llama.cpp's fastest", 1.0),
+            ],
+        )
         self.assertEqual([medians for _, _, medians, *_ in found], [2.5, 2.0, 2.0])
 
     def test_a_gpu_s_forms_are_compared_with_the_dense_forms_of_their_batch_that_were_measured(self):
         def row(batch, weights, step):
             return {
-                "model": "m", "batch": batch, "weights": weights, "step_ms": step, "tokens_per_s": 1.0, "gb_per_s": 2.0, "weight_bytes": 2**30, "allocated_bytes": 2**31,
+                "model": "m",
+                "batch": batch,
+                "weights": weights,
+                "step_ms": step,
+                "tokens_per_s": 1.0,
+                "gb_per_s": 2.0,
+                "weight_bytes": 2**30,
+                "allocated_bytes": 2**31,
             }
 
         rows = [row(1, "dense-bf16", 6.0), row(1, "2:4-int4", 2.0), row(8, "2:4-int4", 2.0)]
@@ -75,12 +110,17 @@ class Generation(unittest.TestCase):
             path = pathlib.Path(folder) / "generate.json"
             path.write_text(json.dumps({"machine": MACHINE, "command": "a command", "rows": rows}))
             lines = generate_tables.gpu_table(path, "raw").splitlines()
-            self.assertEqual(lines[2], "| model | batch | weights | step | tokens/s | over dense bf16 | GB/s | model size | memory |")
-            self.assertEqual(lines[4:], [
-                "| m | 1 | dense-bf16 | 6.00 ms | 1 |  | 2 | 1.00 GiB | 2.00 GiB |",
-                "| m | 1 | 2:4-int4 | 2.00 ms | 1 | 3.00x | 2 | 1.00 GiB | 2.00 GiB |",
-                "| m | 8 | 2:4-int4 | 2.00 ms | 1 |  | 2 | 1.00 GiB | 2.00 GiB |",
-            ])
+            self.assertEqual(
+                lines[2], "| model | batch | weights | step | tokens/s | over dense bf16 | GB/s | model size | memory |"
+            )
+            self.assertEqual(
+                lines[4:],
+                [
+                    "| m | 1 | dense-bf16 | 6.00 ms | 1 |  | 2 | 1.00 GiB | 2.00 GiB |",
+                    "| m | 1 | 2:4-int4 | 2.00 ms | 1 | 3.00x | 2 | 1.00 GiB | 2.00 GiB |",
+                    "| m | 8 | 2:4-int4 | 2.00 ms | 1 |  | 2 | 1.00 GiB | 2.00 GiB |",
+                ],
+            )
             rows.append(row(8, "int4-weight-only", 3.0))
             path.write_text(json.dumps({"machine": MACHINE, "command": "a command", "rows": rows}))
             lines = generate_tables.gpu_table(path, "raw").splitlines()
@@ -95,23 +135,32 @@ class Generation(unittest.TestCase):
 class Vision(unittest.TestCase):
     def test_a_row_has_mean_and_range_of_both_accuracies_and_the_best_head_is_first(self):
         recipe = {
-            "model": {"layers": 2, "width": 64, "image": 28, "patch": 4}, "data": {"images": "digits.gz", "validation": 0.2},
+            "model": {"layers": 2, "width": 64, "image": 28, "patch": 4},
+            "data": {"images": "digits.gz", "validation": 0.2},
             "training": {"steps": 10, "batch": 8},
         }
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
             for method, seed, head, probe in [("sr-ste", 0, 0.5, 0.75), ("dense", 0, 0.9, 0.8), ("dense", 1, 0.8, 0.7)]:
                 report = {
-                    "method": method, "seed": seed, "device": "cpu", "val_accuracy": head, "linear_probe": {"validation_accuracy": probe},
-                    "data_tokens": 50 * 1000, "recipe": recipe,
+                    "method": method,
+                    "seed": seed,
+                    "device": "cpu",
+                    "val_accuracy": head,
+                    "linear_probe": {"validation_accuracy": probe},
+                    "data_tokens": 50 * 1000,
+                    "recipe": recipe,
                 }
                 (folder / f"{method}-{seed}.json").write_text(json.dumps(report))
             lines = vision_tables.table(folder).splitlines()
         self.assertIn("800 to train on, 200 to judge by; f32 on a CPU", lines[0])
-        self.assertEqual(lines[-2:], [
-            "| dense | 2 | 85.00 % | 80.00 to 90.00 | 75.00 % | 70.00 to 80.00 |",
-            "| sr-ste | 1 | 50.00 % | 50.00 to 50.00 | 75.00 % | 75.00 to 75.00 |",
-        ])
+        self.assertEqual(
+            lines[-2:],
+            [
+                "| dense | 2 | 85.00 % | 80.00 to 90.00 | 75.00 % | 70.00 to 80.00 |",
+                "| sr-ste | 1 | 50.00 % | 50.00 to 50.00 | 75.00 % | 75.00 to 75.00 |",
+            ],
+        )
 
 
 class Groups(unittest.TestCase):
@@ -139,7 +188,9 @@ class Summary(unittest.TestCase):
         self.assertIn("| less than 1 M | bf16 | 1 | 0.50x", lines[3])
 
     def test_cells_that_were_held_up_are_left_out_and_counted(self):
-        found = result(cell("bf16", LARGE, 1, 18.0, None, 10.0, 10.0, 1.0), cell("bf16", LARGE, 8, 90.0, None, 10.0, 10.0, 1.0))
+        found = result(
+            cell("bf16", LARGE, 1, 18.0, None, 10.0, 10.0, 1.0), cell("bf16", LARGE, 8, 90.0, None, 10.0, 10.0, 1.0)
+        )
         for row in found["rows"]:
             row["min_us"] = row["us"] / 1.4
         self.assertIn("| 16 M or more | bf16 | 2 |", "\n".join(grid_tables.summary_lines(found)))
@@ -152,7 +203,9 @@ class Summary(unittest.TestCase):
 
 class Floors(unittest.TestCase):
     def every(self, dtype, large, medium, many, dispatch):
-        """A result with one cell for each clause: speedups of large weights, of medium ones with few and with many tokens, and the dispatcher's time."""
+        """A result with one cell for each clause: speedups of large weights, of medium ones with few and with many
+        tokens, and the dispatcher's time.
+        """
         return result(
             cell(dtype, LARGE, 1, 10.0 * large[0], None, 10.0, 10.0, 1.0),
             cell(dtype, LARGE, 8, 10.0 * large[1], None, 10.0, 10.0, 1.0),
@@ -181,7 +234,9 @@ class Floors(unittest.TestCase):
             self.assertEqual([fallen[name].holds for name in names], [False] * 4, dtype)
 
     def test_a_cell_without_a_kernel_breaks_the_floor(self):
-        found = result(cell("i8", LARGE, 1, 20.0, None, 10.0, 10.0, 1.0), cell("i8", LARGE, 8, 20.0, 12.0, None, 12.0, 1.0))
+        found = result(
+            cell("i8", LARGE, 1, 20.0, None, 10.0, 10.0, 1.0), cell("i8", LARGE, 8, 20.0, 12.0, None, 12.0, 1.0)
+        )
         clause = clauses(found, "i8")["16 M or more: worst at least 1.15x"]
         self.assertEqual((clause.measured, clause.holds), (2.0, False))
         self.assertIn("1 cells without both kernels", clause.where)
@@ -190,7 +245,15 @@ class Floors(unittest.TestCase):
         found = result(
             cell("i8", LARGE, 1, 20.0, None, 10.0, 10.0, 1.0),
             unsupported=[{"dtype": "i8", "weight": [1600, 1600], "reason": "1600 is not a multiple of 128"}],
-            faults=[{"dtype": "i8", "shape": [8, 64, 128], "contender": "cusparselt", "kernel": "algorithm 3", "difference": "up to 2"}],
+            faults=[
+                {
+                    "dtype": "i8",
+                    "shape": [8, 64, 128],
+                    "contender": "cusparselt",
+                    "kernel": "algorithm 3",
+                    "difference": "up to 2",
+                }
+            ],
         )
         text = "\n".join(grid_tables.grid_lines(found))
         self.assertIn("Not measured: i8 [1600, 1600]: 1600 is not a multiple of 128.", text)
@@ -225,7 +288,9 @@ class Readme(unittest.TestCase):
         self.assertIn("| 1 | [28672, 4096] | bf16 | 77.7 µs | - | 33.3 µs | 2.33x | - |", table)
         self.assertIn("[grid.json](bench/results/h200/grid.json)", table)
         self.assertTrue(table.startswith("![") and "(docs/grid-h200.svg)" in table)
-        self.assertEqual(len([line for line in table.splitlines() if line.startswith("| ")]), 1 + len(readme_tables.GPU_ROWS))
+        self.assertEqual(
+            len([line for line in table.splitlines() if line.startswith("| ")]), 1 + len(readme_tables.GPU_ROWS)
+        )
 
     def test_without_a_grid_there_is_no_picture(self):
         table = readme_tables.short_gpu_table(None)
@@ -235,20 +300,39 @@ class Readme(unittest.TestCase):
         folder, wanted = readme_tables.SPEED_CPU
         rows = []
         for work, dtype, tokens, shape in wanted:
-            for contender, us in (("gemm", 9000.0), ("twofour dense", 6000.0), ("twofour 2:4", 4000.0), ("twofour 2:4 f32", 100.0)):
-                rows.append({"work": work, "dtype": dtype, "tokens": tokens, "shape": list(shape), "threads": 2, "contender": contender, "median_us": us})
+            for contender, us in (
+                ("gemm", 9000.0),
+                ("twofour dense", 6000.0),
+                ("twofour 2:4", 4000.0),
+                ("twofour 2:4 f32", 100.0),
+            ):
+                rows.append(
+                    {
+                        "work": work,
+                        "dtype": dtype,
+                        "tokens": tokens,
+                        "shape": list(shape),
+                        "threads": 2,
+                        "contender": contender,
+                        "median_us": us,
+                    }
+                )
         (self.results.parent / folder).mkdir()
         (self.results.parent / folder / "cpu.json").write_text(json.dumps({"rows": rows}))
         lines = readme_tables.speed_table(None).splitlines()
         self.assertEqual(len(lines), 2 + len(wanted) + len(readme_tables.SPEED_GPU))
         self.assertIn("| f32, 1 token | [14336, 4096] | 6.0 ms | 4.0 ms | 1.50x |", lines[2])
-        self.assertTrue(lines[2 + len(wanted)].startswith("| [NVIDIA H200](bench/results/h200) | bf16, 1 token | [28672, 4096] |"))
+        self.assertTrue(
+            lines[2 + len(wanted)].startswith("| [NVIDIA H200](bench/results/h200) | bf16, 1 token | [28672, 4096] |")
+        )
 
     def test_the_grid_table_names_its_source(self):
         path = self.results / "grid.json"
         path.write_text(json.dumps(result(cell("bf16", LARGE, 1, 20.0, None, 10.0, 10.0, 1.0))))
         table = readme_tables.grid_table(path)
-        self.assertTrue(table.startswith("**a GPU**, sm_90a, measured by `a command` ([raw](bench/results/h200/grid.json))"))
+        self.assertTrue(
+            table.startswith("**a GPU**, sm_90a, measured by `a command` ([raw](bench/results/h200/grid.json))")
+        )
         self.assertIn("2.00x", table)
 
     def test_a_grid_with_an_epilogue_says_which(self):
@@ -263,17 +347,37 @@ class Readme(unittest.TestCase):
 class Layer(unittest.TestCase):
     def test_steps_and_parts_are_compared_with_dense(self):
         times = {
-            ("cublaslt", "all"): 300.0, ("twofour", "all"): 240.0, ("twofour-mvue", "all"): 200.0, ("twofour", "mask and packing"): 14.0,
-            ("cublaslt", "forward"): 100.0, ("twofour", "forward"): 70.0, ("cublaslt", "input gradient"): 90.0, ("twofour", "input gradient"): 60.0,
-            ("cublaslt", "weight and bias gradients"): 110.0, ("twofour", "weight and bias gradients"): 96.0,
+            ("cublaslt", "all"): 300.0,
+            ("twofour", "all"): 240.0,
+            ("twofour-mvue", "all"): 200.0,
+            ("twofour", "mask and packing"): 14.0,
+            ("cublaslt", "forward"): 100.0,
+            ("twofour", "forward"): 70.0,
+            ("cublaslt", "input gradient"): 90.0,
+            ("twofour", "input gradient"): 60.0,
+            ("cublaslt", "weight and bias gradients"): 110.0,
+            ("twofour", "weight and bias gradients"): 96.0,
             ("twofour-mvue", "weight and bias gradients"): 56.0,
         }
-        rows = [{"dtype": "f16", "shape": [8, 64, 128], "contender": who, "part": part, "us": us} for (who, part), us in times.items()]
+        rows = [
+            {"dtype": "f16", "shape": [8, 64, 128], "contender": who, "part": part, "us": us}
+            for (who, part), us in times.items()
+        ]
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "layer.json"
             path.write_text(json.dumps({**result(), "rows": rows}))
             line = readme_tables.layer_table(path).splitlines()[-1]
-        cells = ["8, 64, 128", "f16", "300.0 µs", "240.0 µs", "1.25x", "14.0 µs", "100.0 µs to 70.0 µs", "90.0 µs to 60.0 µs", "110.0 µs to 96.0 µs"]
+        cells = [
+            "8, 64, 128",
+            "f16",
+            "300.0 µs",
+            "240.0 µs",
+            "1.25x",
+            "14.0 µs",
+            "100.0 µs to 70.0 µs",
+            "90.0 µs to 60.0 µs",
+            "110.0 µs to 96.0 µs",
+        ]
         self.assertEqual(line, "| " + " | ".join(cells + ["200.0 µs", "1.50x", "56.0 µs"]) + " |")
 
 
@@ -281,14 +385,21 @@ class Attention(unittest.TestCase):
     def test_torch_is_its_fastest_engine_by_both_passes_or_by_their_sum(self):
         shape = {"shape": [8, 512, 16, 64], "causal": True}
         row = lambda contender, part, us: shape | {"contender": contender, "part": part, "us": us, "tflops": 10.0}
-        ours = [row("fused", "forward", 10.0), row("fused", "backward", 30.0), row("fused", "both", 40.0), row("gemms", "both", 1.0)]
+        ours = [
+            row("fused", "forward", 10.0),
+            row("fused", "backward", 30.0),
+            row("fused", "both", 40.0),
+            row("gemms", "both", 1.0),
+        ]
         one = [row("cudnn", "forward", 10.0), row("cudnn", "backward", 26.0), row("cudnn", "both", 90.0)]
         one.append(row("cudnn", "forward", 12.0))  # another run
         other = [row("flash", "forward", 20.0), row("flash", "backward", 30.0), row("flash", "both", 44.0)]
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "attention.json"
             path.write_text(json.dumps({**result(), "rows": ours}))
-            (path.parent / "attention-torch.json").write_text(json.dumps({"torch": "2", "cudnn": 9, "rows": one + other}))
+            (path.parent / "attention-torch.json").write_text(
+                json.dumps({"torch": "2", "cudnn": 9, "rows": one + other})
+            )
             line = readme_tables.attention_table(path).splitlines()[-1]
         self.assertTrue(line.endswith("| 36.0 µs (cudnn) | 0.90x |"), line)
 
@@ -304,16 +415,27 @@ class Step(unittest.TestCase):
             path = pathlib.Path(folder) / "step.json"
             path.write_text(json.dumps({**result(), "rows": rows}))
             if compiled:
-                (path.parent / "python-vit_step.json").write_text(json.dumps({"results": {"ViT-L, 32x257": {"dense": {"ms": compiled}}}}))
+                (path.parent / "python-vit_step.json").write_text(
+                    json.dumps({"results": {"ViT-L, 32x257": {"dense": {"ms": compiled}}}})
+                )
             return readme_tables.step_table(path).splitlines()[2:]
 
     def test_a_vit_is_compared_with_its_own_dense_step_and_with_torch_compile(self):
         vit, gpt = [24, 1024, 16, 257, 4096], [36, 1280, 20, 1024, 5120]
-        rows = [self.row("gpt", gpt, "dense", 90.0), self.row("vit", vit, "dense", 44.0), self.row("vit", vit, "2:4, greedy", 40.0)]
-        heads, _, of_gpt, _, sparse = [[cell.strip() for cell in line.split("|")[1:-1]] for line in self.table(rows, 50.0)]
+        rows = [
+            self.row("gpt", gpt, "dense", 90.0),
+            self.row("vit", vit, "dense", 44.0),
+            self.row("vit", vit, "2:4, greedy", 40.0),
+        ]
+        heads, _, of_gpt, _, sparse = [
+            [cell.strip() for cell in line.split("|")[1:-1]] for line in self.table(rows, 50.0)
+        ]
         self.assertEqual(of_gpt[heads.index("of torch.compile's dense step")], "-")
         self.assertEqual(sparse[:2], ["ViT, 24 layers, 32 x 257", "2:4, greedy"])
-        self.assertEqual([sparse[heads.index(head)] for head in ("over dense", "of torch.compile's dense step")], ["1.100x", "0.800 (50.00 ms)"])
+        self.assertEqual(
+            [sparse[heads.index(head)] for head in ("over dense", "of torch.compile's dense step")],
+            ["1.100x", "0.800 (50.00 ms)"],
+        )
         self.assertIn("| - |", self.table(rows)[-1])
 
     def test_rows_of_gpts_alone_are_named_by_their_layers(self):

@@ -1,4 +1,6 @@
-"""The table of the study of vision transformers, from what `bench/studies/vision_study.py` left: `python3 bench/tables/vision_tables.py FOLDER`."""
+"""The table of the study of vision transformers, from what `bench/studies/vision_study.py` left: `python3
+bench/tables/vision_tables.py FOLDER`.
+"""
 
 import json
 import pathlib
@@ -26,12 +28,17 @@ def table(folder):
     found = results(folder)
     report = next(iter(found.values()))[0]
     model, data, training = (report["recipe"][section] for section in ("model", "data", "training"))
-    images = report["data_tokens"] // ((model["image"] // model["patch"]) ** 2 + (model.get("pooling", "class") == "class"))
+    images = report["data_tokens"] // (
+        (model["image"] // model["patch"]) ** 2 + (model.get("pooling", "class") == "class")
+    )
     unseen = int(images * data["validation"])
     where = "f32 on a CPU" if report["device"] == "cpu" else f"bf16 on an {folder.parent.name.upper()}"
     lines = [
-        f"{model['layers']} layers of width {model['width']}, patches of {model['patch']} x {model['patch']} pixels, {training['steps']} steps of {training['batch']} images "
-        f"of {data['images']}: {images - unseen} to train on, {unseen} to judge by; {where}.",
+        (
+            f"{model['layers']} layers of width {model['width']}, patches of {model['patch']} x {model['patch']}"
+            f" pixels, {training['steps']} steps of {training['batch']} images of {data['images']}: {images - unseen}"
+            f" to train on, {unseen} to judge by; {where}."
+        ),
         "",
         "| method | seeds | accuracy of the head | least to largest | of regression on features | least to largest |",
         "|---|---|---|---|---|---|",

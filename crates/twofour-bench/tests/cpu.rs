@@ -18,7 +18,7 @@ fn contenders(rows: &[Value], dtype: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_contender_appears_with_every_figure() {
+fn every_kernel_appears_with_every_figure() {
     let dir = tempfile::tempdir().unwrap();
     let ran = run(dir.path(), &[&SMALL[..], &["--tokens", "1,32", "--json", "-o", "cpu.json"]].concat()).good();
     let answer = ran.json();

@@ -13,7 +13,7 @@ while read task; do echo '{"prefill_s": 0.5, "decode_s": 0.25}'; done
 "#;
 
 #[test]
-fn contenders_take_turns_and_all_rounds_are_kept() {
+fn programs_are_interleaved_and_all_rounds_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("other.sh"), OTHER).unwrap();
     let options =
@@ -21,7 +21,8 @@ fn contenders_take_turns_and_all_rounds_are_kept() {
     let ran = run(dir.path(), &[&SMALL[..], &options].concat()).good();
     assert_eq!(std::fs::read_to_string(dir.path().join("g.json")).unwrap(), ran.stdout);
     let answer = ran.json();
-    let command = "twofour-bench generate --model llama-3.2-1b --layers 1 --vocabulary 512 --weights 2:4-int8,2:4-int4 --prompt 20 --length 2 --threads 1 --rounds 2 \
+    let command = "twofour-bench generate --model llama-3.2-1b --layers 1 --vocabulary 512 --weights 2:4-int8,2:4-int4 \
+                   --prompt 20 --length 2 --threads 1 --rounds 2 \
                    --llama-cpp 'sh other.sh'";
     assert_eq!(answer["command"], command);
     assert_eq!((&answer["model"]["layers"], &answer["prompt"], &answer["length"]), (&1.into(), &20.into(), &2.into()));

@@ -11,7 +11,8 @@ fn has_device() -> bool {
     twofour_cuda::Device::open(0).is_ok()
 }
 
-/// Results as the suite writes them: two data types, weights of two groups, one cell without cuSPARSELt, one name that XML has to escape.
+/// Results as the suite writes them: two data types, weights of two groups, one cell without cuSPARSELt, one name that
+/// XML has to escape.
 fn results() -> Value {
     let mut rows = Vec::new();
     for (dtype, tokens) in [("bf16", [1, 77, 16384]), ("e4m3", [1, 64, 8192])] {
@@ -21,7 +22,8 @@ fn results() -> Value {
             for (place, tokens) in tokens.into_iter().enumerate() {
                 let row = |contender: &str, us: f64| {
                     json!({
-                        "dtype": dtype, "output": "bf16", "shape": [tokens, inputs, out], "contender": contender, "kernel": "k", "us": us,
+                        "dtype": dtype, "output": "bf16", "shape": [tokens, inputs, out],
+                        "contender": contender, "kernel": "k", "us": us,
                         "min_us": us, "max_us": us, "tflops": 1.0, "gb_per_s": 1.0, "layers": [layer],
                     })
                 };
@@ -40,7 +42,8 @@ fn results() -> Value {
     })
 }
 
-/// Checks that a document is well-formed as far as this project writes XML: tags nest, attributes are quoted, and text is escaped. Returns its texts.
+/// Checks that a document is well-formed as far as this project writes XML: tags nest, attributes are quoted, and text
+/// is escaped. Returns its texts.
 fn expect_xml(document: &str) -> Vec<String> {
     let mut open: Vec<String> = Vec::new();
     let mut texts = Vec::new();
@@ -106,7 +109,8 @@ fn a_heat_map_is_drawn_from_the_json() {
     }
     assert!(svg.contains("prefers-color-scheme:dark"));
     assert!(texts.iter().any(|text| text.starts_with("2:4 GEMM by layer")), "{texts:#?}");
-    // Every cell has its figure: two data types, two weights, three token counts; cuSPARSELt has no kernel for one token.
+    // Every cell has its figure: two data types, two weights, three token counts; cuSPARSELt has no kernel for one
+    // token.
     assert_eq!(texts.iter().filter(|text| *text == "1.25").count(), 2 * 2 * 2);
     assert_eq!(texts.iter().filter(|text| *text == "\u{2013}").count(), 2 * 2);
 }

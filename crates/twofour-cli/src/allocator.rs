@@ -1,7 +1,7 @@
 //! The allocator: where memory is refused to code that has no answer to it, the command ends with a message.
 //!
-//! Rust's own answer is an abort, behind a backtrace that needs memory, too, and may wait for ever for a lock that it holds. Allocations whose refusal is an error of the
-//! library ([`twofour::memory`]) are refused here as well.
+//! Rust's own answer is an abort, behind a backtrace that needs memory, too, and may wait for ever for a lock that it
+//! holds. Allocations whose refusal is an error of the library ([`twofour::memory`]) are refused here as well.
 
 #![allow(unsafe_code)]
 
@@ -47,7 +47,8 @@ fn granted(memory: *mut u8, bytes: usize) -> *mut u8 {
     memory
 }
 
-/// Ends the process with a message, without allocating. Temporary files without a name go with the process; those with one are removed by the next command.
+/// Ends the process with a message, without allocating. Temporary files without a name go with the process; those with
+/// one are removed by the next command.
 #[cold]
 #[cfg(unix)]
 fn end(what: fmt::Arguments<'_>) -> ! {
@@ -66,7 +67,8 @@ fn end(what: fmt::Arguments<'_>) -> ! {
         "error: out of memory: {what} asked for and refused; free memory, or raise the limit of this process"
     );
     let length = line.position() as usize;
-    // SAFETY: the buffer holds `length` bytes; the file descriptor need not be open; `_exit` runs no code of this process.
+    // SAFETY: the buffer holds `length` bytes; the file descriptor need not be open; `_exit` runs no code of this
+    // process.
     unsafe {
         libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), length);
         libc::_exit(1);

@@ -6,8 +6,8 @@ use crate::{commands, present::style::ColorChoice};
 
 /// 2:4 sparsity for neural networks: prune, check, compress, train and run it, and see what it gains on this machine.
 ///
-/// In a 2:4 weight two of every four consecutive elements of a row are zero. The other two and 4 bits of metadata for their
-/// positions take 9/16 of the bytes of dense bf16, and kernels that skip the zeros read and multiply less.
+/// In a 2:4 weight two of every four consecutive elements of a row are zero. The other two and 4 bits of metadata for
+/// their positions take 9/16 of the bytes of dense bf16, and kernels that skip the zeros read and multiply less.
 #[derive(Debug, Parser)]
 #[command(
     name = "twofour",
@@ -17,7 +17,7 @@ use crate::{commands, present::style::ColorChoice};
     infer_subcommands = false,
     arg_required_else_help = true,
     max_term_width = 100,
-    after_help = "Exit codes: 0 done, 1 failed (or `check` found a tensor that does not obey), 2 usage error, 130 interrupted.",
+    after_help = "Exit codes: 0 done, 1 failed (or `check` found a violation), 2 usage error, 130 interrupted.",
     after_long_help = AFTER_LONG_HELP
 )]
 pub(crate) struct Arguments {
@@ -50,7 +50,7 @@ Environment:
 
 Exit codes:
   0    done
-  1    failed, or `check` found a tensor that does not obey
+  1    failed, or `check` found a tensor that violates the pattern
   2    usage error
   130  interrupted";
 
@@ -113,10 +113,12 @@ mod tests {
         command.get_subcommands_mut().for_each(|command| each(command, look));
     }
 
-    /// Columns of a usual terminal. Help is wrapped to the terminal's, and an example that was broken there would be no command.
+    /// Columns of a usual terminal. Help is wrapped to the terminal's, and an example that was broken there would be no
+    /// command.
     const COLUMNS: usize = 80;
 
-    /// Whether a line of help's end is text that may be wrapped, or a heading; others are examples and tables, which are indented.
+    /// Whether a line of help's end is text that may be wrapped, or a heading; others are examples and tables, which
+    /// are indented.
     fn is_text(line: &str) -> bool {
         !line.starts_with(' ')
     }

@@ -22,12 +22,14 @@ pub fn description(format: WeightFormat) -> &'static str {
         WeightFormat::Plain(DataType::F16) => "IEEE half",
         WeightFormat::Plain(DataType::E4M3) => "8-bit floating point, 4 bits of exponent and 3 of mantissa; on a GPU",
         WeightFormat::Plain(DataType::E5M2) => {
-            "8-bit floating point, 5 bits of exponent and 2 of mantissa; on a GPU, against dense e4m3, since cuBLASLt multiplies no two tensors of e5m2"
+            "8-bit floating point, 5 bits of exponent and 2 of mantissa; on a GPU, against dense e4m3, since cuBLASLt \
+             multiplies no two tensors of e5m2"
         }
         WeightFormat::Plain(DataType::I8) => "8-bit integers with a scale for each row",
         WeightFormat::Plain(DataType::I32) => "32-bit integers",
         WeightFormat::Int4 => {
-            "4-bit integers with a scale for every 128 columns; on a CPU against dense int8, on a GPU against dense bf16 and up to 64 tokens"
+            "4-bit integers with a scale for every 128 columns; on a CPU against dense int8, on a GPU against dense \
+             bf16 and up to 64 tokens"
         }
     }
 }

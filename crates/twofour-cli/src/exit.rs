@@ -20,7 +20,7 @@ use crate::{
 pub enum Verdict {
     /// Exit code 0.
     Yes,
-    /// Exit code 1: the command ran and the answer is no (`check` found a tensor that does not obey).
+    /// Exit code 1: the command ran and the answer is no (`check` found a tensor that violates the pattern).
     No,
 }
 
@@ -65,7 +65,8 @@ pub fn code(command: impl FnOnce() -> Result<Verdict>) -> ExitCode {
     }
 }
 
-/// Returns the error's message, the items of a list, and the messages of causes that it does not already contain: a line for each, whatever names and paths are in them.
+/// Returns the error's message, the items of a list, and the messages of causes that it does not already contain: a
+/// line for each, whatever names and paths are in them.
 fn message(error: &(dyn Error + 'static)) -> String {
     let mut text = escape::line(&error.to_string());
     for item in error.downcast_ref::<UsageList>().map_or(&[][..], |list| &list.items) {

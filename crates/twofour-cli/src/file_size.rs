@@ -2,7 +2,8 @@
 
 #![allow(unsafe_code)]
 
-/// From here on a write beyond the limit is an error, with which a command ends as on a full disk. By default a signal ends the process without a word.
+/// From here on a write beyond the limit is an error, with which a command ends as on a full disk. By default a signal
+/// ends the process without a word.
 #[cfg(unix)]
 pub(crate) fn expect_errors() {
     // SAFETY: no handler of this process is replaced: it runs at the start, and ignoring a signal runs no code.

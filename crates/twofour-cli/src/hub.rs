@@ -1,6 +1,7 @@
 //! Models by their names on the Hugging Face hub.
 //!
-//! A model is downloaded once into the cache that Python's `huggingface_hub` uses. `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE` mean what they mean there.
+//! A model is downloaded once into the cache that Python's `huggingface_hub` uses. `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`
+//! and `HF_HUB_OFFLINE` mean what they mean there.
 
 use std::{
     env,
@@ -46,8 +47,9 @@ impl Name {
     }
 }
 
-/// Whether a model is made of this file of a repository: its configuration, its tokenizer and its safetensors, in the root or, of a model of sentence-transformers, in the folder of
-/// a module, as `2_Dense/`; there weights of PyTorch, too, where these have no safetensors beside them.
+/// Whether a model is made of this file of a repository: its configuration, its tokenizer and its safetensors, in the
+/// root or, of a model of sentence-transformers, in the folder of a module, as `2_Dense/`; there weights of PyTorch,
+/// too, where these have no safetensors beside them.
 fn is_of_model(file: &str, all: &[&str]) -> bool {
     let is_text = [".json", ".txt", ".model"].iter().any(|end| file.ends_with(end));
     let is_safe = file.ends_with(".safetensors");
@@ -59,10 +61,12 @@ fn is_of_model(file: &str, all: &[&str]) -> bool {
     is_module && !name.contains('/') && (is_text || is_safe || name.ends_with(".bin") && !has_safe())
 }
 
-/// The path of a model on this machine: the path that was given, or of the folder of a training run the checkpoint in it, or, where nothing is there and it can be a name on the hub, the downloaded snapshot.
+/// The path of a model on this machine: the path that was given, or of the folder of a training run the checkpoint in
+/// it, or, where nothing is there and it can be a name on the hub, the downloaded snapshot.
 ///
 /// # Errors
-/// The hub does not answer, or has no such model; the repository has no safetensors; offline, the model is not in the cache.
+/// The hub does not answer, or has no such model; the repository has no safetensors; offline, the model is not in the
+/// cache.
 pub(crate) fn locate(model: &Path, screen: &Screen) -> Result<PathBuf> {
     let name = match model.to_str().and_then(Name::of) {
         Some(name) if model.symlink_metadata().is_err() => name,
@@ -79,7 +83,8 @@ pub(crate) fn locate(model: &Path, screen: &Screen) -> Result<PathBuf> {
     }
     download(&name, screen).with_context(|| {
         format!(
-            "{}: nothing is at this path, and it could not be had from the hub; a model that asks for consent requires a token in HF_TOKEN",
+            "{}: nothing is at this path, and it could not be had from the hub; a model that asks for consent requires \
+             a token in HF_TOKEN",
             model.display()
         )
     })
@@ -90,7 +95,8 @@ fn cached(name: &Name) -> Result<PathBuf> {
     match Cache::from_env().repo(name.at(&name.revision)).get("config.json") {
         Some(config) => Ok(directory_of(&config)),
         None => bail!(
-            "{}@{}: nothing is at this path, and the hub's cache has no such model; HF_HUB_OFFLINE is set, so it was not downloaded",
+            "{}@{}: nothing is at this path, and the hub's cache has no such model; HF_HUB_OFFLINE is set, so it was \
+             not downloaded",
             name.repository,
             name.revision
         ),

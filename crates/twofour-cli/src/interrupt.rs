@@ -1,8 +1,9 @@
 //! Ctrl-C: no partial output, exit code 130.
 //!
-//! A command that writes nothing ends at once. One that writes is [`guard`]ed: the first signal only sets a flag, which the command tests where it
-//! can stop ([`check`], or [`flow`] as a callback's result), so that temporary files are removed. A second signal ends the process at once. Files
-//! with their final names are then still unchanged, because renaming is the last step.
+//! A command that writes nothing ends at once. One that writes is [`guard`]ed: the first signal only sets a flag, which
+//! the command tests where it can stop ([`check`], or [`flow`] as a callback's result), so that temporary files are
+//! removed. A second signal ends the process at once. Files with their final names are then still unchanged, because
+//! renaming is the last step.
 
 use std::{
     ops::ControlFlow,

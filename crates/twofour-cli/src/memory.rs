@@ -10,8 +10,9 @@ use twofour::{
 
 use crate::present::units;
 
-/// Refuses work that takes more memory than the machine has, or than its container or the process may take: the operating system would end it without a word. A machine that does not tell its
-/// memory refuses nothing. `what` takes the bytes, and `remedy` says what to do.
+/// Refuses work that takes more memory than the machine has, or than its container or the process may take: the
+/// operating system would end it without a word. A machine that does not tell its memory refuses nothing. `what` takes
+/// the bytes, and `remedy` says what to do.
 ///
 /// # Errors
 /// All of that in a line.
@@ -59,7 +60,8 @@ fn limit_of_process() -> Option<u64> {
     None
 }
 
-/// The least limit of the control groups of a process, of both versions, and of the groups that those are in. A container often sees its own group as the root.
+/// The least limit of the control groups of a process, of both versions, and of the groups that those are in. A
+/// container often sees its own group as the root.
 fn limit_of(groups: &str, root: &Path) -> Option<u64> {
     let limits = groups.lines().filter_map(|line| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;

@@ -12,8 +12,8 @@ use crate::{
     threads,
 };
 
-/// Parses the arguments, sets up colours, the log, Ctrl-C and threads as the options say, runs the command, and returns the exit code. An error is
-/// printed to stderr.
+/// Parses the arguments, sets up colours, the log, Ctrl-C and threads as the options say, runs the command, and returns
+/// the exit code. An error is printed to stderr.
 pub fn program<A>(
     parse: impl FnOnce() -> (Global, A) + Send,
     run: impl FnOnce(A, &mut Screen) -> Result<Verdict> + Send,

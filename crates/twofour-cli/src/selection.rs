@@ -1,7 +1,8 @@
 //! Choosing tensors of a model.
 //!
-//! Without `--include` the chosen tensors are those that the library finds to be weights of linear layers ([`twofour::role`]). `--include` replaces that
-//! choice; `--exclude` removes tensors from either. A `*` matches dots too.
+//! Without `--include` the chosen tensors are those that the library finds to be weights of linear layers
+//! ([`twofour::role`]). `--include` replaces that choice; `--exclude` removes tensors from either. A `*` matches dots
+//! too.
 
 use std::fmt;
 
@@ -21,8 +22,8 @@ use crate::{exit::Usage, present::units};
 pub(crate) struct SelectionOptions {
     /// Only tensors whose whole name matches; `*` matches dots too; may be repeated
     ///
-    /// Without it: the weights of linear layers inside the repeated layers of the model. Embeddings, norms, heads, projectors, routers of experts and
-    /// what sets the decay of recurrences are left out.
+    /// Without it: the weights of linear layers inside the repeated layers of the model. Embeddings, norms, heads,
+    /// projectors, routers of experts and what sets the decay of recurrences are left out.
     #[arg(long, value_name = "GLOB")]
     include: Vec<String>,
 
@@ -143,7 +144,8 @@ impl Selection {
         }
     }
 
-    /// Returns whether the tensor is chosen and can be stored compressed, which is along rows of `[out, in]`; if not, why.
+    /// Returns whether the tensor is chosen and can be stored compressed, which is along rows of `[out, in]`; if not,
+    /// why.
     pub(crate) fn of_compressible(&self, name: &str, dtype: StoredDType, shape: &[usize]) -> Result<(), Skipped> {
         match self.of(name, dtype, shape)? {
             Layout::OutIn => Ok(()),
@@ -160,7 +162,8 @@ impl Selection {
         let path = reader.path().display();
         if let Some(packed) = reader.foreign_packed() {
             bail!(
-                "{path}: another tool packed the weights (`{}`), as GPTQ, AWQ and bitsandbytes do; start from the model that was quantized, \
+                "{path}: another tool packed the weights (`{}`), as GPTQ, AWQ and bitsandbytes do; start from the \
+                 model that was quantized, \
                  in f32, f16 or bf16",
                 packed.name
             );
@@ -168,7 +171,8 @@ impl Selection {
         let adapters = reader.plain_tensors().filter(|t| chosen(t) == Err(Skipped::Role(Role::Adapter))).count();
         if adapters > 0 {
             bail!(
-                "{path}: an adapter, which changes the weights of a model; merge it into its model, as peft's merge_and_unload does"
+                "{path}: an adapter, which changes the weights of a model; merge it into its model, as peft's \
+                 merge_and_unload does"
             );
         }
         match reader.plain_tensors().find_map(|t| match chosen(t) {
@@ -185,7 +189,8 @@ impl Selection {
         }
     }
 
-    /// Returns an error where no weight is chosen that could be stored compressed: the output would be a copy of the model.
+    /// Returns an error where no weight is chosen that could be stored compressed: the output would be a copy of the
+    /// model.
     pub(crate) fn expect_compressible(&self, reader: &Reader) -> Result<()> {
         let skipped: Vec<Skipped> =
             reader.plain_tensors().filter_map(|t| self.of_compressible(&t.name, t.dtype, &t.shape).err()).collect();
@@ -193,8 +198,10 @@ impl Selection {
         let in_out = skipped.iter().filter(|reason| **reason == Skipped::InOut).count();
         if !has_others && in_out > 0 {
             bail!(
-                "{}: {} of linear layers are stored as [in_features, out_features], and compressed weights are 2:4 along the rows of \
-                 [out_features, in_features]; nothing is left to do: `prune` and `generate` work with such a model as it is",
+                "{}: {} of linear layers are stored as [in_features, out_features], and compressed weights are 2:4 \
+                 along the rows of \
+                 [out_features, in_features]; nothing is left to do: `prune` and `generate` work with such a model as \
+                 it is",
                 reader.path().display(),
                 units::plural(in_out, "weight")
             );

@@ -25,7 +25,8 @@ const VARIABLE: &str = "RAYON_NUM_THREADS";
 /// Stack of a thread that computes, whatever the environment says.
 const STACK: usize = 2 << 20;
 
-/// Returns the number of threads that run at the same time here: of the processors that this process may use, and those of its container.
+/// Returns the number of threads that run at the same time here: of the processors that this process may use, and those
+/// of its container.
 pub fn of_machine() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get)
 }
@@ -47,7 +48,8 @@ pub fn option(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Starts the threads: as many as the environment asks for, but no more than the machine runs at the same time and the system starts.
+/// Starts the threads: as many as the environment asks for, but no more than the machine runs at the same time and the
+/// system starts.
 ///
 /// # Errors
 /// [`Usage`] for a number that is none; that no thread can be started.
@@ -76,7 +78,8 @@ pub fn start(screen: &Screen) -> Result<()> {
 /// The error where the system refuses a thread.
 pub fn refused(error: impl Display) -> anyhow::Error {
     anyhow!(
-        "the system starts no other thread or process ({error}); raise the limit of processes (`ulimit -u`, or the container's), or of memory"
+        "the system starts no other thread or process ({error}); raise the limit of processes (`ulimit -u`, or the \
+         container's), or of memory"
     )
 }
 
@@ -93,7 +96,8 @@ fn asked_for(text: &str) -> Result<Option<usize>, Usage> {
     }
 }
 
-/// Threads that have started and wait for the work of a pool: a pool whose threads do not all start can't be made a second time.
+/// Threads that have started and wait for the work of a pool: a pool whose threads do not all start can't be made a
+/// second time.
 struct Waiting {
     count: usize,
     work: Sender<rayon::ThreadBuilder>,
@@ -134,7 +138,8 @@ impl Waiting {
 /// Stack of the thread that a command begins on: what systems give by default.
 const MAIN_STACK: usize = 8 << 20;
 
-/// Runs the command: on this thread, or on one with a stack of its own where the limit of this one's is below what is usual.
+/// Runs the command: on this thread, or on one with a stack of its own where the limit of this one's is below what is
+/// usual.
 ///
 /// # Errors
 /// The system's where it starts no thread.

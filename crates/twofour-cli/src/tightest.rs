@@ -1,4 +1,4 @@
-//! The tightest N:M pattern that a matrix obeys.
+//! The tightest N:M pattern that a matrix has.
 
 use rayon::prelude::*;
 use twofour::{Axis, Element, MatrixRef};
@@ -11,8 +11,8 @@ const LENGTHS: [usize; 5] = [2, 4, 8, 16, 32];
 pub(crate) struct Tightest([u8; LENGTHS.len()]);
 
 impl Tightest {
-    /// N and M: of the patterns obeyed, the one of lowest density, then of shortest groups; `None` where every length has
-    /// a full group. A matrix without non-zeros obeys `(0, 2)`.
+    /// N and M: of the patterns obeyed, the one of lowest density, then of shortest groups; `None` where every length
+    /// has a full group. A matrix without non-zeros obeys `(0, 2)`.
     pub(crate) fn pattern(self) -> Option<(usize, usize)> {
         let all = self.0.iter().zip(LENGTHS).map(|(&n, m)| (usize::from(n), m));
         // min_by_key keeps the first of equals; densities in 32nds are whole.
@@ -39,8 +39,8 @@ impl Tightest {
     }
 }
 
-/// Counts the most non-zeros in any group along the axis, for all lengths in one pass. A last, shorter group counts with the
-/// elements it has.
+/// Counts the most non-zeros in any group along the axis, for all lengths in one pass. A last, shorter group counts
+/// with the elements it has.
 pub(crate) fn tightest<T: Element>(matrix: MatrixRef<'_, T>, axis: Axis) -> Tightest {
     let none = Tightest([0; LENGTHS.len()]);
     if matrix.rows() == 0 || matrix.cols() == 0 {

@@ -19,7 +19,8 @@ fn hostile_files_are_refused_by_every_command() {
     let tensor = |dtype: &str, shape: &str, from: u64, to: u64| {
         format!(r#"{{"a.weight":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{from},{to}]}}}}"#)
     };
-    let overlap = r#"{"a.weight":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},"b.weight":{"dtype":"F32","shape":[4],"data_offsets":[8,24]}}"#;
+    let overlap = r#"{"a.weight":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},
+        "b.weight":{"dtype":"F32","shape":[4],"data_offsets":[8,24]}}"#;
     let dir = tempfile::tempdir().unwrap();
     let cases: Vec<(&str, Vec<u8>)> = vec![
         ("empty", vec![]),
@@ -189,7 +190,8 @@ fn a_model_to_generate_with_is_checked_before_memory_is_taken() {
         (config(1, 1 << 20, 1 << 19, 16), "blocks.0"),
     ] {
         let header = format!(
-            r#"{{"__metadata__":{{"twofour.gpt":"{text}"}},"a.weight":{{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}}}"#
+            r#"{{"__metadata__":{{"twofour.gpt":"{text}"}},
+                "a.weight":{{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}}}"#
         );
         fs::write(dir.path().join("gpt.safetensors"), file(&header, 16)).unwrap();
         let message = run(dir.path(), &["generate", "gpt.safetensors"]).bad(1);
@@ -287,7 +289,8 @@ fn no_room_to_write_leaves_nothing_behind() {
     let map: Vec<String> = names_of_model.iter().map(|n| format!(r#""{n}": "a.safetensors""#)).collect();
     fs::write(at.join("in/model.safetensors.index.json"), format!(r#"{{"weight_map": {{{}}}}}"#, map.join(", ")))
         .unwrap();
-    // A limit on file sizes of one block stands in for a full disk; the signal it sends is ignored, as a full disk sends none.
+    // A limit on file sizes of one block stands in for a full disk; the signal it sends is ignored, as a full disk
+    // sends none.
     for command in [
         "prune model.safetensors -o out.safetensors",
         "compress --prune model.safetensors -o out.safetensors",

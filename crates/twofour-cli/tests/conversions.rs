@@ -181,7 +181,8 @@ fn a_sharded_model_gives_a_sharded_model() {
     fs::create_dir(&sharded).unwrap();
     write(&sharded.join("a.safetensors"), &[("l.0.weight", random(&[8, 16]))]);
     write(&sharded.join("b.safetensors"), &[("l.1.weight", random(&[8, 16]))]);
-    let index = r#"{"metadata": {"total_size": 1024}, "weight_map": {"l.0.weight": "a.safetensors", "l.1.weight": "b.safetensors"}}"#;
+    let index = r#"{"metadata": {"total_size": 1024},
+        "weight_map": {"l.0.weight": "a.safetensors", "l.1.weight": "b.safetensors"}}"#;
     fs::write(sharded.join("model.safetensors.index.json"), index).unwrap();
     run(dir.path(), &["prune", "in", "-o", "out"]).good();
     run(dir.path(), &["check", "out"]).good();

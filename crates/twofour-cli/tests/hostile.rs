@@ -315,7 +315,8 @@ fn a_link_or_device_in_the_outputs_place_is_refused_and_stays() {
     assert_eq!(fs::read_to_string(at.join("other")).unwrap(), "of somebody else");
 }
 
-/// Runs the command in a folder where a link has the name of one of its files, and expects a refusal that names it, and what the link leads to untouched.
+/// Runs the command in a folder where a link has the name of one of its files, and expects a refusal that names it, and
+/// what the link leads to untouched.
 #[track_caller]
 fn expect_link_refused(at: &Path, link: &str, arguments: &[&str]) {
     let path = at.join(link);

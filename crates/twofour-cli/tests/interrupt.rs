@@ -1,4 +1,5 @@
-//! Ctrl-C while a model is being written: exit code 130, no output, nothing half-written. `kill -9`: nothing half-written.
+//! Ctrl-C while a model is being written: exit code 130, no output, nothing half-written. `kill -9`: nothing
+//! half-written.
 #![cfg(unix)]
 
 mod support;

@@ -1,5 +1,5 @@
-//! `quickstart` and `generate`, end to end with a model so small that a step takes about a millisecond: the plan is written
-//! beforehand, as an interrupted run leaves it.
+//! `quickstart` and `generate`, end to end with a model so small that a step takes about a millisecond: the plan is
+//! written beforehand, as an interrupted run leaves it.
 
 mod support;
 

@@ -15,7 +15,8 @@ fn model(at: &Path, config: &str, tensors: &[(&str, &[usize])]) {
     write(&at.join("model.safetensors"), &tensors);
 }
 
-/// Prunes a directory `in` to `out` and returns what became of each tensor: the axis of the groups, or why there are none.
+/// Prunes a directory `in` to `out` and returns what became of each tensor: the axis of the groups, or why there are
+/// none.
 fn pruned(at: &Path, options: &[&str]) -> BTreeMap<String, String> {
     let ran = run(at, &[&["prune", "in", "-o", "out", "--force", "--json"], options].concat()).good().json();
     let outcome = |t: &serde_json::Value| t["axis"].as_str().or(t["reason"].as_str()).unwrap().to_owned();

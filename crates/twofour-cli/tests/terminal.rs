@@ -1,4 +1,5 @@
-//! What reaches a terminal: names and values from files and arguments as one line each, progress within its columns, and nothing stale after Ctrl-C.
+//! What reaches a terminal: names and values from files and arguments as one line each, progress within its columns,
+//! and nothing stale after Ctrl-C.
 #![cfg(unix)]
 #![allow(missing_docs)]
 
@@ -12,7 +13,8 @@ use std::{
 
 use support::{Ran, model, names, random, read_json, run, twofour, write};
 
-/// A name that clears the screen, sets a title, turns text around, and goes on in lines of its own, as if they were this program's.
+/// A name that clears the screen, sets a title, turns text around, and goes on in lines of its own, as if they were
+/// this program's.
 const HOSTILE: &str = "a\x1b[2J\x1b]0;title\x07\u{9b}1m\u{202e}\u{2028}\r\nerror: b\n  because: c\n\tNext: d";
 
 /// Lines that only a name that is not escaped begins.
@@ -175,7 +177,8 @@ fn values_of_recipes_are_escaped() {
     fs::write(at.join(&data), "two of four\n".repeat(60)).unwrap();
     let name = serde_json::Value::from(data.as_str());
     let text = format!(
-        "[model]\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 16\n[data]\ntext = {name}\n[training]\nsteps = 4\nbatch = 2\nwarm_up = 1\n\
+        "[model]\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 16\n[data]\ntext = {name}\n[training]\nsteps = 4\n\
+         batch = 2\nwarm_up = 1\n\
          validation_sequences = 2\n[sparsity]\nmethod = \"dense\"\n"
     );
     fs::write(at.join(&recipe), &text).unwrap();
@@ -188,7 +191,8 @@ fn values_of_recipes_are_escaped() {
     harmless(run(at, &["train", &recipe, "-o", &folder])).bad(2);
 }
 
-/// Runs a command on a terminal of 80 columns, optionally sends Ctrl-C once a progress bar is there, and prints the exit code and what the terminal was sent, in hexadecimal.
+/// Runs a command on a terminal of 80 columns, optionally sends Ctrl-C once a progress bar is there, and prints the
+/// exit code and what the terminal was sent, in hexadecimal.
 const ON_A_TERMINAL: &str = r"
 import fcntl, os, pty, select, struct, sys, termios, time
 interrupts, command = sys.argv[1] == 'interrupt', sys.argv[2:]
@@ -250,7 +254,8 @@ fn on_a_terminal(at: &Path, mode: &str, arguments: &[&str]) -> Option<Seen> {
     Some(Seen { code: code.parse().unwrap(), interrupted: interrupted == "1", lines, longest, bars })
 }
 
-/// The lines on a terminal without a right edge, the longest that was ever there, and how often a bar was drawn. Knows the sequences that this program may send.
+/// The lines on a terminal without a right edge, the longest that was ever there, and how often a bar was drawn. Knows
+/// the sequences that this program may send.
 fn shown(sent: &str) -> (Vec<String>, usize, usize) {
     let (mut lines, mut row, mut column) = (vec![vec![]], 0, 0);
     let (mut longest, mut bars) = (0, 0);
@@ -316,7 +321,8 @@ fn progress_fits_its_terminal_and_ctrl_c_leaves_no_trace_of_it() {
     fs::write(at.join("text.txt"), "two of four\n".repeat(200_000)).unwrap();
     fs::write(
         at.join("recipe.toml"),
-        "[model]\nlayers = 1\nwidth = 64\nheads = 2\ncontext = 64\n[data]\ntext = \"text.txt\"\n[training]\nsteps = 100000\nbatch = 8\n\
+        "[model]\nlayers = 1\nwidth = 64\nheads = 2\ncontext = 64\n[data]\ntext = \"text.txt\"\n[training]\n\
+         steps = 100000\nbatch = 8\n\
          [sparsity]\nmethod = \"ste\"\n",
     )
     .unwrap();

@@ -1,4 +1,5 @@
-//! `train`, end to end: every recipe of the repository for twenty tiny steps, kills and interruptions at random moments, wrong recipes.
+//! `train`, end to end: every recipe of the repository for twenty tiny steps, kills and interruptions at random
+//! moments, wrong recipes.
 
 mod support;
 
@@ -90,7 +91,8 @@ fn every_recipe_trains_twenty_tiny_steps() {
         assert_eq!(report["val_loss"], lines[19]["val_loss"]);
         let svg = fs::read_to_string(folder.join("report.svg")).unwrap();
         assert!(svg.starts_with("<svg") && svg.contains("polyline"));
-        // Sparse at the end: all but dense, FST, whose end is dense, and 2:4 activations, whose weights are. The sparsifier's blocks are 2:4 at level 1.
+        // Sparse at the end: all but dense, FST, whose end is dense, and 2:4 activations, whose weights are. The
+        // sparsifier's blocks are 2:4 at level 1.
         let check = run(directory.path(), &["inspect", &format!("{method}/model.safetensors"), "--json"]).good().stdout;
         assert_eq!(check.contains("2:4"), !["dense", "fst", "activation"].contains(&method), "{method}: {check}");
         let generate = ["generate", method, "--prompt", "the ", "--bytes", "20", "--json"];
@@ -452,7 +454,8 @@ fn damaged_metrics_do_not_stop_a_run() {
 #[test]
 fn every_mistake_of_a_recipe_is_told_at_once() {
     let directory = tempfile::tempdir().unwrap();
-    let text = "[model]\nlayers = 1\nwidht = 16\nheads = 2\ncontext = 16\n[data]\ntext = 'a.txt'\n[training]\nwarm_up = 9999\n";
+    let text = "[model]\nlayers = 1\nwidht = 16\nheads = 2\ncontext = 16\n[data]\ntext = 'a.txt'\n[training]\n\
+                warm_up = 9999\n";
     fs::write(directory.path().join("bad.toml"), text).unwrap();
     let message = run(directory.path(), &["train", "bad.toml", "-o", "run", "--set", "sparsity.method=stee"]).bad(2);
     for words in [

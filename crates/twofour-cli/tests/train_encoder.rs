@@ -1,4 +1,5 @@
-//! `train` on encoders: from a checkpoint to one that answers questions or fills in masked tokens, pruned and fine-tuned, and what the other commands do with it.
+//! `train` on encoders: from a checkpoint to one that answers questions or fills in masked tokens, pruned and
+//! fine-tuned, and what the other commands do with it.
 
 mod support;
 

@@ -16,7 +16,8 @@ use crate::output;
 
 /// Draw the heat map of a grid's results
 ///
-/// Writes an SVG with a panel for each data type and contender: weights by size, numbers of tokens, and the speedup in each cell. Needs no GPU.
+/// Writes an SVG with a panel for each data type and library: weights by size, numbers of tokens, and the speedup in
+/// each cell. Needs no GPU.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: twofour-bench draw bench/results/h200/grid.json -o docs/grid-h200.svg --force")]
 pub(crate) struct Draw {

@@ -12,7 +12,10 @@ use twofour_cli::{exit::Verdict, measure, present::Screen};
 
 /// Declares the commands of suites, which are types with a method `run`.
 macro_rules! suites {
-    ($(#[$attribute:meta])* $name:ident { $($suite:ident($options:ty),)* } hidden { $($hidden:ident($command:ty),)* }) => {
+    (
+        $(#[$attribute:meta])*
+        $name:ident { $($suite:ident($options:ty),)* } hidden { $($hidden:ident($command:ty),)* }
+    ) => {
         $(#[$attribute])*
         #[derive(Debug, clap::Subcommand)]
         pub(crate) enum $name {
@@ -22,7 +25,10 @@ macro_rules! suites {
 
         impl $name {
             /// Runs the suite.
-            pub(crate) fn run(self, screen: &mut twofour_cli::present::Screen) -> anyhow::Result<twofour_cli::exit::Verdict> {
+            pub(crate) fn run(
+                self,
+                screen: &mut twofour_cli::present::Screen,
+            ) -> anyhow::Result<twofour_cli::exit::Verdict> {
                 match self {
                     $($name::$suite(suite) => suite.run(screen),)*
                     $($name::$hidden(command) => command.run(screen),)*

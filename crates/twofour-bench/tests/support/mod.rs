@@ -1,70 +1,20 @@
 //! Running the built program.
 
-#![allow(dead_code, unreachable_pub, missing_docs)] // Each test binary uses a part.
+#![allow(dead_code, unused_imports, unreachable_pub, missing_docs)] // Each test binary uses a part.
 
-use std::{
-    path::Path,
-    process::{Command, Output},
-};
+#[path = "../../../twofour-cli/tests/support/ran.rs"]
+mod ran;
+
+use std::{path::Path, process::Command};
+
+pub use ran::{Ran, names};
 
 /// The program, with a plain environment.
 pub fn bench() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_twofour-bench"));
-    command.env_remove("TWOFOUR_LOG").env_remove("TWOFOUR_ENGINE").env_remove("NO_COLOR");
-    command
-}
-
-/// What a run gave.
-#[derive(Debug)]
-pub struct Ran {
-    pub code: Option<i32>,
-    pub stdout: String,
-    pub stderr: String,
-}
-
-impl From<Output> for Ran {
-    fn from(output: Output) -> Self {
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Ran { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
-    }
+    ran::plain(env!("CARGO_BIN_EXE_twofour-bench"))
 }
 
 /// Runs the program in a directory.
 pub fn run(directory: &Path, arguments: &[&str]) -> Ran {
     bench().args(arguments).current_dir(directory).output().unwrap().into()
-}
-
-impl Ran {
-    /// The run, which must have succeeded without a word on stderr.
-    #[track_caller]
-    pub fn good(self) -> Self {
-        assert_eq!((self.code, self.stderr.as_str()), (Some(0), ""), "{self:?}");
-        self
-    }
-
-    /// The message of a run that must have failed with that exit code, with nothing on stdout.
-    #[track_caller]
-    pub fn bad(self, code: i32) -> String {
-        assert_eq!(self.code, Some(code), "{self:?}");
-        assert!(self.stderr.starts_with("error: "), "{self:?}");
-        assert!(!self.stderr.contains("panicked"), "{self:?}");
-        assert_eq!(self.stdout, "");
-        self.stderr
-    }
-
-    /// Stdout as JSON.
-    #[track_caller]
-    pub fn json(&self) -> serde_json::Value {
-        serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}: {self:?}"))
-    }
-}
-
-/// The names in a directory, sorted.
-pub fn names(directory: &Path) -> Vec<String> {
-    let mut names: Vec<String> = std::fs::read_dir(directory)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
-        .collect();
-    names.sort();
-    names
 }

@@ -30,12 +30,13 @@ use crate::{
     tightest::{Tightest, tightest},
 };
 
-/// Check whether a model's weights obey a pattern, and say where they do not
+/// Check whether a model's weights have a pattern, and say where they do not
 ///
-/// For every tensor: the tightest N:M pattern found along rows and along columns, density, violations with their places,
-/// and how many elements are -0.0, NaN or infinite. Layers of one kind that are alike share a row; with -v each tensor has its own. Compressed weights are checked for every rule of their format too.
+/// For every tensor: the tightest N:M pattern found along rows and along columns, density, violations with their
+/// positions, and how many elements are -0.0, NaN or infinite. Layers of one kind that are alike share a row; with -v each
+/// tensor has its own. Compressed weights are checked for every rule of their format too.
 ///
-/// The exit code is 0 only if every selected tensor obeys.
+/// The exit code is 0 only if no selected tensor violates the pattern.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -44,9 +45,11 @@ Examples:
   twofour check --json pruned.safetensors | \\
       jq '.tensors[] | select(.obeys | not)'
 
-Without --include the selected tensors are those that `prune` would prune. Found patterns have groups of 2, 4, 8, 16 or 32.")]
+Without --include the selected tensors are those that `prune` would prune. Found patterns have groups of 2, 4, 8, 16 \
+or 32.")]
 pub(crate) struct Check {
-    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face hub
+    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face
+    /// hub
     file: PathBuf,
 
     #[command(flatten)]
@@ -56,11 +59,11 @@ pub(crate) struct Check {
     #[arg(long, default_value_t = Pattern::TWO_FOUR, value_name = "N:M")]
     pattern: Pattern,
 
-    /// The axis along which to obey it
+    /// The axis along which groups run
     #[arg(long, value_enum, default_value_t)]
     axis: Wanted,
 
-    /// How many places of violations to list for each tensor and axis
+    /// How many violations to list for each tensor and axis
     #[arg(long, default_value_t = 3, value_name = "COUNT")]
     places: usize,
 }

@@ -31,8 +31,8 @@ use crate::{
 
 /// Store 2:4 weights compressed, bit for bit
 ///
-/// A bf16 weight shrinks to 9/16, an f32 one to 17/32, an i8 one to 5/8. `decompress` restores every bit, with one exception: the compressed form has
-/// one zero, so -0.0 comes back as +0.0, and their number is shown.
+/// A bf16 weight shrinks to 9/16, an f32 one to 17/32, an i8 one to 5/8. `decompress` restores every bit, with one
+/// exception: the compressed form has one zero, so -0.0 comes back as +0.0, and their number is shown.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -40,9 +40,11 @@ Examples:
   twofour compress mixed.safetensors -o small.safetensors --keep-dense
   twofour compress dense.safetensors -o small.safetensors --prune
 
-A chosen weight that is not 2:4 along its rows is an error that names tensor, row and group, unless --prune or --keep-dense is given. The format is specified in docs/reference/format.md.")]
+A chosen weight that is not 2:4 along its rows is an error that names tensor, row and group, unless --prune or \
+--keep-dense is given. The format is specified in docs/reference/format.md.")]
 pub(crate) struct Compress {
-    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face hub
+    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face
+    /// hub
     input: PathBuf,
 
     #[command(flatten)]

@@ -21,7 +21,8 @@ use crate::{
 
 /// Write a compressed model's weights dense again
 ///
-/// The inverse of `compress`: same names, dtypes, shapes, metadata and bytes. Integers with scales become f32. A directory gives a directory that other programs load.
+/// The inverse of `compress`: same names, dtypes, shapes, metadata and bytes. Integers with scales become f32. A
+/// directory gives a directory that other programs load.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

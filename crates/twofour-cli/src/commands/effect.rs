@@ -22,16 +22,19 @@ pub(super) fn expect_to_prune(reader: &Reader, chosen: Chosen<'_>) -> Result<()>
     let is_matrix = |t: &TensorInfo| t.shape.len() == 2 && t.dtype.element().is_some();
     match reader.compressed_weights().count() {
         0 if !reader.plain_tensors().any(is_matrix) => bail!(
-            "{path}: no tensor is a matrix of floats, as the weights of linear layers are, so nothing was written; convolutions are not pruned"
+            "{path}: no tensor is a matrix of floats, as the weights of linear layers are, so nothing was written; \
+             convolutions are not pruned"
         ),
         0 => bail!("{path}: no tensor would be pruned, so nothing was written; choose some with --include"),
         packed => bail!(
-            "{path}: no tensor would be pruned, so nothing was written: {packed} are compressed already; twofour decompress makes them dense"
+            "{path}: no tensor would be pruned, so nothing was written: {packed} are compressed already; twofour \
+             decompress makes them dense"
         ),
     }
 }
 
-/// An error where no tensor would be compressed. Chosen tensors that are not 2:4 count only where they are pruned or an error.
+/// An error where no tensor would be compressed. Chosen tensors that are not 2:4 count only where they are pruned or an
+/// error.
 pub(super) fn expect_to_compress(reader: &Reader, chosen: Chosen<'_>, keeps_dense: bool) -> Result<()> {
     let candidates = reader.plain_tensors().filter(|t| chosen(&t.name, t.dtype, &t.shape));
     let path = reader.path().display();
@@ -41,7 +44,8 @@ pub(super) fn expect_to_compress(reader: &Reader, chosen: Chosen<'_>, keeps_dens
             bail!("{path}: no tensor would be compressed, so nothing was written; choose some with --include")
         }
         (0, Found::NotSparse(count)) => bail!(
-            "{path}: none of the {count} chosen tensors is 2:4 along its rows, so nothing was written; prune the model first, with twofour prune or with --prune"
+            "{path}: none of the {count} chosen tensors is 2:4 along its rows, so nothing was written; prune the model \
+             first, with twofour prune or with --prune"
         ),
         (packed, _) => {
             bail!("{path}: {packed} weights are compressed already and no other can be, so nothing was written")
@@ -65,14 +69,16 @@ pub(super) fn expect_to_quantize(reader: &Reader, chosen: Chosen<'_>, dense: Cho
         Found::Some => Ok(()),
         Found::None if reader.compressed_weights().next().is_some() => {
             bail!(
-                "{path}: the weights are integers already, so nothing was written; quantize the model that they were made from"
+                "{path}: the weights are integers already, so nothing was written; quantize the model that they were \
+                 made from"
             )
         }
         Found::None => {
             bail!("{path}: no tensor would be quantized, so nothing was written; choose some with --include")
         }
         Found::NotSparse(count) => bail!(
-            "{path}: none of the {count} chosen tensors is 2:4 along its rows, so nothing was written; prune the model first, with twofour prune"
+            "{path}: none of the {count} chosen tensors is 2:4 along its rows, so nothing was written; prune the model \
+             first, with twofour prune"
         ),
     }
 }

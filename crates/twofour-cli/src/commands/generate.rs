@@ -19,8 +19,9 @@ use crate::{
 
 /// Write text with a model
 ///
-/// Prints the text as it is generated, until the length is reached or the model ends it. The text is UTF-8: bytes that are no character become U+FFFD, and a
-/// character that the last token does not complete is left out, with a warning, or with `ends_inside_character` in JSON.
+/// Prints the text as it is generated, until the length is reached or the model ends it. The text is UTF-8: bytes that
+/// are no character become U+FFFD, and a character that the last token does not complete is left out, with a warning,
+/// or with `ends_inside_character` in JSON.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

@@ -25,15 +25,16 @@ use crate::{
 
 /// Show what a model file holds
 ///
-/// Tensors with dtype, shape and size; compressed weights as the dense ones they stand for; metadata. Only headers are read. Layers of one kind share a row, with the sum of
-/// their sizes; with -v each tensor has its own.
+/// Tensors with dtype, shape and size; compressed weights as the dense ones they stand for; metadata. Only headers are
+/// read. Layers of one kind share a row, with the sum of their sizes; with -v each tensor has its own.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
   twofour inspect model.safetensors
   twofour inspect --json model/ | jq '.tensors[].name'")]
 pub(crate) struct Inspect {
-    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face hub
+    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face
+    /// hub
     file: PathBuf,
 }
 
@@ -153,7 +154,8 @@ fn tell(screen: &mut Screen, answer: &Answer<'_>) -> Result<()> {
     screen.line(table)?;
     if answer.tensors.iter().any(|t| t.compressed) {
         screen.note(
-            "compressed: kept values, and 4 bits of metadata for every four weights, which say where the kept two stand",
+            "compressed: kept values, and 4 bits of metadata for every four weights, which say where the kept two \
+             stand",
         )?;
     }
     let compressed = answer.tensors.iter().filter(|t| t.compressed).count();

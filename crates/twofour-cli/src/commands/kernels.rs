@@ -23,10 +23,11 @@ use crate::{
 
 /// Compile the GPU kernels ahead of time
 ///
-/// GPU kernels are compiled by NVRTC when they are first used, and cached in the folder that TWOFOUR_CACHE names, or else in twofour in the user's
-/// cache folder. This command fills the cache, also for GPUs that are not installed, so that the cache can be copied to a machine with a driver but
-/// no compiler. Kernels that are in it are not compiled again, so that an interrupted command goes on where it was. It requires NVRTC (of the CUDA
-/// toolkit, or of the Python package nvidia-cuda-nvrtc; TWOFOUR_NVRTC names its folder), but no GPU.
+/// GPU kernels are compiled by NVRTC when they are first used, and cached in the folder that TWOFOUR_CACHE names, or
+/// else in twofour in the user's cache folder. This command fills the cache, also for GPUs that are not installed, so
+/// that the cache can be copied to a machine with a driver but no compiler. Kernels that are in it are not compiled
+/// again, so that an interrupted command goes on where it was. It requires NVRTC (of the CUDA toolkit, or of the Python
+/// package nvidia-cuda-nvrtc; TWOFOUR_NVRTC names its folder), but no GPU.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -115,9 +116,9 @@ impl Kernels {
     }
 }
 
-/// Returns the results of all work, in its order, computed by as many threads as there are cores. `done` is called on this thread with the number of
-/// finished items and the last one. After a failure no more work begins, and the error returned is that of the first item, in the order of `work`,
-/// that fails.
+/// Returns the results of all work, in its order, computed by as many threads as there are cores. `done` is called on
+/// this thread with the number of finished items and the last one. After a failure no more work begins, and the error
+/// returned is that of the first item, in the order of `work`, that fails.
 fn on_all_cores<T: Sync, R: Send, E: Send>(
     work: &[T],
     each: impl Fn(&T) -> Result<R, E> + Sync,

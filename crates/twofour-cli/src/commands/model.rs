@@ -21,7 +21,8 @@ pub(crate) fn expect_model(reader: &Reader) -> Result<(), Usage> {
     match is_checkpoint(reader) {
         false => Ok(()),
         true => Err(Usage(format!(
-            "{}: a checkpoint of a training run, with the state of its optimizer; name the folder of the run, which has the model once it is finished, or start from the checkpoint with twofour train --set model.from",
+            "{}: a checkpoint of a training run, with the state of its optimizer; name the folder of the run, which \
+             has the model once it is finished, or start from the checkpoint with twofour train --set model.from",
             reader.path().display()
         ))),
     }
@@ -30,7 +31,9 @@ pub(crate) fn expect_model(reader: &Reader) -> Result<(), Usage> {
 /// Which model, and how it computes.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArguments {
-    /// A checkpoint's directory (config.json, safetensors, tokenizer.json), the folder of `train` or of `quickstart`, a file of these, a checkpoint of a run (RUN/best, RUN/last), or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face hub; dense, pruned or compressed
+    /// A checkpoint's directory (config.json, safetensors, tokenizer.json), the folder of `train` or of `quickstart`, a
+    /// file of these, a checkpoint of a run (RUN/best, RUN/last), or OWNER/NAME or OWNER/NAME@REVISION on the Hugging
+    /// Face hub; dense, pruned or compressed
     model: PathBuf,
 
     /// What to compute in: f32, bf16 or f16 [default: the type of the weights]

@@ -31,8 +31,8 @@ fn kind(model: &Path) -> Kind {
     }
 }
 
-/// Returns the commands that run a decoder and measure its perplexity, on `text` where it was measured before; for an encoder the one that measures its
-/// speed. None for weights that nothing here runs.
+/// Returns the commands that run a decoder and measure its perplexity, on `text` where it was measured before; for an
+/// encoder the one that measures its speed. None for weights that nothing here runs.
 pub(crate) fn run(model: &Path, text: Option<&Path>) -> Vec<String> {
     let path = word(model);
     match kind(model) {
@@ -67,7 +67,8 @@ pub(crate) fn after_measuring(given: &Path, located: &Path) -> Vec<String> {
     run.into_iter().chain(check_if_dense(given, located)).collect()
 }
 
-/// The command that tells whether a model is 2:4, and what to do with it then; none where it is compressed, or where there are no files of one model.
+/// The command that tells whether a model is 2:4, and what to do with it then; none where it is compressed, or where
+/// there are no files of one model.
 fn check_if_dense(given: &Path, located: &Path) -> Option<String> {
     let reader = Reader::open(located).ok().filter(|reader| !is_checkpoint(reader))?;
     reader.compressed_weights().next().is_none().then(|| check(given))
@@ -88,7 +89,8 @@ pub(crate) fn prune(model: &Path) -> String {
     format!("twofour prune {} -o {}", word(model), word(&beside(model, "2of4")))
 }
 
-/// A path that nothing is at, for what a command makes of a model: beside it and named after it; of a sharded model a directory.
+/// A path that nothing is at, for what a command makes of a model: beside it and named after it; of a sharded model a
+/// directory.
 fn beside(model: &Path, suffix: &str) -> PathBuf {
     let index = model.extension().is_some_and(|extension| extension == "json");
     let named = if index { model.parent().unwrap_or(Path::new("")) } else { model };

@@ -19,7 +19,8 @@ use crate::{
 /// Where to write.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct OutputOptions {
-    /// Where to write: a file, or for a directory or a sharded model a directory; of a directory with one file of weights a name that ends in .safetensors is those weights alone
+    /// Output path: a file for a file, a directory for a directory or a sharded model. For a directory with one file
+    /// of weights, a name that ends in .safetensors writes those weights alone
     #[arg(long, short, value_name = "OUT")]
     pub(crate) output: PathBuf,
 

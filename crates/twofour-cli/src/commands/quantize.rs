@@ -32,8 +32,10 @@ use crate::{
 
 /// Store 2:4 weights in 8-bit or 4-bit integers
 ///
-/// Weights that are 2:4, dense with zeros or compressed, become compressed ones of integers with symmetric scales; masks stay as they are. Weights that
-/// are not 2:4, embeddings, norms and the output head keep their type; with `--head` embeddings and output head become dense integers. A directory gives a directory, with configuration and tokenizer.
+/// Weights that are 2:4, dense with zeros or compressed, become compressed ones of integers with symmetric scales;
+/// masks stay as they are. Weights that are not 2:4, embeddings, norms and the output head keep their type; with
+/// `--head` embeddings and output head become dense integers. A directory gives a directory, with configuration and
+/// tokenizer.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -44,11 +46,14 @@ Examples:
   twofour quantize pruned/ -o int8/ --dtype int8 --head int8
   twofour quantize pruned/ -o int8/ --dtype int8 --include '*'
 
-int8 has a scale for each row, --group 128 one for 128 columns of a row. With --head int8 embeddings and head are stored in 8 bits, too, dense; with --include '*' where they are 2:4.
+int8 has a scale for each row, --group 128 one for 128 columns of a row. With --head int8 embeddings and head are \
+stored in 8 bits, too, dense; with --include '*' where they are 2:4.
 
-The error of a weight is ‖W - Q‖ / ‖W‖ in the Frobenius norm. The format is specified in docs/reference/format.md; `decompress` writes the weights dense again.")]
+The error of a weight is ‖W - Q‖ / ‖W‖ in the Frobenius norm. The format is specified in docs/reference/format.md; \
+`decompress` writes the weights dense again.")]
 pub(crate) struct Quantize {
-    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face hub
+    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face
+    /// hub
     input: PathBuf,
 
     #[command(flatten)]

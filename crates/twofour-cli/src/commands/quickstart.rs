@@ -30,10 +30,11 @@ use crate::{
 /// A byte-level GPT is trained twice from the same seed, on 1.1 MB of Shakespeare's plays, which are part of this
 /// program: once dense, once with its layers under 2:4. Then loss, size and speed are measured side by side.
 ///
-/// With --device cuda both are trained on an NVIDIA GPU in bf16, with larger batches; decode and prefill are measured on the CPU in either case.
+/// With --device cuda both are trained on an NVIDIA GPU in bf16, with larger batches; decode and prefill are measured
+/// on the CPU in either case.
 ///
-/// Leaves in the directory: report.json, report.svg, dense.safetensors and sparse.safetensors (bf16, the latter compressed), and
-/// the training checkpoints.
+/// Leaves in the directory: report.json, report.svg, dense.safetensors and sparse.safetensors (bf16, the latter
+/// compressed), and the training checkpoints.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -42,7 +43,8 @@ Examples:
   twofour quickstart --device cuda
   twofour generate twofour-quickstart --prompt 'ROMEO:'
 
-Interrupted? Run it again with the same --output: it goes on from a checkpoint at most half a minute old, on the same text.")]
+Interrupted? Run it again with the same --output: it goes on from a checkpoint at most half a minute old, on the same \
+text.")]
 pub(crate) struct Quickstart {
     /// Where to put everything; a run that was interrupted there goes on
     #[arg(long, short, alias = "out", default_value = "twofour-quickstart", value_name = "DIR")]
@@ -124,7 +126,8 @@ impl Quickstart {
         let differs = self.minutes.is_some_and(|m| m != plan.minutes) || self.seed.is_some_and(|s| s != plan.seed);
         if differs {
             bail!(Usage(format!(
-                "{} holds a run with --minutes {} --seed {}; leave these options away to go on with it, choose another --output, or begin anew with --force",
+                "{} holds a run with --minutes {} --seed {}; leave these options away to go on with it, choose another \
+                 --output, or begin anew with --force",
                 folder.path().display(),
                 plan.minutes,
                 plan.seed

@@ -16,7 +16,8 @@ pub(crate) trait OnMatrix {
     fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> Self::Output;
 }
 
-/// Runs code over a plain two-dimensional tensor. Returns `None` for a dtype that twofour does not support, and for a tensor that is not a matrix.
+/// Runs code over a plain two-dimensional tensor. Returns `None` for a dtype that twofour does not support, and for a
+/// tensor that is not a matrix.
 pub(crate) fn on_plain<C: OnMatrix>(reader: &Reader, tensor: &TensorInfo, code: C) -> Result<Option<C::Output>> {
     let (Some(dtype), &[rows, cols]) = (tensor.dtype.element(), tensor.shape.as_slice()) else { return Ok(None) };
     fn typed<T: Element + StoredElement, C: OnMatrix>(
@@ -31,8 +32,8 @@ pub(crate) fn on_plain<C: OnMatrix>(reader: &Reader, tensor: &TensorInfo, code: 
     match_element!(dtype, |T| typed::<T, C>(reader, place, code)).map(Some)
 }
 
-/// Runs code over the dense matrix of a compressed weight, after checking every rule of the compressed form. Of integers with
-/// scales it is that of their products.
+/// Runs code over the dense matrix of a compressed weight, after checking every rule of the compressed form. Of
+/// integers with scales it is that of their products.
 pub(crate) fn on_compressed<C: OnMatrix>(reader: &Reader, weight: &CompressedInfo, code: C) -> Result<C::Output> {
     fn typed<T: Element + StoredElement, C: OnMatrix>(
         reader: &Reader,

@@ -16,8 +16,8 @@ const LONG: Duration = Duration::from_millis(50);
 /// The fewest rounds, even when the budget is used up: a median of fewer is unreliable.
 pub(super) const LEAST_ROUNDS: usize = 5;
 
-/// A rival is dropped once its fastest sample takes this many times the median of the fastest rival: it cannot win, and the time is better spent on
-/// those that can. The fastest sample counts because other processes only add to a time.
+/// A rival is dropped once its fastest sample takes this many times the median of the fastest rival: it cannot win, and
+/// the time is better spent on those that can. The fastest sample counts because other processes only add to a time.
 const HOPELESS: u32 = 4;
 
 /// The purpose of a contender's measurement.
@@ -77,9 +77,10 @@ pub(super) fn alternate(contenders: &mut [&mut dyn FnMut() -> Result<()>], budge
 
 /// Returns the time of one call of each contender, round by round.
 ///
-/// Every round runs each contender once, in shuffled order, so that disturbances of the machine, and the state that one contender leaves behind
-/// (threads asleep or on another core, the caches), affect all contenders alike. Rounds continue until `budget` is used up, and there are at least
-/// `least`. A rival that was dropped has the samples of the first `least` rounds.
+/// Every round runs each contender once, in shuffled order, so that disturbances of the machine, and the state that one
+/// contender leaves behind (threads asleep or on another core, the caches), affect all contenders alike. Rounds
+/// continue until `budget` is used up, and there are at least `least`. A rival that was dropped has the samples of the
+/// first `least` rounds.
 pub(super) fn rounds(turns: &mut [Turn<'_>], budget: Duration, least: usize) -> Result<Vec<Vec<Duration>>> {
     let mut repeats: Vec<u32> = Vec::with_capacity(turns.len());
     for turn in turns.iter_mut() {
@@ -144,14 +145,14 @@ mod tests {
     }
 
     #[test]
-    fn the_slower_contender_is_told() {
+    fn the_slower_kernel_is_reported() {
         let (mut slow, mut fast) = (sleeper(3), sleeper(1));
         let times = medians(&mut [&mut slow, &mut fast], Duration::from_millis(40)).unwrap();
         assert!(times[0] > times[1] && times[1] >= Duration::from_millis(1), "{times:?}");
     }
 
     #[test]
-    fn a_contender_far_behind_leaves_its_time_to_the_others() {
+    fn a_kernel_far_behind_leaves_its_time_to_the_others() {
         let (mut slow, mut fast) = (sleeper(20), sleeper(1));
         let times = alternate(&mut [&mut slow, &mut fast], Duration::from_millis(200)).unwrap();
         assert_eq!(times[0].rounds, LEAST_ROUNDS);

@@ -7,24 +7,28 @@ use super::machine;
 /// The assumed size of a last-level cache of unknown size.
 const ASSUMED_CACHE: usize = 64 << 20;
 
-/// The least memory that calls rotate through. A cache whose replacement policy keeps a part of a stream then keeps only a small part.
+/// The least memory that calls rotate through. A cache whose replacement policy keeps a part of a stream then keeps
+/// only a small part.
 const LEAST: usize = 256 << 20;
 
-/// From this size on, a last-level cache may be one of several, or shared with neighbours, so that at times more of it is available than the operating system
-/// reports. Calls then rotate through at least [`LEAST_BESIDE_LARGE_CACHE`].
+/// From this size on, a last-level cache may be one of several, or shared with neighbours, so that at times more of it
+/// is available than the operating system reports. Calls then rotate through at least [`LEAST_BESIDE_LARGE_CACHE`].
 const LARGE_CACHE: usize = 200 << 20;
 const LEAST_BESIDE_LARGE_CACHE: usize = 700 << 20;
 
-/// The most memory of one contender's copies. Three contenders have their own copies, and the read probe a buffer: about 4 GiB together.
+/// The most memory of one contender's copies. Three contenders have their own copies, and the read probe a buffer:
+/// about 4 GiB together.
 const MOST: usize = 1100 << 20;
 
 /// Memory that the allocator and the fields around the values take for a copy, beside the copy's struct.
 const OVERHEAD: usize = 512;
 
-/// The most copies: each costs time to make, however small it is. All copies of a weight of less than a few KiB fit a large cache then.
+/// The most copies: each costs time to make, however small it is. All copies of a weight of less than a few KiB fit a
+/// large cache then.
 const MOST_COPIES: usize = 1 << 16;
 
-/// Returns the bytes that must be read before a copy is used again, so that no cache still holds it: twice the last-level cache or more.
+/// Returns the bytes that must be read before a copy is used again, so that no cache still holds it: twice the
+/// last-level cache or more.
 pub(crate) fn rotation_bytes() -> usize {
     let cache = machine::last_level_cache().map_or(ASSUMED_CACHE, |bytes| bytes as usize);
     let least = if cache >= LARGE_CACHE { LEAST_BESIDE_LARGE_CACHE } else { LEAST };

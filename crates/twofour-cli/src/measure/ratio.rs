@@ -1,10 +1,11 @@
 //! The speedup of 2:4 over dense from interleaved rounds, and its confidence interval.
 //!
-//! Times of one round are neighbours, so what slows the machine for a while slows both sides of a ratio: the ratio is taken round by round, and
-//! its median counts. Rounds of one process resemble each other more than those of another one (placement of memory and threads, what else the
-//! machine does), so the interval is not computed from rounds as if they were independent, but by a two-stage bootstrap: passes are drawn with
-//! replacement, and within each pass blocks of consecutive rounds (Davison and Hinkley, "Bootstrap Methods and their Application", 1997,
-//! section 3.8). With three passes, the interval covers at least the range of their medians.
+//! Times of one round are neighbours, so what slows the machine for a while slows both sides of a ratio: the ratio is
+//! taken round by round, and its median counts. Rounds of one process resemble each other more than those of another
+//! one (placement of memory and threads, what else the machine does), so the interval is not computed from rounds as if
+//! they were independent, but by a two-stage bootstrap: passes are drawn with replacement, and within each pass blocks
+//! of consecutive rounds (Davison and Hinkley, "Bootstrap Methods and their Application", 1997, section 3.8). With
+//! three passes, the interval covers at least the range of their medians.
 
 use twofour::speedup::Interval;
 
@@ -24,22 +25,22 @@ const BLOCKS: usize = 12;
 pub struct Pass {
     /// Of the 2:4 contender.
     pub sparse: Vec<f64>,
-    /// Of each dense contender, the same ones in every pass; one far behind has only the first rounds.
+    /// Of each dense baseline, the same ones in every pass; one far behind has only the first rounds.
     pub dense: Vec<Vec<f64>>,
 }
 
 /// The result of [`speed_up`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SpeedUp {
-    /// The time of the fastest dense contender divided by that of 2:4, with its 99 % confidence interval.
+    /// The time of the fastest dense baseline divided by that of 2:4, with its 99 % confidence interval.
     pub interval: Interval,
-    /// Which dense contender is the fastest.
+    /// Which dense baseline is the fastest.
     pub dense: usize,
 }
 
 /// Returns the speedup of the 2:4 contender over the fastest dense one, or nothing where no round has both.
 ///
-/// Every resample decides anew which dense contender is the fastest, so that the interval covers that choice too.
+/// Every resample decides anew which dense baseline is the fastest, so that the interval covers that choice too.
 pub fn speed_up(passes: &[Pass]) -> Option<SpeedUp> {
     let contenders = passes.iter().map(|pass| pass.dense.len()).min()?;
     // For each contender and pass: the medians of its blocks.
@@ -73,7 +74,8 @@ fn block_medians(dense: &[f64], sparse: &[f64]) -> Vec<f64> {
     medians
 }
 
-/// Returns the least median of all contenders over passes and blocks drawn with replacement, the same passes for each contender.
+/// Returns the least median of all contenders over passes and blocks drawn with replacement, the same passes for each
+/// contender.
 fn resample(blocks: &[Vec<Vec<f64>>], random: &mut Random) -> f64 {
     let passes = blocks[0].len();
     let drawn: Vec<usize> = (0..passes).map(|_| random.below(passes)).collect();
@@ -102,7 +104,8 @@ pub fn median(values: &mut [f64]) -> f64 {
 mod tests {
     use super::*;
 
-    /// Synthetic passes: a true time for each contender (2:4 first), and what a disturbance makes of it in a pass and round.
+    /// Synthetic passes: a true time for each contender (2:4 first), and what a disturbance makes of it in a pass and
+    /// round.
     fn passes(
         count: usize,
         rounds: usize,
@@ -162,7 +165,8 @@ mod tests {
         };
         let found = speed_up(&passes(3, 30, &[100.0, 130.0], &mut drifting)).unwrap();
         assert!(holds(found, 1.3) && found.interval.width() < 1.03, "{found:?}");
-        // Medians of each side for itself would see drift only where it is not balanced; noise within rounds widens the interval instead.
+        // Medians of each side for itself would see drift only where it is not balanced; noise within rounds widens the
+        // interval instead.
     }
 
     /// In one process of three the 2:4 GEMM takes five times as long: this must not lead to a verdict.
@@ -175,7 +179,8 @@ mod tests {
         assert!(found.interval.low < 0.4 && found.interval.high > 1.6, "{found:?}");
     }
 
-    /// Rounds that come in two kinds, half and half, in runs of ten: the median may be either, and the interval says so.
+    /// Rounds that come in two kinds, half and half, in runs of ten: the median may be either, and the interval says
+    /// so.
     #[test]
     fn two_modes_are_both_in_the_interval() {
         let mut random = Random::new();
@@ -187,7 +192,8 @@ mod tests {
         assert!(found.interval.low < 0.9 && found.interval.high > 1.65, "{found:?}");
     }
 
-    /// How often the interval holds the truth, where passes differ by 5 % (standard deviation of a uniform factor) and rounds by more.
+    /// How often the interval holds the truth, where passes differ by 5 % (standard deviation of a uniform factor) and
+    /// rounds by more.
     #[test]
     fn the_interval_holds_the_truth_nearly_always() {
         let mut random = Random::new();
@@ -201,12 +207,13 @@ mod tests {
             };
             held += usize::from(holds(speed_up(&passes(3, 15, &[100.0, 140.0], &mut noisy)).unwrap(), 1.4));
         }
-        // Three passes are all on one side of the truth a quarter of the time; rounds' own spread makes up for a part of that.
+        // Three passes are all on one side of the truth a quarter of the time; rounds' own spread makes up for a part
+        // of that.
         assert!(held > all * 17 / 20, "{held} of {all}");
     }
 
     #[test]
-    fn the_choice_between_equal_dense_contenders_is_part_of_the_interval() {
+    fn the_choice_between_equal_dense_baselines_is_part_of_the_interval() {
         let mut random = Random::new();
         let mut noisy = |_, _, time: f64| time * (1.0 + 0.3 * unit(&mut random));
         let one = speed_up(&passes(3, 20, &[100.0, 150.0], &mut noisy)).unwrap();
@@ -215,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_contender_with_fewer_rounds_is_still_compared() {
+    fn a_kernel_with_fewer_rounds_is_still_compared() {
         let mut quiet = passes(2, 20, &[100.0, 150.0, 900.0], &mut |_, _, time| time);
         quiet.iter_mut().for_each(|pass| pass.dense[1].truncate(3));
         let found = speed_up(&quiet).unwrap();

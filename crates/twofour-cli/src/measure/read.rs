@@ -1,7 +1,8 @@
 //! This machine's read bandwidth, as a loop reaches it that only reads.
 //!
-//! Integer sums, which the compiler vectorizes. The instructions' width does not matter: a core requests far fewer bytes a cycle than even narrow
-//! loads can. What differs is the number of streams that the prefetchers see, and the division among threads.
+//! Integer sums, which the compiler vectorizes. The instructions' width does not matter: a core requests far fewer
+//! bytes a cycle than even narrow loads can. What differs is the number of streams that the prefetchers see, and the
+//! division among threads.
 
 use std::{
     hint::black_box,

@@ -167,7 +167,7 @@ impl Row {
 pub struct Outcome<'a> {
     /// The 2:4 kernel.
     pub sparse: &'a Row,
-    /// The fastest dense contender.
+    /// The fastest dense baseline.
     pub best_dense: &'a Row,
 }
 

@@ -1,7 +1,8 @@
 //! Measurement in a process of its own.
 //!
-//! The number of threads is fixed when rayon's pool starts. So the command starts itself anew for each number of threads, with `RAYON_NUM_THREADS`
-//! set. The new process reads the request as JSON from stdin, and writes results line by line.
+//! The number of threads is fixed when rayon's pool starts. So the command starts itself anew for each number of
+//! threads, with `RAYON_NUM_THREADS` set. The new process reads the request as JSON from stdin, and writes results line
+//! by line.
 
 use std::{
     env,
@@ -69,7 +70,7 @@ pub enum Bandwidth {
     Skip,
 }
 
-/// Whether the arithmetic throughput of the dense contenders is measured first, on a large GEMM.
+/// Whether the arithmetic throughput of the dense baselines is measured first, on a large GEMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Arithmetic {
     /// For this dtype.
@@ -78,7 +79,8 @@ pub enum Arithmetic {
     Skip,
 }
 
-/// Whether the 2:4 kernel in f32 is interleaved with the contenders of other dtypes in compute-bound work, where fewer bytes are no advantage.
+/// Whether the 2:4 kernel in f32 is interleaved with the contenders of other dtypes in compute-bound work, where fewer
+/// bytes are no advantage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Single {
     /// It is interleaved.
@@ -92,7 +94,8 @@ pub enum Single {
 pub enum Message {
     /// How fast memory is read.
     Bandwidth(ReadBandwidth),
-    /// The arithmetic throughput of the fastest dense contender, 10^9 operations a second (a multiplication and an addition are two).
+    /// The arithmetic throughput of the fastest dense baseline, 10^9 operations a second (a multiplication and an
+    /// addition are two).
     Arithmetic(f64),
     /// A piece of work begins.
     Begun(Work),
@@ -184,7 +187,8 @@ fn rebuild(causes: Vec<String>) -> anyhow::Error {
     causes.fold(WorkerError::Failed(last).into(), anyhow::Error::context)
 }
 
-/// The worker process: reads the request on stdin, measures, and writes the results to stdout. An error is part of the results.
+/// The worker process: reads the request on stdin, measures, and writes the results to stdout. An error is part of the
+/// results.
 ///
 /// # Errors
 /// Only where answering is impossible.
@@ -243,8 +247,8 @@ fn answer(request: &Request, tell: &mut dyn FnMut(&Message) -> Result<()>) -> Re
 const ARITHMETIC: (Shape, usize) = (Shape { out: 1024, inputs: 1024 }, 512);
 const ARITHMETIC_BUDGET: Duration = Duration::from_millis(200);
 
-/// 10^9 operations a second of the fastest dense contender on [`ARITHMETIC`], by its fastest sample: what others add to a time is no part of
-/// the limit.
+/// 10^9 operations a second of the fastest dense baseline on [`ARITHMETIC`], by its fastest sample: what others add to
+/// a time is no part of the limit.
 fn arithmetic(dtype: WeightFormat) -> Result<f64> {
     let (shape, tokens) = ARITHMETIC;
     let mut contenders = weights(shape, dtype)?.contenders(tokens)?;

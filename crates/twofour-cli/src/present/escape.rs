@@ -1,16 +1,19 @@
-//! What must not reach a terminal from files, paths and models: characters that steer it, or that change the order of what is read.
+//! What must not reach a terminal from files, paths and models: characters that steer it, or that change the order of
+//! what is read.
 
 use std::path::Path;
 
 use super::style;
 
-/// Returns whether a character steers a terminal or reorders text: controls of ASCII and of Latin-1, line separators, marks and overrides of direction.
+/// Returns whether a character steers a terminal or reorders text: controls of ASCII and of Latin-1, line separators,
+/// marks and overrides of direction.
 pub(super) fn is_hidden(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{061C}' | '\u{200E}' | '\u{200F}' | '\u{2028}'..='\u{202E}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Returns the text for a terminal: hidden characters, but for line breaks and tabs, as Rust writes them (`\u{1b}`), and marks of styles as the terminal's.
+/// Returns the text for a terminal: hidden characters, but for line breaks and tabs, as Rust writes them (`\u{1b}`),
+/// and marks of styles as the terminal's.
 pub(crate) fn text(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {

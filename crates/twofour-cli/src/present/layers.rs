@@ -1,7 +1,8 @@
 //! Tensors by kind of layer, for tables that would repeat a row for every block.
 
-/// Groups tensors of one kind of layer that are alike, in the order of the first of each group; every tensor is its own group where `detailed` is set. `key` returns the
-/// name and what else must be equal. The label is the name of a single tensor, else the kind with the number of tensors.
+/// Groups tensors of one kind of layer that are alike, in the order of the first of each group; every tensor is its own
+/// group where `detailed` is set. `key` returns the name and what else must be equal. The label is the name of a single
+/// tensor, else the kind with the number of tensors.
 pub(crate) fn by_layer<'a, T, K: PartialEq>(
     tensors: &'a [T],
     detailed: bool,

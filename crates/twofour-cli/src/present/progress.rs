@@ -16,7 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Characters of the bar itself.
 const BAR: usize = 16;
 
-/// Columns at the end of the line that stay free: a terminal writes `^C` there, and what is longer than the line would not be cleared.
+/// Columns at the end of the line that stay free: a terminal writes `^C` there, and what is longer than the line would
+/// not be cleared.
 const FREE: usize = 4;
 
 /// How often the bar is drawn in a second, at most.

@@ -34,13 +34,14 @@ impl Screen {
         Screen { quiet, json, detailed: verbose > 0, closed: false, stream: escape::Stream::default() }
     }
 
-    /// Prints text of this program for people and a line break; names, paths and values in it are escaped by `escape::line` or [`escape::path`], which leave no
-    /// line break of theirs. Nothing with `--quiet` or `--json`.
+    /// Prints text of this program for people and a line break; names, paths and values in it are escaped by
+    /// `escape::line` or [`escape::path`], which leave no line break of theirs. Nothing with `--quiet` or `--json`.
     pub fn line(&mut self, text: impl std::fmt::Display) -> Result<()> {
         if self.quiet || self.json { Ok(()) } else { self.styled(&escape::text(&format!("{text}\n"))) }
     }
 
-    /// Prints an explanation of what stands above it, in lines that fit the terminal; nothing with `--quiet` or `--json`.
+    /// Prints an explanation of what stands above it, in lines that fit the terminal; nothing with `--quiet` or
+    /// `--json`.
     pub fn note(&mut self, text: &str) -> Result<()> {
         let lines = text.lines().flat_map(|line| wrapped(line, terminal::columns()));
         lines.map(|line| paint(style::FAINT, line)).try_for_each(|line| self.line(line))
@@ -76,7 +77,8 @@ impl Screen {
         self.closed
     }
 
-    /// Prints bytes of generated text, of which a model may have made anything, as a terminal may show them; nothing with `--json`.
+    /// Prints bytes of generated text, of which a model may have made anything, as a terminal may show them; nothing
+    /// with `--json`.
     pub fn stream(&mut self, bytes: &[u8]) -> Result<()> {
         if self.json {
             return Ok(());

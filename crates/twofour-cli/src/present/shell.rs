@@ -4,7 +4,8 @@ use std::path::Path;
 
 use super::escape::is_hidden;
 
-/// The path as a shell reads it back: quoted where it has characters that mean something to a shell, and never taken for an option.
+/// The path as a shell reads it back: quoted where it has characters that mean something to a shell, and never taken
+/// for an option.
 pub(crate) fn word(path: &Path) -> String {
     let text = path.as_os_str().as_encoded_bytes();
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"._/@%+=:,-".contains(byte);

@@ -40,7 +40,8 @@ impl ColorChoice {
     }
 }
 
-/// The styles that text can be painted in. Each has a mark, a character that Unicode gives no meaning: so what is not painted here has no style.
+/// The styles that text can be painted in. Each has a mark, a character that Unicode gives no meaning: so what is not
+/// painted here has no style.
 const PAINTS: [Style; 6] = [ERROR, WARNING, GOOD, BAD, FAINT, STRONG];
 
 /// The mark of the first of [`PAINTS`]; those of the others follow.

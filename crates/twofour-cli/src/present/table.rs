@@ -26,7 +26,8 @@ const LEAST_WORDS: usize = 16;
 
 /// Rows of cells under a heading, in columns as wide as their widest cell.
 ///
-/// Where that is wider than the terminal, words are wrapped: those of headings, then those of the columns of words; a name in the first column is put on a line of its own. What still does not fit follows in further blocks, whose rows
+/// Where that is wider than the terminal, words are wrapped: those of headings, then those of the columns of words; a
+/// name in the first column is put on a line of its own. What still does not fit follows in further blocks, whose rows
 /// begin with the words of the first columns again. A column without any cell is left out.
 #[derive(Debug)]
 pub struct Table {

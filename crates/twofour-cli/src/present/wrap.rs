@@ -1,6 +1,7 @@
 //! Text in lines of a width.
 
-/// Lines of at most `width` characters: broken after a space, or else after a dot or a slash, or else after an underscore or a comma, or else anywhere. Spaces at a break are left out.
+/// Lines of at most `width` characters: broken after a space, or else after a dot or a slash, or else after an
+/// underscore or a comma, or else anywhere. Spaces at a break are left out.
 pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
     let width = width.max(1);
     let mut lines = Vec::new();

@@ -22,7 +22,8 @@ const PROMPT: &str = "ROMEO:";
 /// Bytes of the sample.
 const SAMPLE_BYTES: usize = 300;
 
-/// The sampling temperature. A model that was trained for minutes gives unlikely bytes so much probability that words fall apart at 0.7.
+/// The sampling temperature. A model that was trained for minutes gives unlikely bytes so much probability that words
+/// fall apart at 0.7.
 const TEMPERATURE: f32 = 0.5;
 
 /// The fewest and the most sequences that a validation loss is the mean over.
@@ -34,8 +35,8 @@ const BUDGET: (Duration, Duration) = (Duration::from_millis(500), Duration::from
 /// What packing, the files and the sample take at the quickstart's size.
 const RESERVE: Duration = Duration::from_secs(4);
 
-/// Sequences that can be validated in half of the time that is left, the same for both models. A sequence needs one forward
-/// pass: a third of what it takes to train on it.
+/// Sequences that can be validated in half of the time that is left, the same for both models. A sequence needs one
+/// forward pass: a third of what it takes to train on it.
 fn validation_sequences<E: Engine>(plan: &Plan, training: &Training<E>) -> usize {
     let left = plan.length().saturating_sub(training.spent()).saturating_sub(RESERVE).as_secs_f64();
     let losses = &training.losses;

@@ -39,7 +39,8 @@ impl Folder {
     /// Opens a directory that is missing, empty, or holds a run.
     ///
     /// # Errors
-    /// [`Usage`] for a directory with anything else in it, or a path that is not a directory; a directory that another process uses. None is changed.
+    /// [`Usage`] for a directory with anything else in it, or a path that is not a directory; a directory that another
+    /// process uses. None is changed.
     pub(crate) fn open(path: &Path) -> Result<Folder> {
         let at = || path.display().to_string();
         match fs::read_dir(path) {

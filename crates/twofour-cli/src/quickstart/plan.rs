@@ -44,7 +44,8 @@ const FIXED: Duration = Duration::from_secs(5);
 /// Steps of each model that are timed to plan with.
 const TIMED_STEPS: u64 = 2;
 
-/// Fewest steps, which run even where they exceed the duration: with fewer, the loss stays near that of uniform guesses.
+/// Fewest steps, which run even where they exceed the duration: with fewer, the loss stays near that of uniform
+/// guesses.
 pub(super) const LEAST_STEPS: u64 = 16;
 
 /// Most passes over the training text: a model that sees it more often learns it by heart. Only a GPU gets there.
@@ -57,7 +58,8 @@ const LEARNING_RATE: f64 = 7e-4;
 const WARM_UP: u64 = 70;
 
 impl Plan {
-    /// Plans a run of about `minutes`, or shorter where [`MAX_EPOCHS`] are done before, by timing a few steps of each model on this machine, with engines that `open` returns.
+    /// Plans a run of about `minutes`, or shorter where [`MAX_EPOCHS`] are done before, by timing a few steps of each
+    /// model on this machine, with engines that `open` returns.
     pub(crate) fn new<E: Engine>(
         minutes: f64,
         seed: u64,
@@ -71,7 +73,8 @@ impl Plan {
             model: GptConfig::quickstart(),
             training: TrainingSettings {
                 batch: match device {
-                    // At equal time, many steps of one short sequence reach a lower loss than fewer steps of a longer one.
+                    // At equal time, many steps of one short sequence reach a lower loss than fewer steps of a longer
+                    // one.
                     DeviceKind::Cpu => 1,
                     // A step of one takes a GPU as long.
                     DeviceKind::Cuda => 16,

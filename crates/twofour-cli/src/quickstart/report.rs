@@ -16,7 +16,8 @@ pub(crate) struct Report {
     pub(crate) machine: Machine,
     /// The plan of the run.
     pub(crate) config: Plan,
-    /// Steps that each model was trained; fewer than planned where the machine was busier than when the steps were timed.
+    /// Steps that each model was trained; fewer than planned where the machine was busier than when the steps were
+    /// timed.
     pub(crate) steps: u64,
     /// Duration of the whole run in seconds.
     pub(crate) seconds: f64,

@@ -54,7 +54,8 @@ pub fn train(at: &Path, out: &str, sets: &[&str]) -> Ran {
     run(at, &arguments(out, sets))
 }
 
-/// Trains one run to its end and kills another so many milliseconds after each of its starts, then lets it end, and expects the same bytes of both in these files.
+/// Trains one run to its end and kills another so many milliseconds after each of its starts, then lets it end, and
+/// expects the same bytes of both in these files.
 #[track_caller]
 pub fn expect_killed_runs_end_alike(at: &Path, sets: &[&str], delays: &[u64], files: &[&str]) {
     train(at, "whole", sets).good();

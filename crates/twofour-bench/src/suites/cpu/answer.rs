@@ -66,7 +66,8 @@ impl Answer {
         screen.line(table)?;
         screen.line(paint(
             style::FAINT,
-            "\nMedians. Speed-up: the fastest dense contender's time divided by that of 2:4. Limit: bytes of the dense weight divided by those of 2:4.\n\
+            "\nMedians. Speed-up: the fastest dense baseline's time divided by that of 2:4. Limit: bytes of the dense \
+             weight divided by those of 2:4.\n\
              Dense reads: this project's dense kernel's share of the read bandwidth in the same rounds.\n\
              Over f32, over i8: the time of the 2:4 GEMM in f32, or in i8, divided by that in this dtype.",
         ))

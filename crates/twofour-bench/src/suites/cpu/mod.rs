@@ -21,10 +21,11 @@ pub(super) use works::{WorkOptions, product};
 
 /// Measure 2:4 against the strongest dense GEMMs on this machine's CPU
 ///
-/// Contenders are interleaved in one process, in shuffled order, and the result is the median: this project's 2:4 and dense kernels, and the
-/// gemm crate called directly (f32 and f16). Weights are random, and calls rotate through so many copies of them that they come from memory,
-/// as in a model. For decode, read bandwidth is measured in the same rounds, with as many bytes as the dense weight has: a dense kernel cannot be
-/// faster than that, and the speedup of 2:4 cannot exceed the ratio of the weights' bytes.
+/// Contenders are interleaved in one process, in shuffled order, and the result is the median: this project's 2:4 and
+/// dense kernels, and the gemm crate called directly (f32 and f16). Weights are random, and calls rotate through so
+/// many copies of them that they come from memory, as in a model. For decode, read bandwidth is measured in the same
+/// rounds, with as many bytes as the dense weight has: a dense kernel cannot be faster than that, and the speedup of
+/// 2:4 cannot exceed the ratio of the weights' bytes.
 ///
 /// Takes up to 4 GiB of memory, and about two minutes for each number of threads.
 #[derive(Debug, Args)]

@@ -33,7 +33,13 @@ pub(in crate::suites) struct WorkOptions {
     shape: Vec<Shape>,
 
     /// Numbers of tokens to multiply at once by the given shapes [default: 1,16,512; of the suite latency 1]
-    #[arg(long, value_delimiter = ',', value_name = "LIST", requires = "shape", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "LIST",
+        requires = "shape",
+        value_parser = clap::value_parser!(u32).range(1..=65536)
+    )]
     tokens: Vec<u32>,
 }
 
@@ -101,7 +107,8 @@ pub(in crate::suites) fn product(shapes: &[Shape], dtypes: &[WeightFormat], toke
     works
 }
 
-/// Keeps the work that one of the patterns matches; without patterns, all. A pattern without a slash matches every name that begins with it.
+/// Keeps the work that one of the patterns matches; without patterns, all. A pattern without a slash matches every name
+/// that begins with it.
 fn only(works: Vec<Work>, patterns: &[String]) -> Result<Vec<Work>> {
     if patterns.is_empty() {
         return Ok(works);

@@ -44,7 +44,8 @@ pub(crate) struct AttentionRow {
     min_us: f64,
     /// The maximum, microseconds.
     max_us: f64,
-    /// 10^12 operations a second: four for each score and element of a head forward, ten backward; half of them where the mask is causal.
+    /// 10^12 operations a second: four for each score and element of a head forward, ten backward; half of them where
+    /// the mask is causal.
     tflops: f64,
 }
 

@@ -21,8 +21,8 @@ const TYPES: [DataType; 3] = [DataType::BF16, DataType::E4M3, DataType::I8];
 
 /// Measure memory-bound GEMMs of small batches with a 2:4 weight
 ///
-/// Ours, cuSPARSELt's and cuBLASLt's, beside a kernel that reads the 2:4 weight's bytes and does nothing else; in bf16 also with an int4 weight with a
-/// scale for every 128 columns, and a read of its bytes.
+/// Ours, cuSPARSELt's and cuBLASLt's, beside a kernel that reads the 2:4 weight's bytes and does nothing else; in bf16
+/// also with an int4 weight with a scale for every 128 columns, and a read of its bytes.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: twofour-bench cuda decode --shape 4096x4096 --tokens 1,16 -o decode.json")]
 pub(crate) struct Decode {

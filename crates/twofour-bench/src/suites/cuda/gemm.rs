@@ -56,7 +56,8 @@ pub(crate) struct GemmRow {
     pub(crate) sustained_us: Option<f64>,
 }
 
-/// Tokens, in_features, out_features: squares, and layers of Llama 3 8B and of the ViT that 2:4 training was designed for.
+/// Tokens, in_features, out_features: squares, and layers of Llama 3 8B and of the ViT that 2:4 training was designed
+/// for.
 const SHAPES: [[usize; 3]; 6] = [
     [8192, 8192, 8192],
     [4096, 4096, 4096],
@@ -81,8 +82,8 @@ const SUSTAINED: [usize; 3] = SHAPES[0];
 
 /// Measure GEMMs of many tokens (prefill) with a 2:4 weight
 ///
-/// Ours, cuSPARSELt's best algorithm, and cuBLASLt's best with the weight as if it were dense; and the dispatcher's choice. TWOFOUR_CUSPARSELT and
-/// TWOFOUR_CUBLASLT can name the libraries' folders.
+/// Ours, cuSPARSELt's best algorithm, and cuBLASLt's best with the weight as if it were dense; and the dispatcher's
+/// choice. TWOFOUR_CUSPARSELT and TWOFOUR_CUBLASLT can name the libraries' folders.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: twofour-bench cuda gemm --rounds 20 -o gemm.json")]
 pub(crate) struct Gemms {
@@ -176,8 +177,9 @@ impl<'a> RandomLayer<'a> {
         Ok(Self { int4, ..self })
     }
 
-    /// Times the GEMM with a number of tokens: the best of our methods, of cuSPARSELt's algorithms, and of cuBLASLt's with the dense weight, as the
-    /// dispatcher measured or cached them; and the engine that the dispatcher chooses. A library without an algorithm for the problem is left out.
+    /// Times the GEMM with a number of tokens: the best of our methods, of cuSPARSELt's algorithms, and of cuBLASLt's
+    /// with the dense weight, as the dispatcher measured or cached them; and the engine that the dispatcher chooses. A
+    /// library without an algorithm for the problem is left out.
     pub(super) fn measure(&self, tokens: usize, rounds: u32) -> Result<Vec<GemmRow>> {
         let Self { device, dispatcher, ref stream, element, features, reduction, ref weight, ref int4 } = *self;
         let output = if element.bytes() == 2 { element } else { DataType::BF16 };

@@ -48,14 +48,15 @@ pub(crate) struct GenerationRow {
     weight_bytes: usize,
     /// Bytes of weights, keys and values that a step reads, over its time.
     gb_per_s: f64,
-    /// Bytes of device memory that are allocated: embedding and weights, cache, and tensors of a step. The workspace, which all forms share, counts for the first.
+    /// Bytes of device memory that are allocated: embedding and weights, cache, and tensors of a step. The workspace,
+    /// which all forms share, counts for the first.
     allocated_bytes: usize,
 }
 
 /// Measure whole-model decoding
 ///
-/// Random weights of a model's shape, prompts of 64 tokens, by a replayed CUDA graph, for each of --batch and --weights: tokens a second, bytes,
-/// bandwidth. All forms of weights are in memory at a time.
+/// Random weights of a model's shape, prompts of 64 tokens, by a replayed CUDA graph, for each of --batch and
+/// --weights: tokens a second, bytes, bandwidth. All forms of weights are in memory at a time.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: twofour-bench cuda generate --batch 1,8 --weights dense-bf16,2:4-bf16 --rounds 5")]
 pub(crate) struct Generate {
@@ -64,15 +65,26 @@ pub(crate) struct Generate {
     model: String,
 
     /// Sequences at a time
-    #[arg(long, value_delimiter = ',', default_value = "1,8,32", value_name = "NUMBERS", value_parser = clap::value_parser!(u32).range(1..=256))]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1,8,32",
+        value_name = "NUMBERS",
+        value_parser = clap::value_parser!(u32).range(1..=256)
+    )]
     batch: Vec<u32>,
 
     /// Tokens that a sequence's cache has room for
-    #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(128..=8192))]
+    #[arg(
+        long,
+        default_value_t = 512,
+        value_name = "TOKENS",
+        value_parser = clap::value_parser!(u32).range(128..=8192)
+    )]
     context: u32,
 
-    /// Forms of weights: dense-bf16, 2:4-bf16, dense-int8, 2:4-int8, 2:4-int4; dense-int8-cublaslt, int8-weight-only (dense, a scale for each row),
-    /// int4-weight-only (dense, groups of 64)
+    /// Forms of weights: dense-bf16, 2:4-bf16, dense-int8, 2:4-int8, 2:4-int4; dense-int8-cublaslt, int8-weight-only
+    /// (dense, a scale for each row), int4-weight-only (dense, groups of 64)
     #[arg(
         long,
         value_delimiter = ',',
@@ -176,7 +188,8 @@ const WEIGHTS: [(&str, CudaRandomWeights); 8] = [
     ("2:4-int4", CudaRandomWeights::TwoFourInt4),
 ];
 
-/// Times the forms at one batch size, interleaved: each has `STEPS` steps in every round. All forms are in memory at a time.
+/// Times the forms at one batch size, interleaved: each has `STEPS` steps in every round. All forms are in memory at a
+/// time.
 fn generation(
     device: &Device,
     name: &str,

@@ -57,7 +57,8 @@ const TYPES: [DataType; 2] = [DataType::F16, DataType::BF16];
 
 /// Measure a training step of a linear layer with bias
 ///
-/// By the 2:4 layer's calls, its mask selected and packed in every step, and dense by cuBLASLt with the bias and its gradient in epilogues.
+/// By the 2:4 layer's calls, its mask selected and packed in every step, and dense by cuBLASLt with the bias and its
+/// gradient in epilogues.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: twofour-bench cuda layer --shape 3072x768 --tokens 2048,8192")]
 pub(crate) struct Layer {
@@ -135,21 +136,22 @@ struct Tensor {
 
 impl Tensors {
     fn read(&self, tensor: &Tensor) -> DeviceSlice<'_> {
-        // SAFETY: the memory is as long, and outlives the stream's work, which is waited for before tensors are dropped; contenders run one after the
-        // other on one stream, so what a call reads is not written meanwhile.
+        // SAFETY: the memory is as long, and outlives the stream's work, which is waited for before tensors are
+        // dropped; contenders run one after the other on one stream, so what a call reads is not written meanwhile.
         unsafe { DeviceSlice::from_raw(&self.device, tensor.at, tensor.len, self.element) }
     }
 
     fn write(&self, tensor: &Tensor) -> DeviceSliceMut<'_> {
-        // SAFETY: the memory is as long, and outlives the stream's work, which is waited for before tensors are dropped; contenders run one after the
-        // other on one stream, so nothing else reads or writes it meanwhile.
+        // SAFETY: the memory is as long, and outlives the stream's work, which is waited for before tensors are
+        // dropped; contenders run one after the other on one stream, so nothing else reads or writes it meanwhile.
         unsafe { DeviceSliceMut::from_raw(&self.device, tensor.at, tensor.len, self.element) }
     }
 }
 
-/// Times a step and its parts: the forward pass with bias, the input gradient, and the weight and bias gradients. Dense: cuBLASLt's fastest
-/// algorithms, with the bias in the epilogue, and its gradient in an epilogue or by column sums, whichever is faster. 2:4: [`SparseLinear`] with a
-/// transposable mask that is selected and packed along both axes in every step, and the weight gradient dense or by MVUE.
+/// Times a step and its parts: the forward pass with bias, the input gradient, and the weight and bias gradients.
+/// Dense: cuBLASLt's fastest algorithms, with the bias in the epilogue, and its gradient in an epilogue or by column
+/// sums, whichever is faster. 2:4: [`SparseLinear`] with a transposable mask that is selected and packed along both
+/// axes in every step, and the weight gradient dense or by MVUE.
 fn layer(
     device: &Device,
     libraries: &Libraries,
@@ -194,7 +196,8 @@ fn layer(
         accumulate: false,
     };
     let run = |plan: &CublasLtPlan, a: &Tensor, b: &Tensor, d: &Tensor| -> Result<()> {
-        // SAFETY: all memory is allocated above, as long as the product requires, and lives until the stream has been waited for.
+        // SAFETY: all memory is allocated above, as long as the product requires, and lives until the stream has been
+        // waited for.
         Ok(unsafe { plan.run(raw, a.at, b.at, d.at, workspace) }?)
     };
     let mut fastest = |plans: Vec<CublasLtPlan>, a, b, d| -> Result<Option<(CublasLtPlan, usize)>> {

@@ -31,7 +31,8 @@ use suite::OnGpu;
 
 /// Measure the kernels of a GPU
 ///
-/// Device time between events, baselines interleaved in shuffled order, random data, and a cold L2; the result is the median.
+/// Device time between events, baselines interleaved in shuffled order, random data, and a cold L2; the result is the
+/// median.
 #[derive(Debug, Args)]
 #[command(arg_required_else_help = true)]
 pub(crate) struct Cuda {

@@ -140,7 +140,8 @@ fn prune(device: &Device, [rows, cols]: [usize; 2], rounds: u32) -> Result<Vec<P
     let (wide_at, narrow_at) = (at(wide.device_ptr(&stream)), at(narrow.device_ptr(&stream)));
     let run = |pruner: &Pruner, data: u64, rule: Transposable| {
         let weight = DenseWeight { data, rows, cols };
-        // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
+        // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been
+        // waited for.
         unsafe {
             pruner.both_ways(
                 Stream(stream.cu_stream()),

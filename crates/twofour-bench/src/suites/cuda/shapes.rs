@@ -36,7 +36,13 @@ pub(crate) struct ProductOptions {
     weights: WeightOptions,
 
     /// Numbers of tokens to multiply at once by the given weights [default: 8192; for decode 1,8,16,32,64]
-    #[arg(long, value_delimiter = ',', value_name = "LIST", requires = "shape", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "LIST",
+        requires = "shape",
+        value_parser = clap::value_parser!(u32).range(1..=1 << 20)
+    )]
     tokens: Vec<u32>,
 }
 

@@ -73,14 +73,28 @@ pub(crate) struct OnGpu<S: Suite> {
     suite: S,
 
     #[command(flatten)]
-    gpu: GpuOption,
+    runs: RunOptions,
+}
 
-    /// Runs of each baseline that count
+/// Where and how often kernels are timed, and the destination of the JSON.
+#[derive(Debug, Args)]
+pub(super) struct RunOptions {
+    #[command(flatten)]
+    pub(super) gpu: GpuOption,
+
+    /// Runs of each kernel that count; the suite grid gives long launches fewer
     #[arg(long, default_value_t = 30, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(5..=10_000))]
-    rounds: u32,
+    pub(super) rounds: u32,
 
     #[command(flatten)]
-    output: Output,
+    pub(super) output: Output,
+}
+
+impl RunOptions {
+    /// Returns the command of a suite as one would type it again, without what the suite adds.
+    pub(super) fn told(&self, suite: &str) -> String {
+        format!("twofour-bench cuda {suite} --device {} --rounds {}", self.gpu.device, self.rounds)
+    }
 }
 
 #[derive(Debug, Args)]
@@ -117,8 +131,8 @@ impl<S: Suite> OnGpu<S> {
     /// Runs the suite.
     pub(super) fn run(self, screen: &mut Screen) -> Result<Verdict> {
         self.suite.expect_valid()?;
-        self.output.expect_writable()?;
-        let device = Device::open(self.gpu.device)?;
+        self.runs.output.expect_writable()?;
+        let device = Device::open(self.runs.gpu.device)?;
         let libraries = Libraries::open(&device);
         let mut versions = None;
         if S::HAS_LIBRARIES {
@@ -126,23 +140,18 @@ impl<S: Suite> OnGpu<S> {
             versions = Some(libraries.versions()?);
         }
         let mut progress = screen.progress();
-        let mut bench = Bench { device: &device, libraries: &libraries, rounds: self.rounds, progress: &mut progress };
+        let mut bench =
+            Bench { device: &device, libraries: &libraries, rounds: self.runs.rounds, progress: &mut progress };
         let rows = self.suite.measure(&mut bench)?;
         drop(progress);
-        let command = format!(
-            "twofour-bench cuda {} --device {} --rounds {}{}",
-            S::NAME,
-            self.gpu.device,
-            self.rounds,
-            self.suite.told()
-        );
+        let command = format!("{}{}", self.runs.told(S::NAME), self.suite.told());
         let answer = Answer { machine: measure::gpu(&device)?, libraries: versions, command, rows };
         let Gpu { gpu, architecture, .. } = &answer.machine;
         screen.line(format!("{gpu}, {architecture}\n"))?;
         screen.line(S::table(&answer.rows))?;
         screen.line(format!("\n{}", S::NOTE))?;
         screen.json(&answer)?;
-        self.output.write(&answer)?;
+        self.runs.output.write(&answer)?;
         Ok(Verdict::Yes)
     }
 }

@@ -39,8 +39,8 @@ const DENSE: usize = 4;
 
 /// Time every method of the GEMM on a grid of shapes
 ///
-/// Writes one JSON object a line: the case, and each kernel's name and microseconds, beside cuBLASLt's first algorithms. A later run with the same FILE
-/// appends what is missing there.
+/// Writes one JSON object a line: the case, and each kernel's name and microseconds, beside cuBLASLt's first
+/// algorithms. A later run with the same FILE appends what is missing there.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -54,14 +54,20 @@ pub(crate) struct Sweep {
     shape: Vec<Shape>,
 
     /// Numbers of tokens
-    #[arg(long, value_delimiter = ',', value_name = "LIST", required = true, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "LIST",
+        required = true,
+        value_parser = clap::value_parser!(u32).range(1..=1 << 20)
+    )]
     tokens: Vec<u32>,
 
     /// Data types of W and X
     #[arg(long, value_delimiter = ',', value_name = "LIST", default_value = "bf16", value_parser = element)]
     dtype: Vec<DataType>,
 
-    /// What the GEMMs do with their sums
+    /// Epilogue of the GEMMs
     #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST", default_value = "none")]
     epilogue: Vec<GridEpilogue>,
 

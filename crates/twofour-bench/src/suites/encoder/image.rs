@@ -18,13 +18,13 @@ use twofour_cli::{
         units,
     },
 };
-use twofour_cuda::Device;
 use twofour_nn::model::{ImageCheckpoint, ImageWeights, SavedModel, TransformerConfig, WeightForm};
 
 use super::{
     cuda_images::CudaImages,
     images::{CpuImages, ImageContenders, ImageSource},
     measured::Measured,
+    place::Place,
 };
 
 const fn weights(attention: WeightForm, up: WeightForm, down: WeightForm) -> ImageWeights {
@@ -89,7 +89,8 @@ struct Row {
     speedup: f64,
     /// Bytes of the blocks' linear weights.
     weight_bytes: usize,
-    /// Bytes of device memory that are allocated: weights, the batch, what lies between the layers, and workspace. Null on a CPU.
+    /// Bytes of device memory that are allocated: weights, the batch, what lies between the layers, and workspace. Null
+    /// on a CPU.
     allocated_bytes: Option<usize>,
     /// Seconds of each round.
     seconds: Vec<f64>,
@@ -131,32 +132,14 @@ impl ImageModel {
                 (ImageSource::Random(config, &forms), FORMS.iter().map(|(name, _)| *name).collect())
             }
         };
-        let dtype = options.dtype.unwrap_or_else(|| self.dtype());
+        let place = Place::new(options.device, options.dtype, self.dtype())?;
         let mut progress = screen.progress();
         let mut loading = |index: usize| progress.steps("weights", index as u64, names.len() as u64);
-        let (contenders, machine, dtype): (Box<dyn ImageContenders>, _, _) = match options.device {
-            ComputeDevice::Cuda(numbers) => {
-                let [number] = numbers[..] else {
-                    bail!(Usage("latency is measured on one device; name one GPU, as in --device cuda:0".to_owned()))
-                };
-                // 2:4 layers on a GPU are 16-bit.
-                let dtype = if dtype == DataType::F32 && options.dtype.is_none() { DataType::BF16 } else { dtype };
-                if dtype == DataType::F32 {
-                    bail!(Usage("--dtype f32: 2:4 layers on a GPU require bf16 or f16".to_owned()));
-                }
-                let device = Device::open(number)?;
-                let images = CudaImages::new(&device, source, dtype, &mut loading)?;
-                (Box::new(images), Measured::Gpu(measure::gpu(&device)?), dtype)
-            }
-            ComputeDevice::Cpu => {
-                let images: Box<dyn ImageContenders> = match dtype {
-                    DataType::F32 => Box::new(CpuImages::<f32>::new(source, &mut loading)?),
-                    DataType::BF16 => Box::new(CpuImages::<bf16>::new(source, &mut loading)?),
-                    DataType::F16 => Box::new(CpuImages::<f16>::new(source, &mut loading)?),
-                    other => bail!(Usage(format!("--dtype {other}: f32, bf16 and f16 are supported"))),
-                };
-                (images, Measured::Cpu(measure::machine()?), dtype)
-            }
+        let contenders: Box<dyn ImageContenders> = match (&place.gpu, place.dtype) {
+            (Some(device), dtype) => Box::new(CudaImages::new(device, source, dtype, &mut loading)?),
+            (None, DataType::BF16) => Box::new(CpuImages::<bf16>::new(source, &mut loading)?),
+            (None, DataType::F16) => Box::new(CpuImages::<f16>::new(source, &mut loading)?),
+            (None, _) => Box::new(CpuImages::<f32>::new(source, &mut loading)?),
         };
         let bytes = contenders.weight_bytes();
         if matches!(self, ImageModel::Checkpoint(_)) && bytes[0] <= bytes[1] {
@@ -166,10 +149,10 @@ impl ImageModel {
             )));
         }
         let mut answer = ImageAnswer {
-            machine,
+            machine: place.measured()?,
             command: options.command.clone(),
             model: options.model.clone(),
-            dtype: dtype.to_string(),
+            dtype: place.dtype.to_string(),
             image: self.config().image()?.image,
             tokens: self.config().context(),
             load_average: vec![],

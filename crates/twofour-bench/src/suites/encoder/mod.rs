@@ -6,6 +6,7 @@ mod image;
 mod images;
 mod measured;
 mod pair;
+mod place;
 
 use std::path::{Path, PathBuf};
 
@@ -27,7 +28,6 @@ use twofour_cli::{
         units,
     },
 };
-use twofour_cuda::Device;
 use twofour_nn::model::{Checkpoint, EncoderCheckpoint, SavedModel};
 
 use self::{
@@ -35,20 +35,24 @@ use self::{
     image::{ImageModel, ImageOptions},
     measured::Measured,
     pair::{CpuEncoderPair, EncoderPair},
+    place::Place,
 };
 use crate::output::Output;
 
 /// Measure the latency of an encoder (BERT, ViT, DINOv2, SAM): its 2:4 layers against the same layers dense
 ///
-/// The model is a pruned or compressed one. It is packed twice: as it is, its 2:4 layers for the 2:4 kernels, and with every layer for the dense kernels. Both hold the same values.
-/// They are interleaved in shuffled order, on batches of random tokens; a call is a whole forward pass, from tokens to hidden states. The result is the median over the
+/// The model is a pruned or compressed one. It is packed twice: as it is, its 2:4 layers for the 2:4 kernels, and with
+/// every layer for the dense kernels. Both hold the same values. They are interleaved in shuffled order, on batches of
+/// random tokens; a call is a whole forward pass, from tokens to hidden states. The result is the median over the
 /// rounds, and the median of the rounds' ratios.
 ///
-/// Of an image encoder a batch is images, random ones of the model's size, and the table has images per second. The name of one (sam-vit-b, sam-vit-l, sam-vit-h: SAM's image encoders)
-/// instead of a directory is that shape with random weights in several forms: int8 and 2:4 in attention and in each layer of the MLP, alone and together.
+/// For image encoders a batch is random images of the model's size, and the table shows images per second. Name one of
+/// SAM's (sam-vit-b, sam-vit-l, sam-vit-h) instead of a directory to use its shape with random weights in several
+/// forms: int8 and 2:4 in attention and in each layer of the MLP, alone and together.
 ///
-/// On a GPU it is the forward pass of training, in bf16 or f16, captured in a CUDA graph; tokens and hidden states stay in its memory. Of an image encoder it is
-/// inference, launched kernel by kernel, from patches in the GPU's memory; the bytes of memory that each contender takes are printed, too.
+/// On a GPU it is the forward pass of training, in bf16 or f16, captured in a CUDA graph; tokens and hidden states stay
+/// in its memory. For image encoders it is inference, launched kernel by kernel, from patches in the GPU's memory; the
+/// bytes of memory that each form takes are printed, too.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -61,11 +65,18 @@ Examples:
 
 Integers of a quantized model are compared with dense layers in the type to compute in.")]
 pub(crate) struct Encoder {
-    /// A checkpoint's directory (config.json, safetensors) of an encoder, or the folder of `train`; pruned or compressed. Or a name: sam-vit-b, sam-vit-l, sam-vit-h
+    /// A checkpoint's directory (config.json, safetensors) of an encoder, or the folder of `train`; pruned or
+    /// compressed. Or a name: sam-vit-b, sam-vit-l, sam-vit-h
     model: PathBuf,
 
     /// Sequences or images of a batch
-    #[arg(long, value_delimiter = ',', default_value = "4,16,64,256", value_name = "LIST", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "4,16,64,256",
+        value_name = "LIST",
+        value_parser = clap::value_parser!(u32).range(1..=65_536)
+    )]
     batch: Vec<u32>,
 
     /// Tokens of a sequence [default: 128]
@@ -76,7 +87,7 @@ pub(crate) struct Encoder {
     #[arg(long, value_name = "DTYPE", value_parser = computing())]
     dtype: Option<DataType>,
 
-    /// Rounds; before them each contender runs once
+    /// Rounds, after one that warms up
     #[arg(long, default_value_t = 7, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
 
@@ -129,7 +140,8 @@ impl Encoder {
         let is_other = Checkpoint::is_at(&path) && !EncoderCheckpoint::is_at(&path);
         let checkpoint = match EncoderCheckpoint::open(path) {
             Err(error) if is_other => {
-                let measured = "the suite encoder measures bert, vit, dinov2, dinov2_with_registers and sam, the suite generate decoders";
+                let measured = "the suite encoder measures bert, vit, dinov2, dinov2_with_registers and sam, the suite \
+                                generate decoders";
                 return Err(anyhow::Error::from(error).context(measured));
             }
             opened => opened?,
@@ -140,37 +152,14 @@ impl Encoder {
         }
         self.output.expect_writable()?;
         let _guard = interrupt::guard();
-        let stored = self.dtype.unwrap_or_else(|| checkpoint.dtype());
-        let answer = match &self.device {
-            ComputeDevice::Cuda(numbers) => {
-                let [number] = numbers[..] else {
-                    bail!(Usage("latency is measured on one device; name one GPU, as in --device cuda:0".to_owned()))
-                };
-                // 2:4 layers on a GPU are 16-bit.
-                let dtype = if stored == DataType::F32 && self.dtype.is_none() { DataType::BF16 } else { stored };
-                if dtype == DataType::F32 {
-                    bail!(Usage("--dtype f32: 2:4 layers on a GPU require bf16 or f16".to_owned()));
-                }
-                let device = Device::open(number)?;
-                let mut pair = CudaEncoderPair::new(&device, &checkpoint, dtype, length)?;
-                self.measured(&mut pair, Measured::Gpu(measure::gpu(&device)?), dtype, screen)?
-            }
-            ComputeDevice::Cpu => {
-                let machine = Measured::Cpu(measure::machine()?);
-                match stored {
-                    DataType::F32 => {
-                        self.measured(&mut CpuEncoderPair::<f32>::new(&checkpoint, length)?, machine, stored, screen)?
-                    }
-                    DataType::BF16 => {
-                        self.measured(&mut CpuEncoderPair::<bf16>::new(&checkpoint, length)?, machine, stored, screen)?
-                    }
-                    DataType::F16 => {
-                        self.measured(&mut CpuEncoderPair::<f16>::new(&checkpoint, length)?, machine, stored, screen)?
-                    }
-                    other => bail!(Usage(format!("--dtype {other}: f32, bf16 and f16 are supported"))),
-                }
-            }
+        let place = Place::new(&self.device, self.dtype, checkpoint.dtype())?;
+        let mut pair: Box<dyn EncoderPair> = match (&place.gpu, place.dtype) {
+            (Some(device), dtype) => Box::new(CudaEncoderPair::new(device, &checkpoint, dtype, length)?),
+            (None, DataType::BF16) => Box::new(CpuEncoderPair::<bf16>::new(&checkpoint, length)?),
+            (None, DataType::F16) => Box::new(CpuEncoderPair::<f16>::new(&checkpoint, length)?),
+            (None, _) => Box::new(CpuEncoderPair::<f32>::new(&checkpoint, length)?),
         };
+        let answer = self.measured(&mut *pair, place.measured()?, place.dtype, screen)?;
         answer.tell(screen)?;
         screen.json(&answer)?;
         self.output.write(&answer)?;

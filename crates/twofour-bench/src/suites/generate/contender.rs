@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_contender_introduces_itself_and_answers_each_task() {
+    fn a_measured_program_introduces_itself_and_answers_each_task() {
         let source = ModelSource { model: "llama-3.2-1b".to_owned(), layers: Some(1), vocabulary: Some(512) };
         let tasks = "{\"prompt\": 3, \"length\": 2}\n{\"prompt\": 20, \"length\": 0}\n";
         let mut output = vec![];

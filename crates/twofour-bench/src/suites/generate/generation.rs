@@ -1,8 +1,9 @@
 //! Generation by whole models: prefill and decode by contenders, each in its own process, interleaved.
 //!
-//! A contender is a program. It prints an [`Introduction`] when its model is loaded. Then, for each [`Task`] that it reads from stdin, it reads that many tokens in
-//! an empty context, until the first token is chosen (prefill), writes that many more one by one (decode), and prints [`Times`]. Each of these is a JSON
-//! object on a line. It ends when stdin does.
+//! A contender is a program. It prints an [`Introduction`] when its model is loaded. Then, for each [`Task`] that it
+//! reads from stdin, it reads that many tokens in an empty context, until the first token is chosen (prefill), writes
+//! that many more one by one (decode), and prints [`Times`]. Each of these is a JSON object on a line. It ends when
+//! stdin does.
 
 use serde::{Deserialize, Serialize};
 

@@ -35,9 +35,10 @@ use crate::{load::warn_if_busy, output::Output};
 
 /// Measure generation by a whole model: prefill and decode, 2:4 against dense and against llama.cpp
 ///
-/// Each contender is a process of its own that holds a model: the same shape with weights of several types, random where the model is a name. Contenders take
-/// turns, in shuffled order, with a prompt in an empty context (prefill, until the first token is chosen) and further tokens one by one (decode); all on
-/// the CPU. The result is the median over the rounds, the fastest round beside it, and the most memory that the process had.
+/// Each form of weights is a process of its own that holds a model: the same shape with weights of several types, random
+/// where the model is a name. Contenders take turns, in shuffled order, with a prompt in an empty context (prefill,
+/// until the first token is chosen) and further tokens one by one (decode); all on the CPU. The result is the median
+/// over the rounds, the fastest round beside it, and the most memory that the process had.
 ///
 /// All models are in memory at the same time: with fewer layers (`--layers`) or fewer contenders they take less.
 #[derive(Debug, Args)]
@@ -61,18 +62,23 @@ pub(crate) struct Generate {
     weights: Vec<Weights>,
 
     /// Tokens to read
-    #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    #[arg(
+        long,
+        default_value_t = 512,
+        value_name = "TOKENS",
+        value_parser = clap::value_parser!(u32).range(1..=65_536)
+    )]
     prompt: u32,
 
     /// Tokens to write after the first
     #[arg(long, default_value_t = 40, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     length: u32,
 
-    /// Threads of this program's contenders [default: all of the machine]; those of --llama-cpp are up to its command
+    /// Threads of this program [default: all of the machine]; those of --llama-cpp are up to its command
     #[arg(long, value_name = "THREADS", value_parser = threads::option)]
     threads: Option<usize>,
 
-    /// Rounds; before them each contender runs once
+    /// Rounds, after one that warms up
     #[arg(long, default_value_t = 5, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
 
@@ -80,7 +86,7 @@ pub(crate) struct Generate {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     limit: Option<u32>,
 
-    /// A command that runs llama.cpp (or any other program) as a contender; may be repeated
+    /// A command that runs llama.cpp (or any other program) beside this one; may be repeated
     #[arg(long, value_name = "COMMAND")]
     llama_cpp: Vec<String>,
 
@@ -266,7 +272,9 @@ impl Generate {
         }
         if is_stored && is_part {
             bail!(Usage(
-                "--layers and --vocabulary: a checkpoint's own weights are measured whole; leave them out, or name random weights with --weights".to_owned()
+                "--layers and --vocabulary: a checkpoint's own weights are measured whole; leave them out, or name \
+                 random weights with --weights"
+                    .to_owned()
             ));
         }
         Ok(match is_stored {
@@ -339,7 +347,7 @@ impl Answer {
         warn_if_busy(screen, self.load_average.first().copied().flatten(), &self.machine)?;
         screen.line("")?;
         let mut table = Table::new([
-            ("contender", Align::Left),
+            ("program", Align::Left),
             ("weights", Align::Right),
             ("decode tokens/s", Align::Right),
             ("best", Align::Right),
@@ -363,7 +371,8 @@ impl Answer {
         screen.line(paint(
             style::FAINT,
             format!(
-                "\nMedians of {rounds} and the best of them. Weights: those that a token is multiplied with. Peak memory: of the process, loading included."
+                "\nMedians of {rounds} and the best of them. Weights: those that a token is multiplied with. Peak \
+                 memory: of the process, loading included."
             ),
         ))
     }

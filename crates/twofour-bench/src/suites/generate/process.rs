@@ -63,9 +63,9 @@ impl ContenderProcess {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .with_context(|| format!("starting the contender `{name}`"))?;
+            .with_context(|| format!("starting the program `{name}`"))?;
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
-            bail!("the contender `{name}` has no pipes");
+            bail!("the program `{name}` has no pipes");
         };
         let (send, lines) = mpsc::channel();
         // Ends when the process does, or when the receiver is dropped.
@@ -84,12 +84,12 @@ impl ContenderProcess {
     pub(crate) fn run(&mut self, task: Task) -> Result<Times> {
         writeln!(self.stdin, "{}", serde_json::to_string(&task)?)
             .and_then(|()| self.stdin.flush())
-            .with_context(|| format!("asking the contender `{}`", self.command))?;
+            .with_context(|| format!("asking the program `{}`", self.command))?;
         let times: Times = self.answer()?;
         if times.prefill_s > 0.0 && times.decode_s >= 0.0 && times.decode_s.is_finite() {
             return Ok(times);
         }
-        bail!("the contender `{}` answered impossible times: {times:?}", self.command)
+        bail!("the program `{}` answered impossible times: {times:?}", self.command)
     }
 
     /// The most memory that the process has had at a time, in bytes; nothing where the operating system does not tell.
@@ -104,19 +104,19 @@ impl ContenderProcess {
             interrupt::check()?;
             match self.lines.recv_timeout(Duration::from_millis(100)) {
                 // Programs print other things, too.
-                Ok(line) if !line.trim_start().starts_with('{') => tracing::info!(%line, "a contender says"),
+                Ok(line) if !line.trim_start().starts_with('{') => tracing::info!(%line, "the program says"),
                 Ok(line) => {
-                    return serde_json::from_str(&line).with_context(|| {
-                        format!("the contender `{}` answered what is no answer: {line}", self.command)
-                    });
+                    return serde_json::from_str(&line)
+                        .with_context(|| format!("the program `{}` answered what is no answer: {line}", self.command));
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
-                    let status = self.child.wait().context("waiting for a contender")?;
+                    let status = self.child.wait().context("waiting for the program")?;
                     // A Ctrl-C reaches both processes.
                     interrupt::check()?;
                     bail!(
-                        "the contender `{}` ended early ({status}); a process that takes too much memory ends like that",
+                        "the program `{}` ended early ({status}); a process that takes too much memory ends like \
+                         that",
                         self.command
                     );
                 }
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_no_contender_is_an_error_that_names_it() {
+    fn a_program_that_answers_nothing_is_an_error_that_names_it() {
         for script in ["exit 3", "echo '{}'"] {
             let error = shell(script).unwrap_err();
             assert!(error.to_string().contains("a script"), "{error}");

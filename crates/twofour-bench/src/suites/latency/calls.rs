@@ -1,7 +1,7 @@
 //! Latency of one call of a 2:4 layer, with one thread and with several: the median, and the percentiles of slow calls.
 //!
-//! In a model, a layer is called after some microseconds of other work, when helping threads may have gone to sleep; a kernel that is measured in a
-//! tight loop never shows this. So calls are measured back to back and with pauses.
+//! In a model, a layer is called after some microseconds of other work, when helping threads may have gone to sleep; a
+//! kernel that is measured in a tight loop never shows this. So calls are measured back to back and with pauses.
 
 use std::{
     fmt,
@@ -31,7 +31,8 @@ const PAUSE: Duration = Duration::from_micros(30);
 /// The length of one turn of a number of threads.
 const TURN: Duration = Duration::from_millis(10);
 
-/// The fewest timed calls of each number of threads, even when the budget is used up: a 99th percentile of fewer is unreliable.
+/// The fewest timed calls of each number of threads, even when the budget is used up: a 99th percentile of fewer is
+/// unreliable.
 const LEAST_CALLS: usize = 300;
 
 /// The work between two calls.

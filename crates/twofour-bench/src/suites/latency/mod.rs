@@ -47,8 +47,8 @@ struct Answer {
 
 /// Time single calls of 2:4 layers on the CPU, with one thread and with several
 ///
-/// Layers of 0.1 to 50 million elements; the numbers of threads are interleaved, back to back and with 30 µs of other work between calls as in a model:
-/// the median and the 90th and 99th percentile. Takes about three minutes.
+/// Layers of 0.1 to 50 million elements; the numbers of threads are interleaved, back to back and with 30 µs of other
+/// work between calls as in a model: the median and the 90th and 99th percentile. Takes about three minutes.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: twofour-bench latency --threads 2 -o latency.json")]
 pub(crate) struct Latency {
@@ -131,7 +131,8 @@ impl Answer {
         screen.line(paint(
             style::FAINT,
             format!(
-                "\nTimes of one call with one thread, with {threads}, and the share of the first that the second takes. Each number of threads has its turn\n\
+                "\nTimes of one call with one thread, with {threads}, and the share of the first that the second \
+                 takes. Each number of threads has its turn\n\
                  for 10 ms, then the other. The weight may be in the last-level cache."
             ),
         ))

@@ -57,7 +57,8 @@ pub(super) struct Total {
     sparse_bytes: usize,
     /// Null where the machine is too noisy.
     speed_up: Option<f64>,
-    /// Of the shapes' intervals, each with its share of the time of 2:4: as if all of them erred to the same side, so wider rather than narrower.
+    /// Of the shapes' intervals, each with its share of the time of 2:4: as if all of them erred to the same side, so
+    /// wider rather than narrower.
     interval: Interval,
     verdict: Verdict,
 }
@@ -70,7 +71,8 @@ impl Total {
         let sparse_us = sum(&|t| t.sparse_us);
         let mean = |of: &dyn Fn(Interval) -> f64| sum(&|t| t.sparse_us * of(t.interval)) / sparse_us;
         let interval = Interval { median: mean(&|i| i.median), low: mean(&|i| i.low), high: mean(&|i| i.high) };
-        // A shape's interval may be narrow because it was capped: what could not be said of the shapes cannot be said of their sum.
+        // A shape's interval may be narrow because it was capped: what could not be said of the shapes cannot be said
+        // of their sum.
         let noisy = sum(&|t| if t.verdict == Verdict::TooNoisy { t.sparse_us } else { 0.0 });
         let verdict = if noisy > sparse_us / 2.0 { Verdict::TooNoisy } else { Verdict::of(interval) };
         Total {
@@ -124,7 +126,8 @@ impl Answer {
         screen.line(format!("measured in {}: {}\n", self.dtype, self.dtype_reason))?;
         screen.line(self.table())?;
         screen.note(
-            "speedup: time of the fastest dense contender by that of 2:4; 99 %: its confidence interval. Linear layers only, random \
+            "speedup: time of the fastest dense baseline by that of 2:4; 99 %: its confidence interval. Linear layers \
+             only, random \
              values; what pruning costs is another question (twofour quickstart, twofour prune --eval)",
         )?;
         if let Some(total) = self.totals.first() {
@@ -206,21 +209,24 @@ impl Answer {
                 _ => String::new(),
             };
             remarks.push(format!(
-                "Too noisy: the runs contradict each other{load}. Close other programs and run this again, or measure longer with --budget."
+                "Too noisy: the runs contradict each other{load}. Close other programs and run this again, or measure \
+                 longer with --budget."
             ));
         }
         let most = timings().filter(|t| t.capped).map(|t| t.measured_speed_up).fold(0.0, f64::max);
         if most > 0.0 {
             remarks.push(format!(
-                "[limit]: up to {} was measured. At one token a GEMM reads the weight once, so 2:4 can gain what it saves in bytes and no more; \
-                 the rest is noise or a slow dense contender, and is not reported.",
+                "[limit]: up to {} was measured. At one token a GEMM reads the weight once, so 2:4 can gain what it \
+                 saves in bytes and no more; \
+                 the rest is noise or a slow dense baseline, and is not reported.",
                 units::factor(most)
             ));
         }
         let least = timings().filter(|t| t.dense_is_far()).filter_map(|t| t.dense_share_of_limit).reduce(f64::min);
         if let Some(least) = least {
             remarks.push(format!(
-                "[dense]: the dense contender is far from its own limit (down to {:.0} % of what read bandwidth and arithmetic allow here); \
+                "[dense]: the dense baseline is far from its own limit (down to {:.0} % of what read bandwidth and \
+                 arithmetic allow here); \
                  a better dense library would gain less from 2:4.",
                 least * 100.0
             ));

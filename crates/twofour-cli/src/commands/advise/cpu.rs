@@ -36,7 +36,8 @@ struct Limits {
 }
 
 impl Limits {
-    /// The least time of a GEMM with a weight of so many bytes, in microseconds; nothing where the limits are not known.
+    /// The least time of a GEMM with a weight of so many bytes, in microseconds; nothing where the limits are not
+    /// known.
     fn least_us(&self, work: Work, bytes: usize) -> Option<f64> {
         let operations = 2.0 * work.shape.out as f64 * work.shape.inputs as f64 * work.tokens as f64;
         let known = self.read_gb_per_s > 0.0 && self.gflop_per_s > 0.0;
@@ -46,8 +47,8 @@ impl Limits {
 
 /// Measures every shape at every number of tokens, in passes of a process each, until the spread is known.
 ///
-/// A process of its own for each pass has other pages and threads on other cores than the one before: what differs from run to run differs from
-/// pass to pass, and shows in the interval.
+/// A process of its own for each pass has other pages and threads on other cores than the one before: what differs from
+/// run to run differs from pass to pass, and shows in the interval.
 pub(super) fn measure(
     advise: &Advise,
     format: WeightFormat,

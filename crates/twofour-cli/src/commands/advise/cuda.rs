@@ -44,8 +44,8 @@ struct Limits {
     operations_per_us: f64,
 }
 
-/// Measures every shape on the GPU of a number with the installed engines: cuBLASLt for dense weights, this project's kernels and cuSPARSELt for 2:4 ones.
-/// The choice of the fastest kernels is cached; times are not.
+/// Measures every shape on the GPU of a number with the installed engines: cuBLASLt for dense weights, this project's
+/// kernels and cuSPARSELt for 2:4 ones. The choice of the fastest kernels is cached; times are not.
 pub(super) fn measure(
     screen: &Screen,
     number: usize,
@@ -58,7 +58,8 @@ pub(super) fn measure(
     let dispatcher = Dispatcher::open(&device);
     if dispatcher.libraries().dense.is_none() {
         bail!(
-            "there is nothing to compare with: cuBLASLt was not found; install the CUDA toolkit, or name the library's folder in \
+            "there is nothing to compare with: cuBLASLt was not found; install the CUDA toolkit, or name the library's \
+             folder in \
              TWOFOUR_CUBLASLT"
         );
     }

@@ -48,14 +48,15 @@ impl WeightFormat {
 /// The operands of a GEMM on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OnGpu {
-    /// Weight and activations of one element type, which may differ between the 2:4 and the dense GEMM where the sizes are the same.
+    /// Weight and activations of one element type, which may differ between the 2:4 and the dense GEMM where the sizes
+    /// are the same.
     Plain { sparse: DataType, dense: DataType },
     /// Int4 weights with activations in bf16.
     FourBits,
 }
 
 impl OnGpu {
-    /// The element type of the dense contender.
+    /// The element type of the dense baseline.
     pub(super) fn dense(self) -> DataType {
         match self {
             OnGpu::Plain { dense, .. } => dense,

@@ -36,18 +36,20 @@ use crate::{
 
 /// Measure whether 2:4 would be faster on this machine, before pruning anything
 ///
-/// For every distinct layer shape: time and bytes of this project's 2:4 kernel and of the strongest dense contender (the faster of this
-/// project's own dense kernel and the gemm crate), in interleaved rounds, with weights that come from memory as in a model. The
-/// weights' values are random; no tensor's data is read.
+/// For every distinct layer shape: time and bytes of this project's 2:4 kernel and of the strongest dense baseline
+/// (the faster of this project's own dense kernel and the gemm crate), in interleaved rounds, with weights that come
+/// from memory as in a model. The weights' values are random; no tensor's data is read.
 ///
-/// Everything is measured in at least three passes, each in a process of its own, and again (up to eight passes) until the 99 % confidence
-/// interval of the speedup is within about 5 %. Where it stays wider than 20 % from end to end, the interval is the answer; where it leaves open
-/// whether 2:4 is faster or slower, or one end is twice the other, the answer is "too noisy" and not a verdict. At one token no speedup above the bandwidth limit (bytes of the dense weight by those of the
-/// 2:4 one) is reported. Above one token the dense contender's share of its own limit is measured, and remarked on where it is below 70 %.
+/// Everything is measured in at least three passes, each in a process of its own, and again (up to eight passes) until
+/// the 99 % confidence interval of the speedup is within about 5 %. Where it stays wider than 20 % from end to end, the
+/// interval is the answer; where it leaves open whether 2:4 is faster or slower, or one end is twice the other, the
+/// answer is "too noisy" and not a verdict. At one token no speedup above the bandwidth limit (bytes of the dense
+/// weight by those of the 2:4 one) is reported. Above one token the dense baseline's share of its own limit is
+/// measured, and remarked on where it is below 70 %.
 ///
-/// With `--device cuda`, on a GPU: the best of cuBLASLt's kernels for dense weights against the best of this project's and of cuSPARSELt's.
-/// With `--dtype int4`, dense bf16 against the best kernel for int4 2:4 weights. The choice of the best kernels is cached; their times are measured
-/// anew.
+/// With `--device cuda`, on a GPU: the best of cuBLASLt's kernels for dense weights against the best of this project's
+/// and of cuSPARSELt's. With `--dtype int4`, dense bf16 against the best kernel for int4 2:4 weights. The choice of the
+/// best kernels is cached; their times are measured anew.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -87,7 +89,13 @@ pub(crate) struct Advise {
     selection: SelectionOptions,
 
     /// Numbers of tokens to multiply at once
-    #[arg(long, value_delimiter = ',', default_value = "1,16,512", value_name = "LIST", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1,16,512",
+        value_name = "LIST",
+        value_parser = clap::value_parser!(u32).range(1..=65536)
+    )]
     tokens: Vec<u32>,
 
     /// The dtype of weights and activations (with int8, activations are f32, quantized token by token)
@@ -140,7 +148,8 @@ impl Advise {
         Ok(Verdict::Yes)
     }
 
-    /// Returns the distinct shapes with the number of layers that have them, and the format that most of the model's weights have.
+    /// Returns the distinct shapes with the number of layers that have them, and the format that most of the model's
+    /// weights have.
     fn shapes(&self, screen: &Screen) -> Result<(BTreeMap<Shape, usize>, Option<WeightFormat>)> {
         let (mut shapes, mut formats) = (BTreeMap::new(), Vec::new());
         let mut add = |shape: Shape, format: Option<WeightFormat>| {

@@ -24,7 +24,7 @@ pub(super) fn settled(passes: &[Pass]) -> Option<SpeedUp> {
     (width <= SETTLED || is_hopeless || passes.len() >= MOST_PASSES).then_some(found)
 }
 
-/// The medians of all rounds: of the dense contender of that number, and of 2:4.
+/// The medians of all rounds: of the dense baseline of that number, and of 2:4.
 pub(super) fn medians(passes: &[Pass], dense: usize) -> [f64; 2] {
     let all = |of: &dyn Fn(&Pass) -> Vec<f64>| median(&mut passes.iter().flat_map(of).collect::<Vec<_>>());
     [all(&|pass| pass.dense[dense].clone()), all(&|pass| pass.sparse.clone())]

@@ -5,10 +5,10 @@ use twofour::speedup::{Interval, Verdict};
 
 use crate::measure::Pass;
 
-/// A dense contender below this share of its limit is remarked on.
+/// A dense baseline below this share of its limit is remarked on.
 const FAR: f64 = 0.7;
 
-/// A dense contender cannot be above its limit: the measurement of a limit that says so by this much was disturbed.
+/// A dense baseline cannot be above its limit: the measurement of a limit that says so by this much was disturbed.
 const DISTURBED: f64 = 1.2;
 
 /// One side of a comparison.
@@ -45,8 +45,8 @@ pub(super) struct Timing {
     pub(super) bandwidth_limit: f64,
     /// Whether more than the limit was measured at one token.
     pub(super) capped: bool,
-    /// The least time that this machine's read bandwidth and arithmetic allow for the dense GEMM, by the time it took; null at one token,
-    /// and where it is above 1.2, so that the measurement of the limit was disturbed.
+    /// The least time that this machine's read bandwidth and arithmetic allow for the dense GEMM, by the time it took;
+    /// null at one token, and where it is above 1.2, so that the measurement of the limit was disturbed.
     pub(super) dense_share_of_limit: Option<f64>,
     /// Passes, each in a process of its own on a CPU.
     pub(super) passes: usize,
@@ -56,7 +56,8 @@ pub(super) struct Timing {
 }
 
 impl Timing {
-    /// From the speedup that passes show. `least_us` is the least time the dense GEMM can take on this machine, where that is known.
+    /// From the speedup that passes show. `least_us` is the least time the dense GEMM can take on this machine, where
+    /// that is known.
     pub(super) fn new(
         tokens: usize,
         [dense, sparse]: [Side; 2],
@@ -89,7 +90,7 @@ impl Timing {
         }
     }
 
-    /// Whether the dense contender is far from its own limit.
+    /// Whether the dense baseline is far from its own limit.
     pub(super) fn dense_is_far(&self) -> bool {
         self.dense_share_of_limit.is_some_and(|share| share < FAR)
     }
@@ -118,13 +119,13 @@ mod tests {
         assert_eq!((noisy.speed_up, noisy.verdict), (None, Verdict::TooNoisy));
         let within = timing(1, interval(1.7, 1.65, 1.75), 10.0, None);
         assert_eq!((within.speed_up, within.capped), (Some(1.7), false));
-        // Above one token the dense contender's arithmetic counts too.
+        // Above one token the dense baseline's arithmetic counts too.
         let two = timing(2, interval(2.0, 1.9, 2.1), 10.0, None);
         assert_eq!((two.speed_up, two.capped), (Some(2.0), false));
     }
 
     #[test]
-    fn a_dense_contender_far_from_its_limit_is_remarked_on_above_one_token() {
+    fn a_dense_baseline_far_from_its_limit_is_remarked_on_above_one_token() {
         let far = |tokens| timing(tokens, interval(1.5, 1.45, 1.55), 10.0, Some(6.0));
         assert!(far(16).dense_is_far() && !far(1).dense_is_far());
         assert_eq!(far(16).dense_share_of_limit, Some(0.4));

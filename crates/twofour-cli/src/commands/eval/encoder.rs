@@ -54,7 +54,8 @@ pub(super) fn perplexity(
     let checkpoint = EncoderCheckpoint::open(SavedModel::locate(model.directory()))?;
     if !checkpoint.has_masked_head() {
         bail!(Usage(format!(
-            "{}: the model has no head for masked tokens (`cls.predictions`), so it gives a text no perplexity; compare its sentence embeddings with those of the model that it comes from: --against MODEL",
+            "{}: the model has no head for masked tokens (`cls.predictions`), so it gives a text no perplexity; \
+             compare its sentence embeddings with those of the model that it comes from: --against MODEL",
             checkpoint.reader().path().display()
         )));
     }
@@ -127,7 +128,8 @@ pub(super) fn compare(
     };
     let Similarity { mean_cosine, lowest_cosine, rank_correlation, sentences } = similarity;
     screen.line(format_args!(
-        "cosine between both embeddings of a line: {mean_cosine:.4} in the mean, {lowest_cosine:.4} at the lowest\nrank correlation of the similarities of all pairs of {sentences} lines: {rank_correlation:.4}"
+        "cosine between both embeddings of a line: {mean_cosine:.4} in the mean, {lowest_cosine:.4} at the \
+         lowest\nrank correlation of the similarities of all pairs of {sentences} lines: {rank_correlation:.4}"
     ))?;
     screen.json(&answer)
 }

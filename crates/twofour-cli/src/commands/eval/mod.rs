@@ -24,19 +24,22 @@ use crate::{
 
 /// Measure a model: perplexity of a text, embeddings, answers to questions
 ///
-/// --text, of a decoder:
-/// The text is encoded whole and cut into windows. Every token is scored once, in the first window that holds it, given the tokens before it in that window; a
-/// window's first token has none and is not scored. A stride below the window gives every token at least WINDOW - STRIDE tokens before it.
+/// --text, for a decoder: The text is encoded whole and cut into windows. Every token is scored once, in the first
+/// window that holds it, given the tokens before it in that window; a window's first token has none and is not scored.
+/// A stride below the window gives every token at least WINDOW - STRIDE tokens before it.
 ///
-/// --text, of a BERT with a head for masked tokens: every token is masked once, together with every seventh token before and after it, and predicted from the others. The
-/// perplexity is that of these predictions; it is no decoder's.
+/// --text, for a BERT with a head for masked tokens: every token is masked once, together with every seventh token
+/// before and after it, and predicted from the others. The perplexity is that of these predictions; it is no decoder's.
 ///
-/// --text with --against, of any two models that run here, encoders and decoders, with or without a head: the lines of the text are sentences. Of each, both make an
-/// embedding: the mean of the last hidden states, or what the modules of sentence-transformers in the directory say (Pooling, Dense, Normalize). Shown are the cosine between both embeddings of a sentence, its mean and the lowest, and the rank correlation of the cosines of all
-/// pairs of sentences: 1 where both models find the same sentences near.
+/// --text with --against, for any two models that run here, encoders and decoders, with or without a head: the lines of
+/// the text are sentences. Of each, both make an embedding: the mean of the last hidden states, or what the modules of
+/// sentence-transformers in the directory say (Pooling, Dense, Normalize). Shown are the cosine between both embeddings
+/// of a sentence, its mean and the lowest, and the rank correlation of the cosines of all pairs of sentences: 1 where
+/// both models find the same sentences near.
 ///
-/// --questions: a BERT with a head for answers finds the answer to each question of a file in SQuAD's JSON format in its text. Answers are scored by exact match and by F1
-/// over words, in percent, after the normalization of SQuAD's evaluation. A text longer than a window is read in windows that overlap by half.
+/// --questions: a BERT with a head for answers finds the answer to each question of a file in SQuAD's JSON format in
+/// its text. Answers are scored by exact match and by F1 over words, in percent, after the normalization of SQuAD's
+/// evaluation. A text longer than a window is read in windows that overlap by half.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -46,7 +49,7 @@ Examples:
   twofour eval pruned-bert/ --text text.txt --against bert/
   twofour eval answers/ --questions dev-v1.1.json --limit 500
 
-On a GPU weights are computed with dense, in bf16 or f16, whatever form they are stored in; models are those that twofour train starts from.")]
+On a GPU, weights are expanded to dense bf16 or f16. Supported there are the models that `twofour train` starts from.")]
 pub(crate) struct Eval {
     #[command(flatten)]
     model: ModelArguments,
@@ -67,7 +70,8 @@ pub(crate) struct Eval {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     limit: Option<u32>,
 
-    /// Tokens of a window, or the most of a line [default: the model's context, at most 2048; for questions at most 384]
+    /// Tokens of a window, or the most of a line [default: the model's context, at most 2048; for questions at most
+    /// 384]
     #[arg(long, value_name = "N")]
     window: Option<usize>,
 
@@ -128,7 +132,11 @@ impl Eval {
         let directory = SavedModel::locate(self.model.directory());
         if self.against.is_some() || EncoderCheckpoint::is_at(&directory) {
             if self.stride.is_some() || *self.model.device() != ComputeDevice::Cpu {
-                bail!(Usage("encoders and embeddings are measured on the CPU, in windows that do not overlap: leave out --stride and --device".to_owned()));
+                bail!(Usage(
+                    "encoders and embeddings are measured on the CPU, in windows that do not overlap: leave out --stride \
+                     and --device"
+                        .to_owned()
+                ));
             }
             return match &self.against {
                 Some(other) => encoder::compare(screen, &self.model, (text, other), (self.window, limit)),

@@ -208,7 +208,8 @@ impl Solver<'_> {
                 let values = match self.how.quantization {
                     None => Values::Floats(self.rounded(name, solved.weight)?),
                     Some(_) if input.is_transposed => anyhow::bail!(
-                        "`{name}` is stored as [in_features, out_features], and integers are 2:4 along stored rows; leave out --quantize"
+                        "`{name}` is stored as [in_features, out_features], and integers are 2:4 along stored rows; \
+                         leave out --quantize"
                     ),
                     Some(to) => Values::Integers(QuantizedWeight::of_solved(&solved, to).map_err(named)?),
                 };

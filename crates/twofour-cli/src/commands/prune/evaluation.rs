@@ -61,12 +61,14 @@ impl EvaluationOptions {
         let Some(path) = &self.eval else { return Ok(None) };
         let is_file = output.extension().is_some_and(|extension| extension == "safetensors");
         if is_file && Checkpoint::is_at(SavedModel::locate(input)) {
-            let reason = "--eval runs the model that was written, for which its config.json and tokenizer have to be beside it; name a directory to write";
+            let reason = "--eval runs the model that was written, for which its config.json and tokenizer have to be \
+                          beside it; name a directory to write";
             bail!(Usage(reason.to_owned()));
         }
         if EncoderCheckpoint::is_at(SavedModel::locate(input)) {
             bail!(Usage(format!(
-                "--eval measures decoders, and {} is an encoder; prune it without, and then: twofour eval {} --text {} --against {}",
+                "--eval measures decoders, and {} is an encoder; prune it without, and then: twofour eval {} --text {} \
+                 --against {}",
                 input.display(),
                 output.display(),
                 path.display(),

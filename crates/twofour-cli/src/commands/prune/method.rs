@@ -45,14 +45,21 @@ pub(super) struct CalibrationOptions {
     calibration: Option<PathBuf>,
 
     /// How many pieces of the text, from random places
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..), requires = "calibration")]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 128,
+        value_parser = clap::value_parser!(u32).range(1..),
+        requires = "calibration"
+    )]
     samples: u32,
 
-    /// Tokens of a piece, with those that a BERT reads around it [default: 512, or the model's context where that is shorter]
+    /// Tokens of a piece, with those that a BERT reads around it [default: 512, or the model's context where that is
+    /// shorter]
     #[arg(long, value_name = "L", value_parser = clap::value_parser!(u32).range(1..), requires = "calibration")]
     length: Option<u32>,
 
-    /// What the places depend on
+    /// Seed of the random places
     #[arg(long, default_value_t = 0, requires = "calibration")]
     seed: u64,
 }
@@ -80,7 +87,8 @@ impl JointOptions {
         let Some(integer) = self.quantize else { return Ok(None) };
         if method != Method::Sparsegpt {
             return Err(Usage(format!(
-                "--quantize is for --method sparsegpt, which adjusts weights for their rounding; after --method {} run twofour quantize",
+                "--quantize is for --method sparsegpt, which adjusts weights for their rounding; after --method {} run \
+                 twofour quantize",
                 method.name()
             )));
         }

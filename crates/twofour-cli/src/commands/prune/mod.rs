@@ -42,9 +42,11 @@ use crate::{
 
 /// Write a model with its weights pruned: dense, with zeros
 ///
-/// Keeps the best elements of every group, ties to the lower index, and writes +0.0 in the place of the others. By magnitude that requires the weights alone; the other
-/// methods run the model on a text, block by block, with the weights of one block in memory. Everything else is copied byte for byte; of a directory also configuration, tokenizer and
-/// all other files but the same model in other formats; what is left out is listed. What was pruned, what was not and why is shown, by kind of layer; with -v each tensor.
+/// Keeps the best elements of every group, ties to the lower index, and writes +0.0 in the place of the others. By
+/// magnitude that requires the weights alone; the other methods run the model on a text, block by block, with the
+/// weights of one block in memory. Everything else is copied byte for byte; of a directory also configuration,
+/// tokenizer and all other files but the same model in other formats; what is left out is listed. What was pruned, what
+/// was not and why is shown, by kind of layer; with -v each tensor.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -58,9 +60,11 @@ Examples:
       --include '*.mlp.*'
   twofour prune model.safetensors -o out.safetensors --transposable optimal
 
-A directory gives a directory. A weight that is not finite is an error that names the element; nothing is written then.")]
+A directory gives a directory. A weight that is not finite is an error that names the element; nothing is written \
+then.")]
 pub(crate) struct Prune {
-    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face hub
+    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face
+    /// hub
     input: PathBuf,
 
     #[command(flatten)]
@@ -177,7 +181,8 @@ impl Prune {
                 let solutions = calibrated::solve(screen, places, &selection, how, &sampling)?;
                 if solutions.is_empty() {
                     bail!(
-                        "{}: no chosen tensor is a weight of the model's blocks, which are all that --method {} prunes, so nothing was written",
+                        "{}: no chosen tensor is a weight of the model's blocks, which are all that --method {} \
+                         prunes, so nothing was written",
                         self.input.display(),
                         self.method.name()
                     );

@@ -27,7 +27,8 @@ struct Piece {
 }
 
 impl Sampling {
-    /// A text of at most so many bytes is encoded whole, and places are tokens. In a longer one places are bytes, and what is around them is encoded.
+    /// A text of at most so many bytes is encoded whole, and places are tokens. In a longer one places are bytes, and
+    /// what is around them is encoded.
     const WHOLE: u64 = 1 << 20;
 
     /// Bytes before and after what is encoded whose tokens depend on where it was cut.
@@ -39,7 +40,8 @@ impl Sampling {
     /// The most bytes that are encoded for a piece.
     const MOST: u64 = 32 << 20;
 
-    /// The pieces of the text, from places that depend on its length and the seed alone. `framing` stands before and after each piece.
+    /// The pieces of the text, from places that depend on its length and the seed alone. `framing` stands before and
+    /// after each piece.
     pub(super) fn pieces(
         &self,
         tokenizer: &Tokenizer,
@@ -129,7 +131,8 @@ impl Sampling {
             }
             if bytes > Self::MOST {
                 return Err(Usage(format!(
-                    "{}: {bytes} bytes near byte {start} are fewer tokens than the {} of one piece; give a text of words or a smaller --length",
+                    "{}: {bytes} bytes near byte {start} are fewer tokens than the {} of one piece; give a text of \
+                     words or a smaller --length",
                     self.text.display(),
                     piece.length
                 ))

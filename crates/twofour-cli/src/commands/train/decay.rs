@@ -34,7 +34,8 @@ struct DecayFile {
     choice: Option<DecayChoice>,
 }
 
-/// Runs the trials that the folder has not had yet, and returns the choice; nothing where the recipe asks for none. The engine is lent to one trial after another.
+/// Runs the trials that the folder has not had yet, and returns the choice; nothing where the recipe asks for none. The
+/// engine is lent to one trial after another.
 ///
 /// # Errors
 /// Those of a trial; [`interrupt::Interrupted`], after which the same command goes on.

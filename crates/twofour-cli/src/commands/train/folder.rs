@@ -41,7 +41,8 @@ impl Folder {
     /// Opens a folder that is missing, empty, or holds a run, and locks it.
     ///
     /// # Errors
-    /// [`Usage`] for a folder with anything else in it, a path that is not a folder, or one in which another process trains. None is changed.
+    /// [`Usage`] for a folder with anything else in it, a path that is not a folder, or one in which another process
+    /// trains. None is changed.
     pub(super) fn open(path: &Path) -> Result<Folder> {
         let at = || path.display().to_string();
         match fs::read_dir(path) {
@@ -52,7 +53,8 @@ impl Folder {
                 let is_own = |name: &OsStr| is_trace(name) || is_locked && name == tokens::FILE;
                 if names.iter().any(|name| !is_own(name)) && fs::symlink_metadata(path.join(RECIPE)).is_err() {
                     bail!(Usage(format!(
-                        "{}: is not empty and holds no training run; nothing was changed, choose another folder with -o",
+                        "{}: is not empty and holds no training run; nothing was changed, choose another folder with \
+                         -o",
                         path.display()
                     )));
                 }
@@ -109,8 +111,8 @@ impl Folder {
         })
     }
 
-    /// Makes the folder that of the recipe, which [`Folder::expect_same`] has let pass: writes it, unless the folder has a checkpoint to go on from, or a file by
-    /// somebody else that says the same.
+    /// Makes the folder that of the recipe, which [`Folder::expect_same`] has let pass: writes it, unless the folder
+    /// has a checkpoint to go on from, or a file by somebody else that says the same.
     ///
     /// # Errors
     /// Those of the file system.
@@ -210,7 +212,8 @@ fn absolute(recipe: &Recipe) -> Result<Recipe> {
 /// The keys of a recipe's data.
 const DATA_FILES: [&str; 4] = ["data.text", "data.questions", "data.images", "data.labels"];
 
-/// The keys in which two recipes differ, with both values. Text, questions and images are not compared by their paths but by their bytes, which the checkpoint knows.
+/// The keys in which two recipes differ, with both values. Text, questions and images are not compared by their paths
+/// but by their bytes, which the checkpoint knows.
 fn differences(own: &Recipe, given: &Recipe) -> Result<Vec<String>> {
     let [own, given] = [own, given].map(|recipe| -> Result<BTreeMap<String, Value>> {
         let mut flat = BTreeMap::new();

@@ -56,15 +56,18 @@ use crate::{
 
 /// Train a model dense or 2:4 from a recipe, resumable at any moment
 ///
-/// A recipe is a TOML file with the model, its text, questions or images, the loop, and the method of sparsity: dense, fixed, ste, sr-ste, fst, s-ste, step, gradual, activation or sparsifier. The
-/// repository has one for each in recipes/; docs/reference/recipe.md describes the keys. Every mistake of a recipe is reported before anything is
+/// A recipe is a TOML file with the model, its text, questions or images, the loop, and the method of sparsity: dense,
+/// fixed, ste, sr-ste, fst, s-ste, step, gradual, activation or sparsifier. The repository has one for each in
+/// recipes/; docs/reference/recipe.md describes the keys. Every mistake of a recipe is reported before anything is
 /// trained.
 ///
-/// Training starts from random weights, or from a model: with model.from, a checkpoint of transformers (LLaMA, Mistral, Qwen2; BERT, which always starts from one) or the folder of another run.
+/// Training starts from random weights, or from a model: with model.from, a checkpoint of transformers (LLaMA, Mistral,
+/// Qwen2; BERT, which always starts from one) or the folder of another run.
 ///
-/// Leaves in the folder: metrics.jsonl (a line for each step), report.json, report.svg, the model, the checkpoints last/ and best/, and the recipe with its overrides. The model is
-/// model/, as transformers loads it, where it has one of that kind; otherwise model.safetensors (bf16, 2:4 layers compressed). The same command again goes on where an interrupted or
-/// killed run stopped.
+/// Leaves in the folder: metrics.jsonl (a line for each step), report.json, report.svg, the model, the checkpoints
+/// last/ and best/, and the recipe with its overrides. The model is model/, as transformers loads it, where it has one
+/// of that kind; otherwise model.safetensors (bf16, 2:4 layers compressed). The same command again goes on where an
+/// interrupted or killed run stopped.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -81,7 +84,8 @@ Examples:
   twofour train recipes/ste.toml -o runs/ste-attention \\
       --set sparsity.layers='[\"blocks.*\"]'
 
-A value of --set is TOML; a word such as fst needs no quotes. Paths in a recipe are relative to it, paths in --set to the working directory.")]
+A value of --set is TOML; a word such as fst needs no quotes. Paths in a recipe are relative to it, paths in --set to \
+the working directory.")]
 pub(crate) struct Train {
     /// The recipe, a TOML file
     recipe: PathBuf,

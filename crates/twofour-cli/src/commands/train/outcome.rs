@@ -50,7 +50,8 @@ struct Verified {
 }
 
 impl Verified {
-    /// Checks a layer of a trained model; `of_pattern` says how the written one is not 2:4, and `of_mask` what it has that a mask prunes.
+    /// Checks a layer of a trained model; `of_pattern` says how the written one is not 2:4, and `of_mask` what it has
+    /// that a mask prunes.
     fn add<E: Engine>(
         &mut self,
         path: &Path,
@@ -97,8 +98,9 @@ impl Outcome {
     }
 }
 
-/// Writes the model: as a directory of transformers where it has a model of that kind, in the type of the checkpoint that training started from or in bf16, and otherwise as a
-/// file. What is written is read again, and layers that are 2:4 in the trainer must be there.
+/// Writes the model: as a directory of transformers where it has a model of that kind, in the type of the checkpoint
+/// that training started from or in bf16, and otherwise as a file. What is written is read again, and layers that are
+/// 2:4 in the trainer must be there.
 ///
 /// # Errors
 /// Those of writing and of the engine; a layer that is not 2:4 in what was written.
@@ -128,8 +130,8 @@ pub(super) fn write<E: Engine>(folder: &Folder, recipe: &Recipe, (engine, model)
     Ok(Outcome { path, dtype: dtype.to_string(), is_checkpoint, two_of_four, zeros })
 }
 
-/// Writes an encoder as a directory of transformers, in the type of the checkpoint that training started from. What is written is read again, and layers that are 2:4 in the
-/// trainer must be there.
+/// Writes an encoder as a directory of transformers, in the type of the checkpoint that training started from. What is
+/// written is read again, and layers that are 2:4 in the trainer must be there.
 ///
 /// # Errors
 /// Those of writing and of the engine; a layer that is not 2:4 in what was written.
@@ -163,7 +165,8 @@ fn publish(folder: &Folder) -> Result<()> {
     fs::rename(folder.file(UNFINISHED), &to).with_context(|| to.display().to_string())
 }
 
-/// Writes a vision transformer: a file of this program's own kind, which is read again, and whose layers that are 2:4 in the trainer must be compressed there.
+/// Writes a vision transformer: a file of this program's own kind, which is read again, and whose layers that are 2:4
+/// in the trainer must be compressed there.
 ///
 /// # Errors
 /// Those of writing and of the engine; a layer that is not compressed in what was written.

@@ -98,8 +98,8 @@ impl<D: TrainingData> Beginning<D> {
         })
     }
 
-    /// Decides the decay of pruned weights by trial runs with the engine, where the recipe asks for them. An engine that has a share of each batch in the run has
-    /// as many sequences at once here.
+    /// Decides the decay of pruned weights by trial runs with the engine, where the recipe asks for them. An engine
+    /// that has a share of each batch in the run has as many sequences at once here.
     pub(super) fn decide_decay<E: Engine>(
         &mut self,
         engine: E,
@@ -130,7 +130,8 @@ impl<D: TrainingData> Beginning<D> {
         self.decay.clone()
     }
 
-    /// The trainer with an engine, at the folder's newest checkpoint that can be used: `last`, or where it is missing or damaged one of the others.
+    /// The trainer with an engine, at the folder's newest checkpoint that can be used: `last`, or where it is missing
+    /// or damaged one of the others.
     ///
     /// # Errors
     /// Checkpoints of another run, or none that can be used; a run that is finished and has none.
@@ -158,7 +159,8 @@ impl<D: TrainingData> Beginning<D> {
         let (path, report) = (folder.display(), folder.join(REPORT));
         if !found.is_empty() {
             let message = format!(
-                "{path}: no checkpoint can be used; choose another folder with -o, or remove the checkpoints to begin anew"
+                "{path}: no checkpoint can be used; choose another folder with -o, or remove the checkpoints to begin \
+                 anew"
             );
             let notes = notes.into_iter().rev().map(Error::msg);
             return Err(notes
@@ -168,7 +170,8 @@ impl<D: TrainingData> Beginning<D> {
         }
         if report.exists() {
             bail!(Usage(format!(
-                "{path}: the run is finished, and its checkpoints are gone; choose another folder with -o, or remove {} to train again",
+                "{path}: the run is finished, and its checkpoints are gone; choose another folder with -o, or remove \
+                 {} to train again",
                 report.display()
             )));
         }
@@ -221,7 +224,8 @@ pub(super) fn train<E: Engine, D: RunData>(
     }
     if let Some(steps) = run.unknown {
         screen.warn(format_args!(
-            "{}: the line with the validation loss of step {steps} is lost, so that it is not known whether a later one is better: the checkpoint stays",
+            "{}: the line with the validation loss of step {steps} is lost, so that it is not known whether a later \
+             one is better: the checkpoint stays",
             folder.file(BEST).display()
         ));
     }
@@ -277,7 +281,8 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
         let (log, steps) = MetricsLog::open(&folder.file(METRICS), done)?;
         if trainer.is_finished() && steps.last().is_none_or(|last| last.step + 1 != done) {
             bail!(
-                "{}: the line of the last step, of which the report is made, is damaged or missing; remove {} to go on from an earlier checkpoint, or choose another folder with -o",
+                "{}: the line of the last step, of which the report is made, is damaged or missing; remove {} to go on \
+                 from an earlier checkpoint, or choose another folder with -o",
                 folder.file(METRICS).display(),
                 folder.file(LAST).display()
             );
@@ -294,7 +299,8 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
     fn step(&mut self, loaded: &LoadedRecipe) -> Result<&StepMetrics> {
         let report = self.trainer.step().with_context(|| match self.saved {
             Some(step) => format!(
-                "stopped; {} holds the checkpoint of step {step}, and {} that of the lowest validation loss, if any was measured",
+                "stopped; {} holds the checkpoint of step {step}, and {} that of the lowest validation loss, if any \
+                 was measured",
                 self.folder.file(LAST).display(),
                 self.folder.file(BEST).display()
             ),
@@ -416,7 +422,8 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
         Ok(())
     }
 
-    /// An error where the run ended with weights that are worth nothing: the validation loss is not finite. A step that was skipped has left the weights as they were.
+    /// An error where the run ended with weights that are worth nothing: the validation loss is not finite. A step that
+    /// was skipped has left the weights as they were.
     fn expect_learned(&self, last: &StepMetrics) -> Result<()> {
         if last.val_loss.is_some() {
             return Ok(());
@@ -431,7 +438,9 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
             _ => format!("{skipped} of {steps} steps were skipped, the last {at_end} among them, {because}"),
         };
         bail!(
-            "{updates}the validation loss at the end is NaN or infinite; no model was written; train again with a lower training.learning_rate or a longer training.warm_up, in another folder (-o); {} has the losses, and {} the last checkpoint",
+            "{updates}the validation loss at the end is NaN or infinite; no model was written; train again with a \
+             lower training.learning_rate or a longer training.warm_up, in another folder (-o); {} has the losses, and \
+             {} the last checkpoint",
             self.folder.file(METRICS).display(),
             self.folder.file(LAST).display()
         )

@@ -21,8 +21,9 @@ const KEY: &str = "twofour.tokens";
 /// The metadata key with a hash of the tokens.
 const SUM: &str = "twofour.tokens.sum";
 
-/// The text as tokens: of bytes, the bytes; by a tokenizer's file, what the folder has from before, where it is whole and of the same text and tokenizer, and otherwise by encoding
-/// the text, with the tokens that the tokenizer adds around it.
+/// The text as tokens: of bytes, the bytes; by a tokenizer's file, what the folder has from before, where it is whole
+/// and of the same text and tokenizer, and otherwise by encoding the text, with the tokens that the tokenizer adds
+/// around it.
 ///
 /// # Errors
 /// A tokenizer or a folder that cannot be read or written; [`crate::interrupt::Interrupted`].

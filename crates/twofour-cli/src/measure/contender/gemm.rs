@@ -1,4 +1,5 @@
-//! The `gemm` crate, called directly. Its GEMV for one token runs on one thread, so the outputs are divided among threads here.
+//! The `gemm` crate, called directly. Its GEMV for one token runs on one thread, so the outputs are divided among
+//! threads here.
 
 use std::{any::TypeId, rc::Rc};
 
@@ -71,8 +72,9 @@ fn product<T: KernelElement>(
     assert!(x.len() == tokens * inputs && weight.len() == out * inputs && y.len() == tokens * out);
     let [row, of_y] = [inputs, out].map(|stride| stride as isize);
     let (zero, one) = (T::ZERO, T::from_f32(1.0));
-    // SAFETY: with these strides, `gemm` reads tokens x inputs elements at `x` and inputs x out at `weight`, and writes tokens x out at `y`:
-    // exactly the slices, as the assertion makes sure. `T` is one of the types that it supports (`Gemm::new`); `y` is not read.
+    // SAFETY: with these strides, `gemm` reads tokens x inputs elements at `x` and inputs x out at `weight`, and writes
+    // tokens x out at `y`: exactly the slices, as the assertion makes sure. `T` is one of the types that it supports
+    // (`Gemm::new`); `y` is not read.
     unsafe {
         gemm::gemm(
             tokens,

@@ -57,10 +57,11 @@ pub(crate) fn single(shape: Shape, tokens: usize) -> Result<Box<dyn Contender>> 
     Ok(Box::new(Single::new(shape, tokens)?))
 }
 
-/// Two dense contenders have different results, so their times are not comparable.
+/// Two dense baselines have different results, so their times are not comparable.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{who} computes {found} where {reference} computes {expected} (output {at}): results differ, so times are not compared"
+    "{who} computes {found} where {reference} computes {expected} (output {at}): results differ, so times are not \
+     compared"
 )]
 pub(crate) struct Disagreement {
     who: Who,
@@ -70,7 +71,7 @@ pub(crate) struct Disagreement {
     expected: f32,
 }
 
-/// Checks that the dense contenders' last results agree, within the precision of their dtype.
+/// Checks that the dense baselines' last results agree, within the precision of their dtype.
 ///
 /// # Errors
 /// [`Disagreement`] with the first output that differs.
@@ -97,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_contender_appears_and_the_dense_ones_agree() {
+    fn every_kernel_appears_and_the_dense_ones_agree() {
         let shape = Shape { out: 48, inputs: 64 };
         for (dtype, count) in [
             (WeightFormat::Plain(DataType::F32), 3),

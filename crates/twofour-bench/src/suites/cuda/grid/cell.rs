@@ -1,8 +1,9 @@
 //! The times of one cell of the grid.
 //!
-//! Every kernel of a contender runs once or twice, and those close to the fastest are interleaved. The finalists of all contenders are then
-//! interleaved in shuffled order, first in rounds by which a dispatcher would choose, then in rounds that count. The number of rounds follows from a
-//! cell's time budget, so that a launch of 20 ms is measured less often than one of 10 µs.
+//! Every kernel of a contender runs once or twice, and those close to the fastest are interleaved. The finalists of all
+//! contenders are then interleaved in shuffled order, first in rounds by which a dispatcher would choose, then in
+//! rounds that count. The number of rounds follows from a cell's time budget, so that a launch of 20 ms is measured
+//! less often than one of 10 µs.
 
 use std::{
     sync::Arc,
@@ -31,7 +32,8 @@ use super::{
 /// Time of a round of one contender besides its launch: the L2 flush and the synchronization.
 const BETWEEN_US: f64 = 130.0;
 
-/// A kernel whose first launch takes longer is not launched a second time before the comparison: loading it takes far less.
+/// A kernel whose first launch takes longer is not launched a second time before the comparison: loading it takes far
+/// less.
 const LONG_US: f64 = 2000.0;
 
 /// A kernel that takes longer than this many times the fastest of its contender is dropped after its first launches.
@@ -114,8 +116,8 @@ impl<'a> GridTimer<'a> {
         Ok(Self { device, libraries, timer, stream, rounds, busy_us: 0.0 })
     }
 
-    /// Returns random tensors for the weight of a cell, once the kernels that may be measured for that weight's cells are loaded. Those that are not in
-    /// the cache are compiled on all cores.
+    /// Returns random tensors for the weight of a cell, once the kernels that may be measured for that weight's cells
+    /// are loaded. Those that are not in the cache are compiled on all cores.
     ///
     /// # Errors
     /// Those of [`TrialTensors::random`].
@@ -164,11 +166,13 @@ impl<'a> GridTimer<'a> {
         let chosen_by = self.interleave(trial, &finalists, CHOOSING)?;
         let times = self.interleave(trial, &finalists, Stage { most: self.rounds, ..FINAL })?;
         let rows = rows(cell, &finalists, &times, &chosen_by, unmeasured);
-        tracing::debug!(?listed, ?ours, ?dense, ?sparse, ?compared, all = ?begun.elapsed(), engines = engines.len(), "{cell}");
+        let (all, engines) = (begun.elapsed(), engines.len());
+        tracing::debug!(?listed, ?ours, ?dense, ?sparse, ?compared, ?all, engines, "{cell}");
         Ok(CellTimes { rows, faults })
     }
 
-    /// Returns the fastest kernels of a contender. Algorithms that a library rejects are left out, and those that are left when [`PLANNING`] is over.
+    /// Returns the fastest kernels of a contender. Algorithms that a library rejects are left out, and those that are
+    /// left when [`PLANNING`] is over.
     fn fastest(
         &mut self,
         trial: &Trial,
@@ -225,7 +229,8 @@ impl<'a> GridTimer<'a> {
         Ok(times)
     }
 
-    /// Removes candidates whose results differ from the dense ones, or from the first candidate's where there is no dense one.
+    /// Removes candidates whose results differ from the dense ones, or from the first candidate's where there is no
+    /// dense one.
     fn exclude_different(
         &mut self,
         cell: &GridCell<'_>,
@@ -271,7 +276,8 @@ impl<'a> GridTimer<'a> {
     }
 }
 
-/// The largest difference between results of different kernels, divided by the mean magnitude of results; and what comes on top, divided by a result's own magnitude.
+/// The largest difference between results of different kernels, divided by the mean magnitude of results; and what
+/// comes on top, divided by a result's own magnitude.
 #[derive(Debug, Clone, Copy)]
 struct Tolerance {
     of_mean: f64,
@@ -282,7 +288,8 @@ struct Tolerance {
 const ROUNDED_TWICE: f64 = 1.0 / 64.0;
 
 impl Tolerance {
-    /// Hopper accumulates 8-bit floats with fewer bits than f32 has, so kernels with another order of additions differ more.
+    /// Hopper accumulates 8-bit floats with fewer bits than f32 has, so kernels with another order of additions differ
+    /// more.
     fn of(cell: &GridCell<'_>) -> Self {
         let is_float = !matches!(cell.element, twofour_cuda::DataType::I8);
         let of_mean = if cell.element.bytes() == 1 && is_float { 0.3 } else { 0.05 };
@@ -304,7 +311,8 @@ impl Tolerance {
     }
 }
 
-/// Returns the rows of a cell: each contender's fastest kernel by the times that count, and the dispatcher's choice with its own.
+/// Returns the rows of a cell: each contender's fastest kernel by the times that count, and the dispatcher's choice
+/// with its own.
 fn rows(
     cell: &GridCell<'_>,
     finalists: &[Candidate],

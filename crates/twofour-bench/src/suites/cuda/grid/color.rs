@@ -3,8 +3,8 @@
 /// Steps on each side of the center.
 pub(super) const STEPS: i32 = 10;
 
-/// Colors of speedups of 1, 0.7 and 0.5, and of 1, 1.4 and 2. They differ in lightness the same way and in hue as orange and blue do, which people with
-/// any color vision tell apart.
+/// Colors of speedups of 1, 0.7 and 0.5, and of 1, 1.4 and 2. They differ in lightness the same way and in hue as
+/// orange and blue do, which people with any color vision tell apart.
 const SLOWER: [[f64; 3]; 3] = [[245.0, 245.0, 243.0], [246.0, 160.0, 93.0], [150.0, 48.0, 4.0]];
 const FASTER: [[f64; 3]; 3] = [[245.0, 245.0, 243.0], [107.0, 170.0, 215.0], [8.0, 64.0, 129.0]];
 
@@ -49,7 +49,8 @@ impl Step {
         format!("#{r:02x}{g:02x}{b:02x}")
     }
 
-    /// Whether white text has more contrast on it than black text (WCAG 2: relative luminance). One of them has a contrast of at least 4.5 on any color.
+    /// Whether white text has more contrast on it than black text (WCAG 2: relative luminance). One of them has a
+    /// contrast of at least 4.5 on any color.
     pub(super) fn is_dark(self) -> bool {
         contrast(luminance(self.rgb()), 1.0) > contrast(luminance(self.rgb()), 0.0)
     }

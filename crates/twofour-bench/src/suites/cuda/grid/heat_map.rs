@@ -1,6 +1,7 @@
 //! The heat map of a grid: a self-contained SVG with a panel for each data type and contender.
 //!
-//! Panels of a data type stand beside each other and share the names of their rows. Cells of one color are one path: a cell costs a few bytes.
+//! Panels of a data type stand beside each other and share the names of their rows. Cells of one color are one path: a
+//! cell costs a few bytes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -47,7 +48,8 @@ pub(in crate::suites) fn heat_map(record: &GridRecord) -> String {
     svg.text(MARGIN, 30, "h", &format!("{gemm} by layer and number of tokens: speedup on {}", record.machine.gpu));
     let libraries = &record.libraries;
     let caption = format!(
-        "Median device time from a cold L2, the contender's by twofour's, each with its fastest kernel. cuBLASLt {}, cuSPARSELt {}. \u{2013}: no kernel. Means \
+        "Median device time from a cold L2, the library's by twofour's, each with its fastest kernel. cuBLASLt {}, \
+         cuSPARSELt {}. \u{2013}: no kernel. Means \
          are geometric.",
         libraries.cublaslt, libraries.cusparselt
     );
@@ -222,18 +224,22 @@ impl Svg {
     fn finish(self) -> String {
         let Self { width, height, cells, figures: [light, dark], text } = self;
         let mut style = String::from(
-            ".p{fill:#fff}text{font-family:system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;font-size:11px;fill:#1f2328}\
-             .h{font-size:18px;font-weight:600}.b{font-size:13px;font-weight:600}.g{font-weight:600}.n{font-size:10px;text-anchor:middle;fill:#59636e}\
+            ".p{fill:#fff}\
+             text{font-family:system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;font-size:11px;fill:#1f2328}\
+             .h{font-size:18px;font-weight:600}.b{font-size:13px;font-weight:600}.g{font-weight:600}\
+             .n{font-size:10px;text-anchor:middle;fill:#59636e}\
              .l text,.d text{font-size:10px;text-anchor:middle}.l text{fill:#000}.d text{fill:#fff}",
         );
         for step in cells.keys() {
             let _ = write!(style, ".{}{{fill:{}}}", step.class(), step.fill());
         }
         style.push_str(
-            "@media (prefers-color-scheme:dark){.p{fill:#0d1117}text{fill:#e6edf3}.n{fill:#9198a1}.l text{fill:#000}.d text{fill:#fff}}",
+            "@media (prefers-color-scheme:dark){.p{fill:#0d1117}text{fill:#e6edf3}.n{fill:#9198a1}\
+             .l text{fill:#000}.d text{fill:#fff}}",
         );
         let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" role=\"img\">\n\
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} \
+             {height}\" role=\"img\">\n\
              <style>{style}</style>\n<rect class=\"p\" width=\"{width}\" height=\"{height}\"/>\n"
         );
         for (step, path) in &cells {

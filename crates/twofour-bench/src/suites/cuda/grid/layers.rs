@@ -29,8 +29,8 @@ impl GridLayer {
 
 /// The projections of a model's blocks.
 enum Block {
-    /// Attention with as many heads for keys and values as for queries, and a feed-forward network of two layers: features of the model and between
-    /// those two.
+    /// Attention with as many heads for keys and values as for queries, and a feed-forward network of two layers:
+    /// features of the model and between those two.
     Plain { model: usize, hidden: usize },
     /// Grouped-query attention and a gated feed-forward network: features of the model, of keys, and of the gate.
     Gated { model: usize, keys: usize, hidden: usize },
@@ -122,18 +122,19 @@ const TYPES: [(DataType, &[usize]); 4] = [
     (DataType::F16, &FEWER_TOKENS),
 ];
 
-/// What the GEMMs of a grid do with their sums.
+/// The epilogue of the GEMMs of a grid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum GridEpilogue {
-    /// Round them
+    /// None: store the result
     #[default]
     None,
     /// Add a bias; cuBLASLt does it, too
     Bias,
     /// Add a bias and apply GELU; after cuBLASLt, which lacks it, a kernel does
     BiasGelu,
-    /// Multiply by a scale of each feature and each token, as 8-bit layers do, and add a bias; after cuBLASLt a kernel does
+    /// Multiply by a scale of each feature and each token, as 8-bit layers do, and add a bias; after cuBLASLt a kernel
+    /// does
     Scales,
 }
 

@@ -47,8 +47,8 @@ use self::{
     layers::{GridCell, grid_cells, grid_layers},
     session::{Session, Step},
 };
-use super::{libraries::Libraries, suite::GpuOption};
-use crate::output::{self, Output};
+use super::{libraries::Libraries, suite::RunOptions};
+use crate::output;
 
 pub(in crate::suites) use heat_map::heat_map;
 pub(super) use layers::GridEpilogue;
@@ -56,10 +56,11 @@ pub(in crate::suites) use record::GridRecord;
 
 /// Measure the linear layers of models in use
 ///
-/// The layers of GPT-2, BERT, ViT, Llama, Qwen and Mixtral, fused and single, at 1 to 16384 tokens in bf16 and up to 8192 in f16, e4m3 and i8: our
-/// fastest kernel, cuBLASLt's and cuSPARSELt's, a dispatcher's choice, and the choice of the cost model without measurement. About 2,100 cells. The
-/// JSON is written every few seconds, and a later run with the same -o FILE measures only what is missing there (--force begins anew); a heat map is
-/// written beside it as .svg (`twofour-bench draw` draws it again).
+/// The layers of GPT-2, BERT, ViT, Llama, Qwen and Mixtral, fused and single, at 1 to 16384 tokens in bf16 and up to
+/// 8192 in f16, e4m3 and i8: our fastest kernel, cuBLASLt's and cuSPARSELt's, a dispatcher's choice, and the choice of
+/// the cost model without measurement. About 2,100 cells. The JSON is written every few seconds, and a later run with
+/// the same -o FILE measures only what is missing there (--force begins anew); a heat map is written beside it as .svg
+/// (`twofour-bench draw` draws it again).
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -70,7 +71,7 @@ pub(crate) struct Grid {
     #[arg(long, value_name = "FILE")]
     shapes: Option<PathBuf>,
 
-    /// What the GEMMs do with their sums; with an epilogue cuSPARSELt is left out
+    /// Epilogue of the GEMMs; with one, cuSPARSELt is left out
     #[arg(long, value_enum, value_name = "EPILOGUE", default_value_t)]
     epilogue: GridEpilogue,
 
@@ -79,14 +80,7 @@ pub(crate) struct Grid {
     limit: Option<u32>,
 
     #[command(flatten)]
-    gpu: GpuOption,
-
-    /// Runs of each baseline that count, at most; long launches have fewer
-    #[arg(long, default_value_t = 30, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(5..=10_000))]
-    rounds: u32,
-
-    #[command(flatten)]
-    output: Output,
+    runs: RunOptions,
 }
 
 impl Grid {
@@ -96,27 +90,30 @@ impl Grid {
         let layers = self.shapes.as_deref().map_or_else(|| Ok(grid_layers()), shapes::read)?;
         let cells = grid_cells(&layers, self.epilogue);
         self.expect_files()?;
-        let device = Device::open(self.gpu.device)?;
+        let device = Device::open(self.runs.gpu.device)?;
         let installed = Libraries::open(&device);
         installed.missing().into_iter().for_each(|missing| screen.warn(missing));
         let libraries = twofour_cuda::libraries::Libraries::found(&device);
         let mut record = GridRecord::new(measure::gpu(&device)?, installed.versions()?, self.epilogue, self.told());
-        if let Some(path) = self.output.file().filter(|_| !self.output.is_forced()) {
+        if let Some(path) = self.runs.output.file().filter(|_| !self.runs.output.is_forced()) {
             record.continue_from(path)?;
         }
         let stream = device.context().new_stream()?;
-        let mut measurer =
-            Measurer { timer: GridTimer::new(&device, &libraries, &stream, self.rounds)?, cells: &cells, weight: None };
+        let mut measurer = Measurer {
+            timer: GridTimer::new(&device, &libraries, &stream, self.runs.rounds)?,
+            cells: &cells,
+            weight: None,
+        };
         let mut progress = screen.progress();
         let guard = interrupt::guard();
         let until = self.limit.map(|seconds| begun + Duration::from_secs(seconds.into()));
-        let session = Session { cells: &cells, file: self.output.file(), until };
+        let session = Session { cells: &cells, file: self.runs.output.file(), until };
         let ended = session.run(&mut record, |cell, done| {
             progress.steps(&cell.to_string(), done as u64, cells.len() as u64);
             measurer.measure(cell)
         });
         drop((progress, guard));
-        if let Some(path) = self.output.file() {
+        if let Some(path) = self.runs.output.file() {
             write_whole(picture_of(path), Overwrite::Yes, heat_map(&record).as_bytes())?;
         }
         let ended = ended?;
@@ -124,7 +121,8 @@ impl Grid {
         let share = begun.elapsed().as_secs_f64() / ended.measured.max(1) as f64;
         screen.line(format!("\n{} measured, {share:.2} s each", units::plural(ended.measured, "cell")))?;
         if ended.left > 0 {
-            let how = if self.output.file().is_some() { "the same command continues" } else { "-o FILE keeps them" };
+            let how =
+                if self.runs.output.file().is_some() { "the same command continues" } else { "-o FILE keeps them" };
             screen.line(format!("{} left: {how}", units::plural(ended.left, "cell")))?;
         }
         screen.json(&record)?;
@@ -132,7 +130,8 @@ impl Grid {
             let [tokens, inputs, out] = fault.shape;
             let (dtype, contender, kernel) = (&fault.dtype, &fault.contender, &fault.kernel);
             screen.warn(format!(
-                "{dtype} [{out}, {inputs}], {tokens} tokens: {contender} ({kernel}) was excluded: its results differ, {}",
+                "{dtype} [{out}, {inputs}], {tokens} tokens: {contender} ({kernel}) was excluded: its results differ, \
+                 {}",
                 fault.difference
             ));
         }
@@ -141,14 +140,14 @@ impl Grid {
 
     /// Returns an error for files that cannot be written, before anything is measured.
     fn expect_files(&self) -> Result<()> {
-        let Some(path) = self.output.file() else { return Ok(()) };
+        let Some(path) = self.runs.output.file() else { return Ok(()) };
         output::expect_file(path)?;
         let picture = picture_of(path);
         if picture == path {
             bail!(Usage(format!("-o {}: name the JSON; the picture is written beside it", path.display())));
         }
         output::expect_file(&picture)?;
-        if picture.exists() && !path.exists() && !self.output.is_forced() {
+        if picture.exists() && !path.exists() && !self.runs.output.is_forced() {
             bail!(Usage(format!("{} exists; replace it with --force", picture.display())));
         }
         Ok(())
@@ -156,7 +155,7 @@ impl Grid {
 
     /// The command as one would type it again.
     fn told(&self) -> String {
-        let mut told = format!("twofour-bench cuda grid --device {} --rounds {}", self.gpu.device, self.rounds);
+        let mut told = self.runs.told("grid");
         if let Some(shapes) = &self.shapes {
             told.push_str(&format!(" --shapes {}", shapes.display()));
         }

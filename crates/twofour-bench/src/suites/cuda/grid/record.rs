@@ -62,7 +62,8 @@ impl GridRecord {
     /// Takes over what an earlier run has written to a file, if it is there.
     ///
     /// # Errors
-    /// Those of [`GridRecord::read`], and [`Usage`] where it was measured on another machine, or with other libraries, kernels or another epilogue.
+    /// Those of [`GridRecord::read`], and [`Usage`] where it was measured on another machine, or with other libraries,
+    /// kernels or another epilogue.
     pub(super) fn continue_from(&mut self, path: &Path) -> Result<()> {
         if let Err(error) = fs::metadata(path)
             && error.kind() == ErrorKind::NotFound
@@ -85,7 +86,8 @@ impl GridRecord {
         for ((what, before), (_, now)) in of(&earlier).into_iter().zip(of(self)) {
             if before != now {
                 bail!(Usage(format!(
-                    "{}: measured with {what} {before}, and here it is {now}; name another file, or begin anew with --force",
+                    "{}: measured with {what} {before}, and here it is {now}; name another file, or begin anew with \
+                     --force",
                     path.display()
                 )));
             }
@@ -113,7 +115,8 @@ impl GridRecord {
         }
     }
 
-    /// The JSON, with a line for each row: thousands of rows, of which a version control system shows those that changed.
+    /// The JSON, with a line for each row: thousands of rows, of which a version control system shows those that
+    /// changed.
     pub(super) fn json(&self) -> Result<String> {
         let Self { machine, libraries, kernels, epilogue, command, unsupported, faults, rows } = self;
         let mut text = String::from("{\n");

@@ -1,6 +1,7 @@
 //! Files of weight shapes: `--shapes FILE`.
 //!
-//! Text has a weight on each line, `OUT IN [NAME]`, and `#` begins a comment. JSON is a list of lists, `[[OUT, IN, "NAME"], [OUT, IN]]`.
+//! Text has a weight on each line, `OUT IN [NAME]`, and `#` begins a comment. JSON is a list of lists, `[[OUT, IN,
+//! "NAME"], [OUT, IN]]`.
 
 use std::{fmt, fs, path::Path};
 

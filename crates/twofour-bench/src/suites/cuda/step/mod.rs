@@ -37,7 +37,8 @@ pub(crate) struct StepRow {
     batch: usize,
     /// The contender.
     contender: &'static str,
-    /// Whether the contenders' steps were interleaved; otherwise memory holds one model, and they ran one after the other.
+    /// Whether the contenders' steps were interleaved; otherwise memory holds one model, and they ran one after the
+    /// other.
     interleaved: bool,
     /// Median milliseconds of a step, as the host sees it.
     ms: f64,
@@ -51,7 +52,8 @@ pub(crate) struct StepRow {
     launched_ms: f64,
     /// Tokens a second, at the median.
     tokens_per_s: f64,
-    /// Device memory that the model, its optimizer and its steps took; without what the process takes once, for kernels and libraries.
+    /// Device memory that the model, its optimizer and its steps took; without what the process takes once, for kernels
+    /// and libraries.
     bytes: usize,
     /// Of it, what the pool of buffers took from the device.
     pool_bytes: usize,
@@ -76,11 +78,13 @@ pub(crate) struct Phase {
 
 /// Measure whole training steps with AdamW in bf16
 ///
-/// Of a GPT at GPT-2 774M's sizes and at a third of its layers, over 8 sequences of 1024 bytes, and of ViT-L over 32 images of 257 tokens and 8 of
-/// 1626: dense, and with 2:4 MLPs whose masks are selected in every step, transposable and for the GPT along rows; with the device time of each phase,
-/// and the memory. bench/python/gpt_step.py and vit_step.py measure PyTorch's.
+/// Of a GPT at GPT-2 774M's sizes and at a third of its layers, over 8 sequences of 1024 bytes, and of ViT-L over 32
+/// images of 257 tokens and 8 of 1626: dense, and with 2:4 MLPs whose masks are selected in every step, transposable
+/// and for the GPT along rows; with the device time of each phase, and the memory. bench/python/gpt_step.py and
+/// vit_step.py measure PyTorch's.
 ///
-/// With --shape, a GPT of width IN and 36 layers with MLPs of OUT features, over one sequence of up to 1024 tokens, or several of 1024.
+/// With --shape, a GPT of width IN and 36 layers with MLPs of OUT features, over one sequence of up to 1024 tokens, or
+/// several of 1024.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: twofour-bench cuda step --model vit-l -o step-vit.json")]
 pub(crate) struct Step {
@@ -208,7 +212,8 @@ fn step(device: &Device, model: &StepModel, rounds: u32) -> Result<Vec<StepRow>>
     }
 }
 
-/// Takes the memory that a process takes once, for kernels and libraries, so that no contender's memory has it: trains a layer of each form, one after the other.
+/// Takes the memory that a process takes once, for kernels and libraries, so that no contender's memory has it: trains
+/// a layer of each form, one after the other.
 fn load<D: TrainingData>(device: &Device, layer: &Task<D>) -> Result<()> {
     for form in layer.contenders {
         Contender::new(device, layer, *form)?;

@@ -64,7 +64,8 @@ impl StepModel {
         &self.name
     }
 
-    /// Blocks of a GPT with MLPs of a shape `[out, in]`, over one sequence of at most 1024 tokens, or several of 1024; or a reason why there is none.
+    /// Blocks of a GPT with MLPs of a shape `[out, in]`, over one sequence of at most 1024 tokens, or several of 1024;
+    /// or a reason why there is none.
     pub(super) fn gpt(layers: usize, [outputs, inputs]: [usize; 2], tokens: usize) -> Result<Self, String> {
         if !inputs.is_multiple_of(HEAD) {
             return Err(format!(
@@ -152,7 +153,8 @@ impl Task<ImageSet> {
     }
 }
 
-/// The work of `bench/python/vit_step.py`: an image is a row of as many patches of 588 values, so that every token is a patch, and the head reads the mean over all.
+/// The work of `bench/python/vit_step.py`: an image is a row of as many patches of 588 values, so that every token is a
+/// patch, and the head reads the mean over all.
 fn vit_config(layers: usize, tokens: usize) -> VitConfig {
     let (patch, channels) = PATCH;
     VitConfig {
