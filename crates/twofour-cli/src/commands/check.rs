@@ -33,8 +33,8 @@ use crate::{
 /// Check whether a model's weights have a pattern, and say where they do not
 ///
 /// For every tensor: the tightest N:M pattern found along rows and along columns, density, violations with their
-/// positions, and how many elements are -0.0, NaN or infinite. Layers of one kind that are alike share a row; with -v each
-/// tensor has its own. Compressed weights are checked for every rule of their format too.
+/// positions, and how many elements are -0.0, NaN or infinite. Layers of one kind that are alike share a row; with -v
+/// each tensor has its own. Compressed weights are checked for every rule of their format too.
 ///
 /// The exit code is 0 only if no selected tensor violates the pattern.
 #[derive(Debug, Args)]

@@ -133,8 +133,8 @@ impl Eval {
         if self.against.is_some() || EncoderCheckpoint::is_at(&directory) {
             if self.stride.is_some() || *self.model.device() != ComputeDevice::Cpu {
                 bail!(Usage(
-                    "encoders and embeddings are measured on the CPU, in windows that do not overlap: leave out --stride \
-                     and --device"
+                    "encoders and embeddings are measured on the CPU, in windows that do not overlap: leave out \
+                     --stride and --device"
                         .to_owned()
                 ));
             }

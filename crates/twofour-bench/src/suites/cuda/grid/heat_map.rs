@@ -225,7 +225,8 @@ impl Svg {
         let Self { width, height, cells, figures: [light, dark], text } = self;
         let mut style = String::from(
             ".p{fill:#fff}\
-             text{font-family:system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;font-size:11px;fill:#1f2328}\
+             text{font-family:system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;\
+             font-size:11px;fill:#1f2328}\
              .h{font-size:18px;font-weight:600}.b{font-size:13px;font-weight:600}.g{font-weight:600}\
              .n{font-size:10px;text-anchor:middle;fill:#59636e}\
              .l text,.d text{font-size:10px;text-anchor:middle}.l text{fill:#000}.d text{fill:#fff}",
