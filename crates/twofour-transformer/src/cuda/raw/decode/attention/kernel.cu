@@ -95,6 +95,12 @@ extern "C" __global__ void __launch_bounds__(128) append(const __grid_constant__
     else append_value(p, sequence, token, head - p.kv_heads, position);
 }
 
+// Returns a score with the soft cap: soft_cap tanh(x), from 2 x / ln 2. A key that is not attended to stays so.
+__device__ __forceinline__ float capped(const Attention& p, float score) {
+    if (p.soft_cap == 0.0f || score == -INFINITE) return score;
+    return p.soft_cap - __fdividef(2.0f * p.soft_cap, 1.0f + exp2f(score));
+}
+
 // Adds the lanes' partial results over the groups of LANES lanes. While a lane has several rows, it hands half of them to the lane at `DISTANCE` and keeps the others.
 template <int ROWS, u32 DISTANCE> __device__ __forceinline__ void across_lanes(float (*o)[PER], u32& row, bool& writes) {
     if constexpr (DISTANCE >= LANES) {
@@ -199,8 +205,6 @@ template <int ROWS, bool APPENDS> __device__ __forceinline__ void attend(const A
             unrolled<ROWS>([&](auto r) {
                 float dot = dots[i.value][r.value];
                 for (u32 distance = LANES / 2; distance > 0; distance /= 2) dot += __shfl_xor_sync(0xFFFFFFFFu, dot, distance);
-                // soft_cap tanh(x) of the exponential of 2 x.
-                if (p.soft_cap > 0.0f) dot = p.soft_cap - __fdividef(2.0f * p.soft_cap, 1.0f + exp2f(dot));
                 // The end of what the row's token attends to.
                 const u32 limit = before + (first_row + r.value) / group + 1;
                 const bool attends = r.value < rows && key >= from && key < min(to, limit) && key + p.window >= limit;
@@ -209,7 +213,7 @@ template <int ROWS, bool APPENDS> __device__ __forceinline__ void attend(const A
         });
         __syncthreads();
         for (u32 r = warp; r < ROWS; r += WARPS) {
-            const float one = scores[r][lane], other = TILE > 32 ? scores[r][lane + 32 % TILE] : -INFINITE, old = largest[r];
+            const float one = capped(p, scores[r][lane]), other = TILE > 32 ? capped(p, scores[r][lane + 32 % TILE]) : -INFINITE, old = largest[r];
             float most = fmaxf(one, other);
             for (u32 distance = 16; distance > 0; distance /= 2) most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, distance));
             most = fmaxf(most, old);
