@@ -8,29 +8,27 @@ use twofour_cuda::layer::borrowed::{self, PackedSlice, packed_len};
 use super::*;
 
 pub(super) const OPERATORS: &[Operator] = &[
-    Operator::new("linear(Tensor x, Tensor packed, int out_features) -> Tensor", kernel!(cpu))
-        .cuda(kernel!(cuda))
-        .shapes(|arguments| arguments.with_last(2))
-        .by_rows()
-        .product(),
+    Operator::new(
+        "linear(Tensor x, Tensor packed, int out_features) -> Tensor",
+        kernel!(|x: Tensor, packed: Tensor, rows: usize| cpu(x, packed, None, rows, Activation::Identity)),
+    )
+    .cuda(kernel!(|x: Tensor, packed: Tensor, rows: usize| cuda(x, packed, None, rows, Activation::Identity)))
+    .shapes(|arguments| arguments.with_last(2))
+    .by_rows()
+    .product(),
     Operator::new(
         "linear_bias(Tensor x, Tensor packed, Tensor bias, int out_features, int activation) -> Tensor",
-        kernel!(cpu_bias),
+        kernel!(cpu),
     )
-    .cuda(kernel!(cuda_bias))
+    .cuda(kernel!(cuda))
     .shapes(|arguments| arguments.with_last(3))
     .by_rows()
     .product(),
 ];
 
-fn cpu(x: Tensor, packed: Tensor, rows: usize) -> Result<Tensor> {
+fn cpu(x: Tensor, packed: Tensor, bias: Option<Tensor>, rows: usize, activation: Activation) -> Result<Tensor> {
     let dtype = x.dtype()?;
-    for_floats!(dtype, "the input", on_cpu::<T>(&x, &packed, None, rows, Activation::Identity))
-}
-
-fn cpu_bias(x: Tensor, packed: Tensor, bias: Tensor, rows: usize, activation: Activation) -> Result<Tensor> {
-    let dtype = x.dtype()?;
-    for_floats!(dtype, "the input", on_cpu::<T>(&x, &packed, Some(&bias), rows, activation))
+    for_floats!(dtype, "the input", on_cpu::<T>(&x, &packed, bias.as_ref(), rows, activation))
 }
 
 fn on_cpu<T: Float>(
@@ -52,21 +50,8 @@ fn on_cpu<T: Float>(
     Ok(y)
 }
 
-fn cuda(x: Tensor, packed: Tensor, rows: usize) -> Result<Tensor> {
-    on_cuda(&x, &packed, None, rows, Activation::Identity)
-}
-
-fn cuda_bias(x: Tensor, packed: Tensor, bias: Tensor, rows: usize, activation: Activation) -> Result<Tensor> {
-    on_cuda(&x, &packed, Some(&bias), rows, activation)
-}
-
-fn on_cuda(
-    x: &Tensor,
-    packed: &Tensor,
-    bias: Option<&Tensor>,
-    rows: usize,
-    activation: Activation,
-) -> Result<Tensor> {
+fn cuda(x: Tensor, packed: Tensor, bias: Option<Tensor>, rows: usize, activation: Activation) -> Result<Tensor> {
+    let (x, packed, bias) = (&x, &packed, bias.as_ref());
     let (tokens, cols) = rows_and_last(x, "the input")?;
     if wide::is_wide(x)? || cols == 0 {
         return wide::linear(x, packed, bias, rows, activation);

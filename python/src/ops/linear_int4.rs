@@ -9,37 +9,38 @@ use twofour_cuda::layer::borrowed::int4::{self, Int4Slice};
 use super::*;
 
 pub(super) const OPERATORS: &[Operator] = &[
-    Operator::new("linear_int4(Tensor x, Tensor packed, int out_features, int group_size) -> Tensor", kernel!(cpu))
-        .cuda(kernel!(cuda))
-        .shapes(|arguments| arguments.with_last(2))
-        .by_rows()
-        .product(),
+    Operator::new(
+        "linear_int4(Tensor x, Tensor packed, int out_features, int group_size) -> Tensor",
+        kernel!(|x: Tensor, packed: Tensor, rows: usize, granularity: Granularity| {
+            cpu(x, packed, None, rows, granularity, Activation::Identity)
+        }),
+    )
+    .cuda(kernel!(|x: Tensor, packed: Tensor, rows: usize, granularity: Granularity| {
+        cuda(x, packed, None, rows, granularity, Activation::Identity)
+    }))
+    .shapes(|arguments| arguments.with_last(2))
+    .by_rows()
+    .product(),
     Operator::new(
         "linear_int4_bias(Tensor x, Tensor packed, Tensor bias, int out_features, int group_size, int activation) -> Tensor",
-        kernel!(cpu_bias),
+        kernel!(cpu),
     )
-    .cuda(kernel!(cuda_bias))
+    .cuda(kernel!(cuda))
     .shapes(|arguments| arguments.with_last(3))
     .by_rows()
     .product(),
 ];
 
-fn cpu(x: Tensor, packed: Tensor, rows: usize, granularity: Granularity) -> Result<Tensor> {
-    let dtype = x.dtype()?;
-    let how = (rows, granularity, Activation::Identity);
-    for_floats!(dtype, "the input", on_cpu::<T>(&x, &packed, None, how))
-}
-
-fn cpu_bias(
+fn cpu(
     x: Tensor,
     packed: Tensor,
-    bias: Tensor,
+    bias: Option<Tensor>,
     rows: usize,
     granularity: Granularity,
     activation: Activation,
 ) -> Result<Tensor> {
     let dtype = x.dtype()?;
-    for_floats!(dtype, "the input", on_cpu::<T>(&x, &packed, Some(&bias), (rows, granularity, activation)))
+    for_floats!(dtype, "the input", on_cpu::<T>(&x, &packed, bias.as_ref(), (rows, granularity, activation)))
 }
 
 fn on_cpu<T: Float>(
@@ -60,27 +61,15 @@ fn on_cpu<T: Float>(
     Ok(y)
 }
 
-fn cuda(x: Tensor, packed: Tensor, rows: usize, granularity: Granularity) -> Result<Tensor> {
-    on_cuda(&x, &packed, None, (rows, granularity, Activation::Identity))
-}
-
-fn cuda_bias(
+fn cuda(
     x: Tensor,
     packed: Tensor,
-    bias: Tensor,
+    bias: Option<Tensor>,
     rows: usize,
     granularity: Granularity,
     activation: Activation,
 ) -> Result<Tensor> {
-    on_cuda(&x, &packed, Some(&bias), (rows, granularity, activation))
-}
-
-fn on_cuda(
-    x: &Tensor,
-    packed: &Tensor,
-    bias: Option<&Tensor>,
-    (rows, granularity, activation): (usize, Granularity, Activation),
-) -> Result<Tensor> {
+    let (x, packed, bias) = (&x, &packed, bias.as_ref());
     half_type(x, "the input")?;
     let context = context::of(x)?;
     let (tokens, cols) = rows_and_last(x, "the input")?;

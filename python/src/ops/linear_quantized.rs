@@ -11,53 +11,42 @@ use super::*;
 pub(super) const OPERATORS: &[Operator] = &[
     Operator::new(
         "linear_quantized(Tensor x, Tensor packed, Tensor scales, int out_features) -> Tensor",
-        kernel!(cpu),
+        kernel!(|x: Tensor, packed: Tensor, scales: Tensor, rows: usize| {
+            cpu(x, packed, scales, None, rows, Activation::Identity)
+        }),
     )
-    .cuda(kernel!(cuda))
+    .cuda(kernel!(|x: Tensor, packed: Tensor, scales: Tensor, rows: usize| {
+        cuda(x, packed, scales, None, rows, Activation::Identity)
+    }))
     .shapes(|arguments| arguments.with_last(3))
     .by_rows()
     .product(),
     Operator::new(
         "linear_quantized_bias(Tensor x, Tensor packed, Tensor scales, Tensor bias, int out_features, int activation) -> Tensor",
-        kernel!(cpu_bias),
+        kernel!(cpu),
     )
-    .cuda(kernel!(cuda_bias))
+    .cuda(kernel!(cuda))
     .shapes(|arguments| arguments.with_last(4))
     .by_rows()
     .product(),
 ];
 
-fn cpu(x: Tensor, packed: Tensor, scales: Tensor, rows: usize) -> Result<Tensor> {
-    on_cpu(&x, &packed, &scales, None, rows, Activation::Identity)
-}
-
-fn cpu_bias(
+fn cpu(
     x: Tensor,
     packed: Tensor,
     scales: Tensor,
-    bias: Tensor,
-    rows: usize,
-    activation: Activation,
-) -> Result<Tensor> {
-    on_cpu(&x, &packed, &scales, Some(&bias), rows, activation)
-}
-
-fn on_cpu(
-    x: &Tensor,
-    packed: &Tensor,
-    scales: &Tensor,
-    bias: Option<&Tensor>,
+    bias: Option<Tensor>,
     rows: usize,
     activation: Activation,
 ) -> Result<Tensor> {
     let dtype = x.dtype()?;
-    let (tokens, cols) = rows_and_last(x, "the input")?;
+    let (tokens, cols) = rows_and_last(&x, "the input")?;
     let scales = scales.elements::<f32>("the scales", ScalarType::F32)?;
-    int8::multiplied(x, packed, (rows, cols), Some(&scales), |weight| {
-        let bias = bias.map(|bias| bias_of(bias, dtype)).transpose()?;
+    int8::multiplied(&x, &packed, (rows, cols), Some(&scales), |weight| {
+        let bias = bias.as_ref().map(|bias| bias_of(bias, dtype)).transpose()?;
         let epilogue = Epilogue { bias: bias.as_deref(), activation };
-        let values = for_floats!(dtype, "the input", widened::<T>(x, "the input"))?;
-        let mut y = with_last(x, Device::HOST, rows, dtype)?;
+        let values = for_floats!(dtype, "the input", widened::<T>(&x, "the input"))?;
+        let mut y = with_last(&x, Device::HOST, rows, dtype)?;
         if dtype == ScalarType::F32 {
             on_torch_threads(|| weight.linear(&values, tokens, epilogue, y.elements_mut()?).map_err(Failure::from))?;
         } else {
@@ -69,29 +58,15 @@ fn on_cpu(
     })
 }
 
-fn cuda(x: Tensor, packed: Tensor, scales: Tensor, rows: usize) -> Result<Tensor> {
-    on_cuda(&x, &packed, &scales, None, rows, Activation::Identity)
-}
-
-fn cuda_bias(
+fn cuda(
     x: Tensor,
     packed: Tensor,
     scales: Tensor,
-    bias: Tensor,
+    bias: Option<Tensor>,
     rows: usize,
     activation: Activation,
 ) -> Result<Tensor> {
-    on_cuda(&x, &packed, &scales, Some(&bias), rows, activation)
-}
-
-fn on_cuda(
-    x: &Tensor,
-    packed: &Tensor,
-    scales: &Tensor,
-    bias: Option<&Tensor>,
-    rows: usize,
-    activation: Activation,
-) -> Result<Tensor> {
+    let (x, packed, bias) = (&x, &packed, bias.as_ref());
     half_type(x, "the input")?;
     let context = context::of(x)?;
     let (tokens, cols) = rows_and_last(x, "the input")?;

@@ -31,6 +31,14 @@ impl Argument for Tensor {
     }
 }
 
+/// A tensor that an operator of the same kernel does without.
+impl Argument for Option<Tensor> {
+    unsafe fn take(slot: u64) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        unsafe { Tensor::take(slot) }.map(Some)
+    }
+}
+
 impl Argument for bool {
     unsafe fn take(slot: u64) -> Result<Self> {
         Ok(slot & 0xff != 0)
