@@ -38,7 +38,7 @@ def test_the_format_is_that_of_torch(shape):
 @pytest.mark.parametrize("many", [False, True])
 def test_products_and_gradients_are_dense_ones(device, shape, many, monkeypatch):
     if many:
-        monkeypatch.setattr("twofour.compat.blocksparse._PARTIAL", 0)
+        monkeypatch.setattr("twofour.tensor.blocksparse._PARTIAL", 0)
     for dtype in (torch.bfloat16, torch.float16) + ((torch.float32,) if device == "cpu" else ()):
         dense = blocky(*shape, device, dtype)
         bias = torch.randn(shape[0], device=device, dtype=dtype)

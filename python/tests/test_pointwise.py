@@ -87,7 +87,7 @@ def test_sparse_gradients_accumulate(device):
 
 
 def test_a_table_that_was_loaded_before_has_the_operators_too():
-    from twofour.sparsity import pointwise
+    from twofour.tensor import pointwise
 
     class Mine(SparseSemiStructuredTensor):
         pass

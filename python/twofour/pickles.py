@@ -25,11 +25,11 @@ _EARLIER = {
     "twofour._tensor": "twofour.tensor.semi_structured",
     "twofour._tracing": "twofour.modules.tracing",
     "twofour._verification": "twofour.arrays.verification",
-    "twofour.sparsity._sparsify": "twofour.sparsity.sparsify",
+    "twofour.sparsity._sparsify": "twofour.tensor.sparsify",
 }
 
 #: The modules of the functions that restore a pickled tensor, each named ``_rebuild``, by the names that pickles have for them.
-_REBUILDERS = ("twofour.tensor.semi_structured", "twofour._tensor", "twofour.compat.blocksparse", "twofour.sparsity.blocksparse")
+_REBUILDERS = ("twofour.tensor.semi_structured", "twofour._tensor", "twofour.tensor.blocksparse", "twofour.sparsity.blocksparse")
 
 _ASKED_BY = "torch.serialization"
 

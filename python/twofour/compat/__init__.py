@@ -1,1 +1,1 @@
-"""What stands in for other libraries' kernels and formats: torch's 2:4 operators, and block-sparse tensors."""
+"""What stands in for torch's own 2:4 kernels, in programs that cannot be changed."""

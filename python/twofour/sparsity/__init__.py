@@ -12,9 +12,7 @@ The schedulers and other sparsifiers of ``torch.ao.pruning`` are part of torch: 
 what they pruned.
 """
 
-from ..compat.blocksparse import BlockSparseTensor
-from . import training, utils
-from .sparse_api import (
+from ..modules.sparsify import (
     BlockSparseWeightConfig,
     SemiSparseWeightConfig,
     apply_fake_sparsity,
@@ -22,8 +20,10 @@ from .sparse_api import (
     semi_sparse_weight,
     sparsify_,
 )
+from ..modules.wanda import PerChannelNormObserver, WandaSparsifier
+from ..tensor.blocksparse import BlockSparseTensor
+from . import training, utils
 from .utils import create_semi_structured_tensor, mask_creator
-from .wanda import PerChannelNormObserver, WandaSparsifier
 
 __all__ = [
     "BlockSparseTensor",

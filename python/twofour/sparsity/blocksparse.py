@@ -1,5 +1,5 @@
 """Weights in square blocks, most of which are zero, under the names of ``torchao.sparsity.blocksparse``."""
 
-from ..compat.blocksparse import BlockSparseTensor, _rebuild
+from ..tensor.blocksparse import BlockSparseTensor, _rebuild
 
 __all__ = ["BlockSparseTensor"]

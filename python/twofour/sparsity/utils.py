@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from .masks import keep_largest, two_largest
-from .wanda import PerChannelNormObserver
+from ..modules.wanda import PerChannelNormObserver
+from ..operators.magnitude import keep_largest, two_largest
 
 __all__ = ["PerChannelNormObserver", "create_semi_structured_tensor", "mask_creator"]
 

@@ -1,4 +1,4 @@
-"""Weights in square blocks, most of which are zero, under the names of ``torchao.sparsity.blocksparse``.
+"""Weights in square blocks, most of which are zero.
 
 The format is torch's BSR (block compressed sparse rows): of a matrix in blocks of ``blocksize`` by ``blocksize`` those with a nonzero are stored.
 """
@@ -9,9 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ..operators.derivatives import applied, derivable, is_differentiated, save
-from ..tensor import memory
-
-__all__ = ["BlockSparseTensor"]
+from . import memory
 
 #: Elements of partial products that few tokens are multiplied with at a time: they stay in a core's cache.
 _PARTIAL = 1 << 21

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 
 from ..operators.packed import pack_by_mask
-from ..tensor import semi_structured
-from ..tensor.semi_structured import SparseSemiStructuredTensor
+from . import semi_structured
+from .semi_structured import SparseSemiStructuredTensor
 
 _ATEN = torch.ops.aten
 

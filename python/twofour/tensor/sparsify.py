@@ -9,7 +9,7 @@ import torch
 from ..operators import masks
 from ..operators.derivatives import applied, derivable
 from ..operators.packed import pack_by_mask
-from ..tensor.semi_structured import SparseSemiStructuredTensor
+from .semi_structured import SparseSemiStructuredTensor
 
 
 class GRADIENT_TYPE(str, enum.Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .. import operators
-from ..operators import masks
+from . import masks
 
 
 def keep_largest(score: torch.Tensor, count: int) -> torch.Tensor:
