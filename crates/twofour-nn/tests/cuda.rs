@@ -15,9 +15,8 @@ use twofour_nn::{
         AdamWState, AdamWStep, Engine, Kind, Memory as _, PrunedDecay, SecondMoment, SgdState, SgdStep,
         SparseLayer as _, StepOperations as _, cpu::CpuEngine, cuda::CudaEngine,
     },
-    recipe::{
-        DecayTarget, Method, ModelKind, ModelSettings, OptimizerKind, SparsePrecision, SwitchMean, TrainingSettings,
-    },
+    linear::SparsePrecision,
+    recipe::{DecayTarget, Method, ModelKind, ModelSettings, OptimizerKind, SwitchMean, TrainingSettings},
     train::{
         BlockNorm, Corpus, Decay, LevelSchedule, SparseBegin, SparsifierPlan, SparsifierRule, SparsityPlan, Trainer,
     },

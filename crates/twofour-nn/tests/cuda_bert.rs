@@ -16,7 +16,8 @@ use twofour_nn::{
     questions::QuestionFile,
     random::Stream,
     recipe::{Method, TrainingSettings},
-    train::{Corpus, EncoderData, MaskedText, QuestionSet, SparsityPlan, SpecialTokens, Trainer},
+    text::SpecialTokens,
+    train::{Corpus, EncoderData, MaskedText, QuestionSet, SparsityPlan, Trainer},
 };
 
 use support::engine;

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use twofour::DataType;
 use twofour_nn::{
     engine::{Engine, cpu::CpuEngine},
+    model::Pooling,
     random::Stream,
-    recipe::{Method, ModelKind, ModelSettings, Pooling, TrainingSettings},
+    recipe::{Method, ModelKind, ModelSettings, TrainingSettings},
     train::{ImageSet, SparsityPlan, Trainer},
 };
 
@@ -173,11 +174,11 @@ fn features_on_the_gpu_tell_classes_apart_as_those_of_the_cpu_do() {
     }
     let images = images(16);
     let (engine, model) = cpu.engine_and_model();
-    let a = model.probe(engine, &images, 64).unwrap();
+    let a = images.probe(engine, model, 64).unwrap();
     let (engine, model) = cuda.engine_and_model();
     // Batches that no GEMM's tile divides.
     for batch in [64, 7] {
-        let b = model.probe(engine, &images, batch).unwrap();
+        let b = images.probe(engine, model, batch).unwrap();
         assert!(b.validation_accuracy > 0.85 && a.validation_accuracy > 0.85, "{a:?}, {b:?}");
     }
 }

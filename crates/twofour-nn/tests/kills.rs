@@ -14,11 +14,9 @@ use std::{
 
 use twofour_nn::{
     engine::{Engine, cpu::CpuEngine},
+    model::CHECKPOINT_FILE,
     recipe::{Method, ModelKind, ModelSettings, TrainingSettings},
-    train::{
-        BlockNorm, CHECKPOINT_FILE, Corpus, LevelSchedule, SparseBegin, SparsifierPlan, SparsifierRule, SparsityPlan,
-        Trainer,
-    },
+    train::{BlockNorm, Corpus, LevelSchedule, SparseBegin, SparsifierPlan, SparsifierRule, SparsityPlan, Trainer},
 };
 
 /// The child's folder; without it, the child's test does nothing.

@@ -6,10 +6,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use twofour::{DataType, file::Reader};
 use twofour_cuda::Device;
-use twofour_nn::{
-    model::{LanguageModel, SavedModel},
-    train::is_checkpoint,
-};
+use twofour_nn::model::{LanguageModel, SavedModel, is_checkpoint};
 
 use crate::{device::ComputeDevice, dtype::computing, exit::Usage, hub, memory, present::Screen};
 

@@ -3,10 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use twofour::file::Reader;
-use twofour_nn::{
-    model::{EncoderCheckpoint, SavedModel},
-    train::is_checkpoint,
-};
+use twofour_nn::model::{EncoderCheckpoint, SavedModel, is_checkpoint};
 
 use crate::present::shell::word;
 

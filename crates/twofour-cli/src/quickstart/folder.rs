@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde::{Serialize, de::DeserializeOwned};
 use twofour::file::{DirectoryLock, Overwrite, expect_replaceable, write_whole};
-use twofour_nn::train::CHECKPOINT_FILE;
+use twofour_nn::model::CHECKPOINT_FILE;
 
 use super::{Losses, Plan, Report};
 use crate::exit::Usage;

@@ -9,7 +9,8 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use twofour_nn::{
     engine::Engine,
-    train::{CHECKPOINT_FILE, Corpus, Trainer},
+    model::CHECKPOINT_FILE,
+    train::{Corpus, Trainer},
 };
 
 use super::{Folder, Plan, folder::ELSEWHERE, plan::LEAST_STEPS};

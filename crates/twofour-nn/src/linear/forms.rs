@@ -1,14 +1,24 @@
 //! What a linear layer computes with, and how that changes.
 
+use serde::{Deserialize, Serialize};
 use twofour::{layer::SparseLinearSettings, select::Transposable};
 
-use super::Linear;
+use super::{LayerForm, Linear, Weight};
 use crate::{
     Result,
     engine::{Engine, Kind, SparseLayer as _},
-    recipe::SparsePrecision,
-    train::LayerForm,
 };
+
+/// The precision of the GEMMs of 2:4 layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SparsePrecision {
+    /// That of activations.
+    #[default]
+    Activations,
+    /// 8-bit floats: [`LinearOperations::float8_sparse_linear`](crate::engine::LinearOperations::float8_sparse_linear).
+    Fp8,
+}
 
 impl<E: Engine> Linear<E> {
     /// Makes the layer 2:4, with the mask of the master weight as it is. `seed` is that of MVUE weight gradients.
@@ -43,13 +53,11 @@ impl<E: Engine> Linear<E> {
         };
         match make() {
             Ok(sparse) => {
-                self.sparse = Some(sparse);
-                (self.three_of_four, self.masked, self.prunes_input) = (None, None, None);
+                self.operand = Weight::Sparse(sparse);
                 Ok(())
             }
             Err(error) => {
-                let own = self.sparse.is_some() || self.three_of_four.is_some();
-                if !own && self.masked.as_ref().is_none_or(|masked| masked.operand().is_none()) {
+                if self.operand.reads_copy() {
                     self.weight.add_copy(engine)?;
                 }
                 Err(error.in_layer(&self.name))
@@ -63,8 +71,7 @@ impl<E: Engine> Linear<E> {
     /// Not enough memory.
     pub fn make_dense(&mut self, engine: &E) -> Result<()> {
         self.weight.add_copy(engine)?;
-        (self.sparse, self.three_of_four, self.prunes_input) = (None, None, None);
-        self.masked = None;
+        self.operand = Weight::Dense;
         Ok(())
     }
 
@@ -75,7 +82,7 @@ impl<E: Engine> Linear<E> {
     /// Those of [`Linear::make_dense`].
     pub fn make_input_sparse(&mut self, engine: &E, rule: Transposable) -> Result<()> {
         self.make_dense(engine)?;
-        self.prunes_input = Some(rule);
+        self.operand = Weight::InputPruned(rule);
         Ok(())
     }
 
@@ -86,8 +93,7 @@ impl<E: Engine> Linear<E> {
     pub fn make_three_of_four(&mut self, engine: &E) -> Result<()> {
         let mut kept = engine.zeros(Kind::Compute, self.out_features * self.in_features)?;
         engine.keep_of_four(3, self.weight.master(), self.in_features, &mut kept)?;
-        (self.sparse, self.masked, self.prunes_input) = (None, None, None);
-        self.three_of_four = Some(kept);
+        self.operand = Weight::ThreeOfFour(kept);
         // The optimizer's copy of the whole weight is not computed with.
         self.weight.drop_copy();
         Ok(())
@@ -95,12 +101,6 @@ impl<E: Engine> Linear<E> {
 
     /// What the layer computes with.
     pub fn form(&self) -> LayerForm {
-        match (&self.sparse, &self.three_of_four, self.prunes_input) {
-            (Some(_), ..) => LayerForm::TwoOfFour,
-            (None, Some(_), _) => LayerForm::ThreeOfFour,
-            (None, None, Some(_)) => LayerForm::TwoOfFourInput,
-            (None, None, None) if self.masked.is_some() => LayerForm::Masked,
-            (None, None, None) => LayerForm::Dense,
-        }
+        self.operand.form()
     }
 }

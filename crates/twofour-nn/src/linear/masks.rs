@@ -2,7 +2,7 @@
 
 use twofour::{Axis, Mask, Pattern};
 
-use super::{Linear, Masking, masked::MaskedWeight};
+use super::{Linear, Masking, Weight, masked::MaskedWeight};
 use crate::{
     Error, Result,
     engine::{Engine, SparseLayer as _},
@@ -17,8 +17,7 @@ impl<E: Engine> Linear<E> {
     pub fn make_masked(&mut self, engine: &E, mask: Mask, masking: Masking) -> Result<()> {
         self.expect_shape_of(&mask)?;
         let masked = MaskedWeight::new(engine, mask, masking, &mut self.weight);
-        self.masked = Some(masked.map_err(|error| error.in_layer(&self.name))?);
-        (self.sparse, self.three_of_four, self.prunes_input) = (None, None, None);
+        self.operand = Weight::Masked(masked.map_err(|error| error.in_layer(&self.name))?);
         Ok(())
     }
 
@@ -28,9 +27,8 @@ impl<E: Engine> Linear<E> {
     /// [`Error::InLayer`] for a mask of another shape.
     pub fn set_mask(&mut self, engine: &E, mask: Mask) -> Result<()> {
         self.expect_shape_of(&mask)?;
-        let Linear { weight, masked, .. } = self;
-        let set = masked.as_mut().map_or(Ok(()), |masked| masked.set_mask(engine, mask, weight));
-        set.map_err(|error| error.in_layer(&self.name))
+        let Weight::Masked(masked) = &mut self.operand else { return Ok(()) };
+        masked.set_mask(engine, mask, &mut self.weight).map_err(|error| error.in_layer(&self.name))
     }
 
     fn expect_shape_of(&self, mask: &Mask) -> Result<()> {
@@ -44,7 +42,10 @@ impl<E: Engine> Linear<E> {
 
     /// The mask of [`Linear::make_masked`], and what happens to the weights that it prunes.
     pub fn masked(&self) -> Option<(&Mask, Masking)> {
-        self.masked.as_ref().map(|masked| (masked.mask(), masked.masking()))
+        match &self.operand {
+            Weight::Masked(masked) => Some((masked.mask(), masked.masking())),
+            _ => None,
+        }
     }
 
     /// The mask that the layer computes under, where it is 2:4 or masked. Waits.
@@ -52,31 +53,34 @@ impl<E: Engine> Linear<E> {
     /// # Errors
     /// Those of the device.
     pub fn mask(&self) -> Result<Option<Mask>> {
-        match (&self.sparse, &self.masked) {
-            (Some(sparse), _) => Ok(Some(sparse.mask()?)),
-            (None, Some(masked)) => Ok(Some(masked.mask().clone())),
-            (None, None) => Ok(None),
+        match &self.operand {
+            Weight::Sparse(sparse) => Ok(Some(sparse.mask()?)),
+            Weight::Masked(masked) => Ok(Some(masked.mask().clone())),
+            _ => Ok(None),
         }
     }
 
     /// A hash of the mask, the same for the same mask on all devices of this engine. Waits.
     pub(crate) fn mask_hash(&self) -> Result<Option<u64>> {
-        match (&self.sparse, &self.masked) {
-            (Some(sparse), _) => Ok(Some(sparse.mask_hash()?)),
-            (None, Some(masked)) => Ok(Some(masked.hash())),
-            (None, None) => Ok(None),
+        match &self.operand {
+            Weight::Sparse(sparse) => Ok(Some(sparse.mask_hash()?)),
+            Weight::Masked(masked) => Ok(Some(masked.hash())),
+            _ => Ok(None),
         }
     }
 
     /// Whether the layer computes under a mask: whether it is 2:4 or masked.
     pub fn has_mask(&self) -> bool {
-        self.sparse.is_some() || self.masked.is_some()
+        matches!(self.operand, Weight::Sparse(_) | Weight::Masked(_))
     }
 
     /// Whether at most two of every four weights of a row are nonzero in what the layer computes with, so that it can be stored as a 2:4 weight.
     pub fn is_two_of_four(&self) -> bool {
-        let is_so = |masked: &MaskedWeight<E>| masked.mask().verify(Pattern::TWO_FOUR, Axis::Row).is_ok();
-        self.sparse.is_some() || self.masked.as_ref().is_some_and(is_so)
+        match &self.operand {
+            Weight::Sparse(_) => true,
+            Weight::Masked(masked) => masked.mask().verify(Pattern::TWO_FOUR, Axis::Row).is_ok(),
+            _ => false,
+        }
     }
 
     /// The dense weight in f32, with zeros where [`Linear::make_masked`] prunes it: what [`Sparsifier::squash_mask`](twofour::sparsify::Sparsifier::squash_mask) leaves.
@@ -85,9 +89,9 @@ impl<E: Engine> Linear<E> {
     /// # Errors
     /// Those of the device.
     pub fn squashed(&self, engine: &E) -> Result<Vec<f32>> {
-        match &self.masked {
-            Some(masked) => masked.values(engine, &self.weight),
-            None => Ok(engine.read(self.weight.master())?),
+        match &self.operand {
+            Weight::Masked(masked) => masked.values(engine, &self.weight),
+            _ => Ok(engine.read(self.weight.master())?),
         }
     }
 }

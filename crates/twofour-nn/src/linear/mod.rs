@@ -3,6 +3,7 @@
 mod forms;
 mod masked;
 mod masks;
+mod weight;
 
 use twofour::{
     Mask,
@@ -16,8 +17,10 @@ use crate::{
     parameter::Parameter,
 };
 
-use masked::MaskedWeight;
+pub use forms::SparsePrecision;
 pub use masked::Masking;
+pub use weight::LayerForm;
+use weight::Weight;
 
 /// A linear layer, `y = x · Wᵀ + bias`.
 ///
@@ -28,13 +31,8 @@ pub struct Linear<E: Engine> {
     name: String,
     weight: Parameter<E>,
     bias: Option<Parameter<E>>,
-    sparse: Option<E::SparseLinear>,
-    /// The weight with three of every four, which a layer of that form computes with.
-    three_of_four: Option<E::Buffer>,
-    /// The mask of a layer that computes with dense GEMMs under one.
-    masked: Option<MaskedWeight<E>>,
-    /// The rule by which the input is pruned, where the layer is one over 2:4 activations.
-    prunes_input: Option<Transposable>,
+    /// What it computes with.
+    operand: Weight<E>,
     /// A mask of the weight that nothing computes with.
     observed: Option<E::SparseLinear>,
     out_features: usize,
@@ -61,10 +59,7 @@ impl<E: Engine> Linear<E> {
             name: name.to_owned(),
             weight,
             bias,
-            sparse: None,
-            three_of_four: None,
-            masked: None,
-            prunes_input: None,
+            operand: Weight::Dense,
             observed: None,
             out_features,
             in_features,
@@ -92,7 +87,7 @@ impl<E: Engine> Linear<E> {
 
     /// The 2:4 weight, if the layer is 2:4.
     pub fn sparse(&self) -> Option<&E::SparseLinear> {
-        self.sparse.as_ref()
+        self.operand.sparse()
     }
 
     /// Number of output features.
@@ -107,8 +102,7 @@ impl<E: Engine> Linear<E> {
 
     /// The operand of dense GEMMs.
     fn dense_weight(&self) -> &E::Buffer {
-        let masked = self.masked.as_ref().and_then(MaskedWeight::operand);
-        masked.or(self.three_of_four.as_ref()).unwrap_or_else(|| self.weight.compute())
+        self.operand.operand(&self.weight)
     }
 
     fn shape(&self, tokens: usize) -> LinearShape {
@@ -117,7 +111,10 @@ impl<E: Engine> Linear<E> {
 
     /// The rule by which the input is pruned, where it is.
     pub fn prunes_input(&self) -> Option<Transposable> {
-        self.prunes_input
+        match self.operand {
+            Weight::InputPruned(rule) => Some(rule),
+            _ => None,
+        }
     }
 
     /// Selects the mask that these settings would have, now and after every step of a trainer, without computing with it. The soft threshold's is that of the
@@ -144,7 +141,10 @@ impl<E: Engine> Linear<E> {
 
     /// Drops what is made of the weight alone: the 3:4 form and the observed mask.
     pub(crate) fn forget(&mut self) {
-        (self.three_of_four, self.observed) = (None, None);
+        if let Weight::ThreeOfFour(_) = self.operand {
+            self.operand = Weight::Dense;
+        }
+        self.observed = None;
     }
 
     /// Packs the master weight after it has changed, under a new mask or the present one; applies the mask of a masked layer; nothing for a dense one.
@@ -152,14 +152,7 @@ impl<E: Engine> Linear<E> {
     /// # Errors
     /// [`Error::InLayer`] with that of [`SparseLayer::remask`](crate::engine::SparseLayer::remask).
     pub fn refresh(&mut self, engine: &E, selects_mask: bool) -> Result<()> {
-        let Linear { weight, sparse, three_of_four, masked, in_features, .. } = self;
-        let outcome = match (sparse, three_of_four, masked) {
-            (Some(sparse), ..) if selects_mask => sparse.remask(weight.master()).map_err(Error::from),
-            (Some(sparse), ..) => sparse.repack(weight.master()).map_err(Error::from),
-            (None, Some(kept), _) => engine.keep_of_four(3, weight.master(), *in_features, kept).map_err(Error::from),
-            (None, None, Some(masked)) => masked.refresh(engine, weight),
-            (None, None, None) => Ok(()),
-        };
+        let outcome = self.operand.refresh(engine, (&mut self.weight, self.in_features), selects_mask);
         outcome.map_err(|error| error.in_layer(&self.name))
     }
 
@@ -170,19 +163,17 @@ impl<E: Engine> Linear<E> {
         engine: &E,
         selects_mask: Option<bool>,
     ) -> Result<impl Iterator<Item = LayerRefresh<'_, E::Buffer, E::SparseLinear>>> {
-        let Linear { name, weight, sparse, three_of_four, masked, observed, in_features, .. } = self;
+        let Linear { name, weight, operand, observed, in_features, .. } = self;
         let name = &**name;
-        if let (Some(_), None) = (selects_mask, &sparse) {
+        if selects_mask.is_some() && operand.sparse().is_none() {
             // What a skipped step left as it was is pruned to the same.
-            let refreshed = match (three_of_four, masked) {
-                (Some(kept), _) => engine.keep_of_four(3, weight.master(), *in_features, kept).map_err(Error::from),
-                (None, Some(masked)) => masked.refresh(engine, weight),
-                (None, None) => Ok(()),
-            };
-            refreshed.map_err(|error| error.in_layer(name))?;
+            operand.refresh(engine, (weight, *in_features), false).map_err(|error| error.in_layer(name))?;
         }
         let master = weight.master();
-        let own = sparse.as_mut().zip(selects_mask);
+        let own = match operand {
+            Weight::Sparse(sparse) => Some(sparse).zip(selects_mask),
+            _ => None,
+        };
         let observed = observed.as_mut().map(|observed| (observed, true));
         let refresh = move |(layer, selects_mask)| LayerRefresh { name, layer, master, selects_mask };
         Ok(own.into_iter().chain(observed).map(refresh))
@@ -190,7 +181,7 @@ impl<E: Engine> Linear<E> {
 
     /// Restores mask, scale and seed of a 2:4 layer that was saved; nothing for a dense layer.
     pub(crate) fn restore(&mut self, mask: Mask, scale: Option<f32>, seed: u64) -> Result<()> {
-        let Some(sparse) = &mut self.sparse else { return Ok(()) };
+        let Weight::Sparse(sparse) = &mut self.operand else { return Ok(()) };
         let restore = || -> Result<()> {
             if let Some(scale) = scale {
                 sparse.set_scale(scale)?;
@@ -203,7 +194,10 @@ impl<E: Engine> Linear<E> {
 
     /// Adds to the seed of MVUE weight gradients; nothing for a dense layer.
     pub(crate) fn move_seed(&mut self, by: u64) -> Result<()> {
-        let Some(sparse) = self.sparse.as_mut().filter(|_| by != 0) else { return Ok(()) };
+        let Weight::Sparse(sparse) = &mut self.operand else { return Ok(()) };
+        if by == 0 {
+            return Ok(());
+        }
         let seed = sparse.seed()?.wrapping_add(by);
         Ok(sparse.set_seed(seed).map_err(|error| error.in_layer(&self.name))?)
     }
@@ -214,7 +208,7 @@ impl<E: Engine> Linear<E> {
     /// Operands that do not fit.
     pub fn forward(&self, engine: &E, x: &E::Buffer, tokens: usize, y: &mut E::Buffer) -> Result<()> {
         let bias = self.bias.as_ref().map(Parameter::compute);
-        match &self.sparse {
+        match self.sparse() {
             Some(sparse) => sparse.forward(x, tokens, bias, y)?,
             None => engine.linear(self.shape(tokens), x, self.dense_weight(), bias, y)?,
         }
@@ -254,13 +248,15 @@ impl<E: Engine> Linear<E> {
     ) -> Result<()> {
         let shape = self.shape(tokens);
         self.weight.record(accumulate, |dw, accumulate| -> Result<()> {
-            match (&self.sparse, &self.masked) {
-                (Some(sparse), _) => Ok(sparse.weight_gradient(dy, x, tokens, accumulate, dw)?),
-                (None, masked) => {
+            match &self.operand {
+                Weight::Sparse(sparse) => sparse.weight_gradient(dy, x, tokens, accumulate, dw)?,
+                Weight::Masked(masked) => {
                     engine.weight_gradient(shape, dy, x, accumulate, dw)?;
-                    masked.as_ref().map_or(Ok(()), |masked| masked.mask_gradient(engine, dw))
+                    masked.mask_gradient(engine, dw)?;
                 }
+                _ => engine.weight_gradient(shape, dy, x, accumulate, dw)?,
             }
+            Ok(())
         })
     }
 
@@ -318,7 +314,7 @@ impl<E: Engine> Linear<E> {
     /// # Errors
     /// Operands that do not fit.
     pub fn input_gradient(&self, engine: &E, dy: &E::Buffer, tokens: usize, dx: &mut E::Buffer) -> Result<()> {
-        match &self.sparse {
+        match self.sparse() {
             Some(sparse) => sparse.input_gradient(dy, tokens, dx)?,
             None => engine.input_gradient(self.shape(tokens), dy, self.dense_weight(), dx)?,
         }
@@ -331,6 +327,6 @@ impl<E: Engine> Linear<E> {
 
     /// An optimizer step of the weight, with the mask if the layer is 2:4. Returns what [`StepOperations::adamw`] does.
     pub(crate) fn update_weight(&mut self, engine: &E, step: &OptimizerStep, guard: &E::StepGuard) -> Result<f64> {
-        self.weight.update(engine, step, self.sparse.as_ref(), guard)
+        self.weight.update(engine, step, self.operand.sparse(), guard)
     }
 }

@@ -26,6 +26,20 @@ impl<E: Engine> IndexBatch<E> {
         Ok(batch)
     }
 
+    /// Brings inputs and targets to the engine's memory, over those of another batch where there is one.
+    ///
+    /// # Errors
+    /// Not enough memory; another number of inputs or targets than the batch that is there.
+    pub fn upload(engine: &E, batch: (&[u32], &[u32]), to: &mut Option<Self>) -> Result<()> {
+        match to {
+            Some(there) => there.write(engine, batch),
+            None => {
+                *to = Some(Self::new(engine, batch)?);
+                Ok(())
+            }
+        }
+    }
+
     /// Overwrites them by as many others.
     ///
     /// # Errors

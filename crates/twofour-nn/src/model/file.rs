@@ -12,13 +12,16 @@ use twofour::{
     layer::MaskRule,
 };
 
-use super::{Gpt, GptConfig, TransformerConfig, vit::VIT_KEY};
+use super::{
+    Gpt, GptConfig, TransformerConfig,
+    run::{CheckpointModel, is_checkpoint},
+    vit::VIT_KEY,
+};
 use crate::{
     Error, Result,
     engine::{Engine, SparseLayer as _},
     linear::Linear,
     parameter::Parameter,
-    train::{CheckpointModel, is_checkpoint},
 };
 
 /// The metadata key that holds a byte-level GPT's [`GptConfig`] as JSON.

@@ -12,21 +12,23 @@ mod image;
 mod inference;
 mod language;
 mod layers;
+pub(crate) mod run;
 mod sampling;
 mod saved;
 #[cfg(test)]
 mod tests;
-mod tokenizer;
 mod trained;
 mod vit;
 
+pub use crate::text::{FileTokenizer, TextDecoder, Tokenizer, VOCABULARY, is_guarded};
 pub use batch::IndexBatch;
+pub(crate) use bert::expect_below;
 pub use bert::{Bert, BertBatch, BertConfig, BertLayer, BertSamples, EncoderTask};
 pub use calibration::{BlockwiseCheckpoint, Calibration, CheckpointBlock, Observation, Replace, open_blockwise};
 pub use checkpoint::{Checkpoint, CheckpointError, EncoderCheckpoint, ImageCheckpoint, is_llama, save_llama};
 pub use config::{
     AttentionConfig, FeedForwardConfig, GptConfig, ImageHead, ImageHeadInput, ImageInput, ModelInput, ModelOutput,
-    NormConfig, NormKind, NormPlace, Positions, Rope, RopeScaling, TokenInput, TransformerConfig, VOCABULARY,
+    NormConfig, NormKind, NormPlace, Positions, Rope, RopeScaling, TokenInput, TransformerConfig,
 };
 pub use encoder::{Encoder, EncoderInput, MaskedEncoder, SentenceEncoder, Similarity};
 pub use gpt::Gpt;
@@ -39,8 +41,8 @@ pub use inference::{CudaInference, CudaRandomWeights, CudaSession};
 pub use inference::{Inference, Perplexity, RandomWeights, Session, Windows};
 pub use language::{Decoder, LanguageModel};
 pub use layers::Layer;
+pub use run::{CHECKPOINT_FILE, is_checkpoint};
 pub use sampling::Sampling;
 pub use saved::{SavedModel, mask_violation};
-pub use tokenizer::{FileTokenizer, TextDecoder, Tokenizer, is_guarded};
-pub use trained::TrainedModel;
-pub use vit::{LinearProbe, Vit, VitConfig};
+pub use trained::{ModelPart, ModelParts, TrainedModel};
+pub use vit::{Pooling, Vit, VitConfig};

@@ -4,11 +4,10 @@ use std::path::{Path, PathBuf};
 
 use twofour::{Axis, DataType, Mask, MatrixRef, Pattern, file::Reader, verify::conformance};
 
-use super::{Checkpoint, CheckpointError, Gpt, Tokenizer, TransformerConfig, VOCABULARY, file, language::dtype_of};
-use crate::{Error, Result, engine::Engine, recipe::Recipe, train::CHECKPOINT_FILE};
-
-/// The recipe in the folder of a training run.
-const RECIPE_FILE: &str = "recipe.toml";
+use super::{
+    CHECKPOINT_FILE, Checkpoint, Gpt, Tokenizer, TransformerConfig, VOCABULARY, file, language::dtype_of, run::Run,
+};
+use crate::{Error, Result, engine::Engine};
 
 /// A model on disk whose configuration and headers were read and checked: a checkpoint of transformers, or a file that [`Gpt::save`] wrote.
 #[derive(Debug)]
@@ -153,34 +152,13 @@ impl SavedModel {
     }
 }
 
-/// The folder of the training run that a checkpoint's file is in, and its recipe; none for another file.
-///
-/// # Errors
-/// A recipe that cannot be read.
-pub(super) fn run_of(path: &Path) -> Result<Option<(PathBuf, Recipe)>> {
-    if path.file_name().is_none_or(|name| name != CHECKPOINT_FILE) {
-        return Ok(None);
-    }
-    // A checkpoint's folder is in the run's, or in one that is.
-    let full = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    let Some(folder) = full.ancestors().skip(2).take(2).find(|folder| folder.join(RECIPE_FILE).is_file()) else {
-        return Ok(None);
-    };
-    let recipe = folder.join(RECIPE_FILE);
-    let fault = |reason: String| CheckpointError::NotAConfig { path: recipe.clone(), reason };
-    let text = std::fs::read_to_string(&recipe).map_err(|error| fault(error.to_string()))?;
-    let parsed = Recipe::parse(&text, folder, &[]).map_err(|mistakes| fault(mistakes.to_string()))?;
-    Ok(Some((folder.to_owned(), parsed)))
-}
-
 /// The tokenizer of a model in a file.
 ///
 /// # Errors
 /// Those of [`SavedModel::tokenizer`].
 pub(super) fn tokenizer_beside(path: &Path, config: &TransformerConfig) -> Result<Tokenizer> {
-    if let Some((folder, recipe)) = run_of(path)? {
-        let own = folder.join(SavedModel::DIRECTORY).join("tokenizer.json");
-        return if own.is_file() { Tokenizer::read(&own) } else { recipe.text_tokenizer() };
+    if let Some(run) = Run::of(path)? {
+        return run.tokenizer();
     }
     match config.vocabulary() {
         VOCABULARY => Ok(Tokenizer::Bytes),

@@ -3,13 +3,16 @@
 use twofour::layer::{MaskRule, WeightGradient};
 
 use super::{
-    Defaults, LayerOverride, Method, Mistakes, ModelKind, OptimizerKind, Recipe, SparsePrecision, SparsitySettings,
+    Defaults, LayerOverride, Method, Mistakes, ModelKind, OptimizerKind, Recipe, SparsitySettings,
     check_sparsifier::CheckedSparsifier,
     parse::Sections,
     reader::Section,
     resolve::{gradient_of, mask_of},
 };
-use crate::train::{SparseBegin, SparsifierPlan, SparsityPlan};
+use crate::{
+    linear::SparsePrecision,
+    train::{SparseBegin, SparsifierPlan, SparsityPlan},
+};
 
 /// What is wrong with the settings of a sparsifier under another method.
 const NO_SPARSIFIER: &str = "settings of the method \"sparsifier\", which nothing here has";

@@ -30,6 +30,7 @@ mod sparsity;
 mod start;
 #[cfg(test)]
 mod tests;
+mod trained;
 mod training;
 mod tree;
 
@@ -39,15 +40,15 @@ pub use data::{DataSettings, Tokenizer};
 pub use layers::LayerPlan;
 pub use load::{LoadedData, LoadedRecipe, RecipeError};
 pub use mistake::{Mistake, Mistakes, Place};
-pub use model::{ModelConfig, ModelKind, ModelSettings, Pooling};
+pub use model::{ModelConfig, ModelKind, ModelSettings};
 pub use overrides::{NotAnOverride, Override};
 pub use plan::{DeviceKind, LevelPlan, MemoryPlan, RecipePlan, StagePlan};
 pub use sparsifier::{LevelScheduleKind, SparsifierCriterion, SparsifierKind, SparsifierSettings};
 pub use sparsity::{
-    DecayStrength, DecayTarget, Defaults, LayerOverride, Method, Searched, SparsePrecision, SparsitySettings,
-    SwitchMean,
+    DecayStrength, DecayTarget, Defaults, LayerOverride, Method, Searched, SparsitySettings, SwitchMean,
 };
 pub use start::ModelSource;
+pub use trained::RecipeData;
 pub use training::{OptimizerKind, Precision, ScheduleKind, TrainingSettings};
 
 /// A training run.

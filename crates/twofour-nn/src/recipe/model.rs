@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{Recipe, reader::Named};
-use crate::model::{BertConfig, EncoderTask, TransformerConfig, VitConfig};
+use crate::{
+    model::{BertConfig, EncoderTask, GptConfig, Pooling, TransformerConfig, VitConfig},
+    text::VOCABULARY,
+};
 
 /// The architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
@@ -31,17 +34,6 @@ impl Named for EncoderTask {
 impl Named for ModelKind {
     const ALL: &'static [(&'static str, Self)] =
         &[("gpt", ModelKind::Gpt), ("llama", ModelKind::Llama), ("vit", ModelKind::Vit), ("bert", ModelKind::Bert)];
-}
-
-/// What the head of a vision transformer reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Pooling {
-    /// The class token, which is before the patches.
-    #[default]
-    Class,
-    /// The mean over the patches; there is no class token.
-    Mean,
 }
 
 impl Named for Pooling {
@@ -101,6 +93,45 @@ impl ModelSettings {
     /// Width of the feed-forward block's hidden layer.
     pub fn feed_forward(&self) -> usize {
         self.feed_forward.unwrap_or(4 * self.width)
+    }
+}
+
+impl From<&ModelSettings> for GptConfig {
+    fn from(settings: &ModelSettings) -> Self {
+        let ModelSettings { layers, width, heads, context, .. } = *settings;
+        GptConfig { layers, width, heads, context, feed_forward: settings.feed_forward() }
+    }
+}
+
+impl From<&ModelSettings> for TransformerConfig {
+    fn from(settings: &ModelSettings) -> Self {
+        let sizes = GptConfig::from(settings);
+        match settings.kind {
+            // Vision transformers and encoders have descriptions of their own.
+            ModelKind::Gpt | ModelKind::Vit | ModelKind::Bert => TransformerConfig::from(&sizes),
+            ModelKind::Llama => {
+                TransformerConfig::llama(&sizes, settings.kv_heads.unwrap_or(settings.heads), VOCABULARY)
+            }
+        }
+    }
+}
+
+impl From<&ModelSettings> for VitConfig {
+    fn from(settings: &ModelSettings) -> Self {
+        let ModelSettings { layers, width, heads, image, patch, channels, classes, pooling, .. } = *settings;
+        VitConfig {
+            image: [image.unwrap_or(0); 2],
+            channels: channels.unwrap_or(1),
+            patch: patch.unwrap_or(0),
+            classes: classes.unwrap_or(0),
+            pooling: pooling.unwrap_or_default(),
+            layers,
+            width,
+            heads,
+            feed_forward: settings.feed_forward(),
+            epsilon: 1e-6,
+            squared_relu: false,
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use super::{
     SparsifierSettings,
     reader::{Named, name_of},
 };
+use crate::linear::SparsePrecision;
 
 /// A named method. Each sets the fields of [`SparsitySettings`] that a recipe leaves out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
@@ -125,21 +126,8 @@ impl Named for SwitchMean {
         &[("arithmetic", SwitchMean::Arithmetic), ("geometric", SwitchMean::Geometric)];
 }
 
-/// The precision of the GEMMs of 2:4 layers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum SparsePrecision {
-    /// That of activations.
-    #[default]
-    Activations,
-    /// 8-bit floats: [`LinearOperations::float8_sparse_linear`](crate::engine::LinearOperations::float8_sparse_linear).
-    Fp8,
-}
-
-impl SparsePrecision {
-    fn is_activations(&self) -> bool {
-        *self == SparsePrecision::Activations
-    }
+fn is_activations(precision: &SparsePrecision) -> bool {
+    *precision == SparsePrecision::Activations
 }
 
 impl Named for SparsePrecision {
@@ -202,7 +190,7 @@ pub struct SparsitySettings {
     /// With [`Method::Step`], the mean of changes by which it switches.
     pub switch_mean: Option<SwitchMean>,
     /// The precision of the GEMMs of 2:4 layers.
-    #[serde(skip_serializing_if = "SparsePrecision::is_activations")]
+    #[serde(skip_serializing_if = "is_activations")]
     pub precision: SparsePrecision,
     /// Whose settings hold where this recipe says nothing.
     #[serde(skip_serializing_if = "Defaults::is_own")]

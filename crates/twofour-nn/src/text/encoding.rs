@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::{Error, Result, model::Tokenizer};
+use super::Tokenizer;
+use crate::{Error, Result};
 
 /// The tokens of a text, part by part: together those of [`Tokenizer::encode`].
 ///
@@ -11,7 +12,7 @@ use crate::{Error, Result, model::Tokenizer};
 /// not agree are made longer.
 ///
 /// ```
-/// use twofour_nn::{model::Tokenizer, text::Encoding};
+/// use twofour_nn::text::{Encoding, Tokenizer};
 /// let parts: Vec<Vec<u32>> = Encoding::new(&Tokenizer::Bytes, "2:4")?.collect::<Result<_, _>>()?;
 /// assert_eq!(parts.concat(), [50, 58, 52]);
 /// # Ok::<(), twofour_nn::Error>(())

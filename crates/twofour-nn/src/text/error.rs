@@ -31,13 +31,33 @@ pub enum TextError {
         /// Bytes that were asked for.
         bytes: u64,
     },
+    /// A tokenizer that cannot be read, or text that it cannot encode.
+    #[error("{}: {reason}", path.display())]
+    Tokenizer {
+        /// The tokenizer's file.
+        path: PathBuf,
+        /// What went wrong.
+        reason: String,
+    },
+    /// A tokenizer without a mask token.
+    #[error("the model's tokenizer is no encoder's: {reason}")]
+    NotAnEncoders {
+        /// What is wrong.
+        reason: String,
+    },
 }
 
 impl TextError {
     /// What is wrong, without the path.
     pub fn reason(&self) -> String {
-        let (TextError::Io { path, .. } | TextError::NotText { path, .. } | TextError::Memory { path, .. }) = self;
         let text = self.to_string();
+        let (TextError::Io { path, .. }
+        | TextError::NotText { path, .. }
+        | TextError::Memory { path, .. }
+        | TextError::Tokenizer { path, .. }) = self
+        else {
+            return text;
+        };
         text.strip_prefix(&format!("{}: ", path.display())).map(str::to_owned).unwrap_or(text)
     }
 }

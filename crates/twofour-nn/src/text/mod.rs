@@ -1,12 +1,21 @@
-//! Text on disk, and its tokens part by part.
+//! Text on disk, its tokenizer, and its tokens part by part.
 //!
 //! | item | |
 //! |---|---|
 //! | [`TextFile`] | a text file whose parts are read when they are needed |
+//! | [`Tokenizer`] | from text to tokens and back |
 //! | [`Encoding`] | the tokens of a text, in memory that does not grow with it |
 
 mod encoding;
 mod error;
 mod file;
+mod special;
+mod tokenizer;
 
-pub use self::{encoding::Encoding, error::TextError, file::TextFile};
+pub use self::{
+    encoding::Encoding,
+    error::TextError,
+    file::TextFile,
+    special::SpecialTokens,
+    tokenizer::{FileTokenizer, TextDecoder, Tokenizer, VOCABULARY, is_guarded},
+};

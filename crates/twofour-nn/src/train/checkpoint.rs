@@ -8,11 +8,10 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use crc32fast::Hasher;
 use serde::{Deserialize, Serialize};
 use twofour::{
     Axis, Mask, Pattern,
-    file::{Overwrite, PlannedTensor, Reader, StoredDType, StoredElement, Writer},
+    file::{PlannedTensor, Reader, StoredDType},
     layer::MaskRule,
 };
 
@@ -21,18 +20,13 @@ use crate::{
     Error, Result,
     cpu::masking::{mask_words_of_row, words},
     engine::{Engine, SparseLayer as _},
-    model::TrainedModel,
+    model::{
+        CHECKPOINT_FILE, ModelParts as _, TrainedModel,
+        run::{STATE_KEY, SavedLayer, SummingWriter, expect_whole, mask_key, mask_of, state_of},
+    },
     optim::LossScale,
     recipe::TrainingSettings,
 };
-
-/// The name of the checkpoint's file in its directory.
-pub const CHECKPOINT_FILE: &str = "checkpoint.safetensors";
-
-pub(super) const STATE_KEY: &str = "twofour.checkpoint";
-
-/// The tensor of checksums.
-const CHECKSUMS: &str = "checksums";
 
 /// The steps that were done before a checkpoint in `directory` was saved, as its metadata says.
 ///
@@ -45,70 +39,6 @@ pub fn checkpoint_steps(directory: impl AsRef<Path>) -> Result<u64> {
     }
     let reader = Reader::open(directory.as_ref().join(CHECKPOINT_FILE))?;
     Ok(state_of::<Steps>(&reader)?.step)
-}
-
-/// What the metadata of a checkpoint says.
-pub(super) fn state_of<S: for<'a> Deserialize<'a>>(reader: &Reader) -> Result<S> {
-    let fault = |reason: String| Error::State { path: reader.path().to_owned(), reason };
-    let Some(text) = reader.metadata().get(STATE_KEY) else {
-        return Err(fault(format!("its metadata has no `{STATE_KEY}`, so it is no checkpoint")));
-    };
-    serde_json::from_str(text).map_err(|error| fault(format!("metadata `{STATE_KEY}`: {error}")))
-}
-
-/// A writer that keeps the checksum of each tensor.
-struct SummingWriter {
-    writer: Writer,
-    /// Of the metadata under no name.
-    sums: BTreeMap<String, u32>,
-}
-
-impl SummingWriter {
-    fn create(path: &Path, mut planned: Vec<PlannedTensor>, metadata: BTreeMap<String, String>) -> Result<Self> {
-        planned.push(PlannedTensor::new(CHECKSUMS, StoredDType::U32, [planned.len() + 1]));
-        let sums = BTreeMap::from([(String::new(), metadata_sum(&metadata))]);
-        Ok(SummingWriter { writer: Writer::create(path, Overwrite::Yes, planned, metadata)?, sums })
-    }
-
-    fn write<T: StoredElement>(&mut self, name: &str, elements: &[T]) -> Result<()> {
-        self.sums.insert(name.to_owned(), crc32fast::hash(bytemuck::cast_slice(elements)));
-        Ok(self.writer.write_elements(name, elements)?)
-    }
-
-    fn finish(mut self) -> Result<()> {
-        let sums: Vec<u32> = self.sums.into_values().collect();
-        self.writer.write_elements(CHECKSUMS, &sums)?;
-        Ok(self.writer.finish()?)
-    }
-}
-
-fn metadata_sum(metadata: &BTreeMap<String, String>) -> u32 {
-    let mut hasher = Hasher::new();
-    metadata.iter().flat_map(|(key, value)| [key, value]).for_each(|text| hasher.update(text.as_bytes()));
-    hasher.finalize()
-}
-
-/// Checks every byte of a checkpoint that has checksums.
-pub(super) fn expect_whole(reader: &Reader) -> Result<()> {
-    let Ok(sums) = reader.tensor(CHECKSUMS) else { return Ok(()) };
-    let fault = |reason: String| Error::State { path: reader.path().to_owned(), reason };
-    let sums = sums.to_vec::<u32>()?;
-    let mut names: Vec<&str> = reader.tensors().map(|tensor| tensor.name.as_str()).collect();
-    names.retain(|name| *name != CHECKSUMS);
-    names.sort_unstable();
-    if sums.len() != names.len() + 1 {
-        return Err(fault(format!("it has {} checksums for {} tensors", sums.len().saturating_sub(1), names.len())));
-    }
-    if metadata_sum(reader.metadata()) != sums[0] {
-        return Err(fault("it is damaged: its metadata has another checksum than when it was saved".to_owned()));
-    }
-    for (name, sum) in names.into_iter().zip(&sums[1..]) {
-        if crc32fast::hash(&reader.tensor(name)?.bytes()?) != *sum {
-            let reason = format!("it is damaged: `{name}` has another checksum than when it was saved");
-            return Err(fault(reason));
-        }
-    }
-    Ok(())
 }
 
 /// What a checkpoint says about itself.
@@ -136,15 +66,6 @@ struct SavedSwitch {
     steps: u64,
     switched_at: Option<u64>,
     changes: Vec<f64>,
-}
-
-/// A layer that is 2:4.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct SavedLayer {
-    pub(super) name: String,
-    /// The bits of the soft threshold's scale.
-    pub(super) scale: Option<u32>,
-    seed: u64,
 }
 
 /// Everything of a checkpoint, read and checked.
@@ -373,20 +294,4 @@ fn trajectory(settings: &TrainingSettings) -> TrainingSettings {
         micro_batch: None,
         ..settings.clone()
     }
-}
-
-/// The mask of a layer that is 2:4.
-pub(super) fn mask_of(reader: &Reader, layer: &str, (rows, cols): (usize, usize)) -> Result<Mask> {
-    let (key, per_row) = (mask_key(layer), mask_words_of_row(cols));
-    let view = reader.tensor(&key)?;
-    if view.info.shape != [rows, per_row] {
-        let reason = format!("`{key}` is {:?}, for a weight [{rows}, {cols}]", view.info.shape);
-        return Err(Error::State { path: reader.path().to_owned(), reason });
-    }
-    let halves = view.to_vec::<u32>()?;
-    Ok(Mask::from_fn(rows, cols, |row, col| halves[row * per_row + col / 32] >> (col % 32) & 1 == 1))
-}
-
-fn mask_key(layer: &str) -> String {
-    format!("masks.{layer}.mask")
 }

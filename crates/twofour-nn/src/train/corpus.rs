@@ -82,6 +82,10 @@ impl Corpus {
 impl TrainingData for Corpus {
     type Model<E: Engine> = Gpt<E>;
 
+    fn prepare<E: Engine>(&self, _: &E, model: &mut Gpt<E>) -> Result<()> {
+        self.expect_sequences_of(model.config().context())
+    }
+
     fn batch(&self, BatchShape { batch, positions }: BatchShape, seed: u64, step: u64) -> Batch {
         let stream = Stream::new(seed, "batches");
         let places = (self.training.len() - positions) as u64;

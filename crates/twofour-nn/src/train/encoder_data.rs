@@ -3,7 +3,13 @@
 use std::sync::Arc;
 
 use super::{Batch, MaskedSample, MaskedText, QuestionSet, TrainingData, passes::drawn};
-use crate::{block::BatchShape, engine::Engine, model::Bert, questions::Window};
+use crate::{
+    Error, Result,
+    block::BatchShape,
+    engine::Engine,
+    model::{Bert, BertConfig, EncoderTask, expect_below},
+    questions::Window,
+};
 
 /// The samples of an encoder, by its [task](crate::model::EncoderTask).
 ///
@@ -21,6 +27,28 @@ pub enum EncoderData {
 
 impl TrainingData for EncoderData {
     type Model<E: Engine> = Bert<E>;
+
+    fn prepare<E: Engine>(&self, _: &E, model: &mut Bert<E>) -> Result<()> {
+        let BertConfig { ref encoder, task, positions } = *model.config();
+        match (task, self) {
+            (EncoderTask::Answers, EncoderData::Questions(set)) => {
+                if set.length() != positions {
+                    let (what, found) = ("tokens of the windows of questions", set.length().to_string());
+                    return Err(Error::Setting { what, found, expected: "the length that the model is trained on" });
+                }
+                set.training().iter().chain(set.validation()).try_for_each(|window| {
+                    expect_below("tokens of questions", &window.tokens, encoder.vocabulary())?;
+                    expect_below("token types", &window.types, encoder.token_types())
+                })
+            }
+            (EncoderTask::MaskedTokens, EncoderData::MaskedText(text)) => text.expect_sequences_of(positions),
+            (task, _) => Err(Error::Setting {
+                what: "the data",
+                found: format!("of another task than {task:?}"),
+                expected: "questions for answers, or text for masked tokens",
+            }),
+        }
+    }
 
     fn batch(&self, BatchShape { batch, positions }: BatchShape, seed: u64, step: u64) -> Batch {
         match self {

@@ -3,10 +3,16 @@
 use twofour::layer::MaskRule;
 
 use super::{
-    LayerForm, SparsityPlan, Trainer, TrainingData,
+    SparsityPlan, Trainer, TrainingData,
     sparsifier::{Chosen, choose, masking_of},
 };
-use crate::{Result, engine::Engine, linear::Linear, model::TrainedModel as _, random::Stream};
+use crate::{
+    Result,
+    engine::Engine,
+    linear::{LayerForm, Linear},
+    model::{ModelParts as _, TrainedModel as _},
+    random::Stream,
+};
 
 /// What a layer's weight gets after an update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

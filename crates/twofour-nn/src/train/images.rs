@@ -122,6 +122,11 @@ impl ImageSet {
 impl TrainingData for ImageSet {
     type Model<E: Engine> = Vit<E>;
 
+    fn prepare<E: Engine>(&self, engine: &E, model: &mut Vit<E>) -> Result<()> {
+        self.expect_both_parts()?;
+        model.set_images(engine, self.shape, self.images(), &self.labels)
+    }
+
     fn batch(&self, BatchShape { batch, positions }: BatchShape, seed: u64, step: u64) -> Batch {
         self.batch_of(drawn(&self.training, batch, seed, step), positions)
     }

@@ -3,9 +3,9 @@
 use super::corpus::Corpus;
 use crate::{
     Error, Result,
-    model::{BertConfig, Tokenizer},
-    questions::QuestionsError,
+    model::BertConfig,
     random::Stream,
+    text::{SpecialTokens, Tokenizer},
 };
 
 /// A text whose samples are stretches, framed as the model reads texts, of which 15 % of the tokens are to be predicted (Devlin et al., "BERT", 2019): 80 % of those are
@@ -15,15 +15,6 @@ pub struct MaskedText {
     text: Corpus,
     special: SpecialTokens,
     vocabulary: u32,
-}
-
-/// The tokens that are no text.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SpecialTokens {
-    /// Those before and after a text.
-    pub framing: [Vec<u32>; 2],
-    /// The one that stands for a masked token.
-    pub mask: u32,
 }
 
 /// A stretch with masked tokens.
@@ -37,35 +28,13 @@ pub struct MaskedSample {
     pub targets: Vec<u32>,
 }
 
-impl SpecialTokens {
-    /// The names that tokenizers have for the token that stands for a masked one.
-    const MASKS: [&str; 2] = ["[MASK]", "<mask>"];
-
-    /// Those of a tokenizer.
-    ///
-    /// # Errors
-    /// [`QuestionsError::Tokenizer`] for a tokenizer without a mask token.
-    pub fn of(tokenizer: &Tokenizer) -> Result<Self> {
-        let mask = Self::MASKS.iter().find_map(|name| tokenizer.token(name));
-        let mask = mask.ok_or_else(|| QuestionsError::Tokenizer { reason: "it has no token [MASK]".to_owned() })?;
-        Ok(SpecialTokens { framing: tokenizer.framing()?, mask })
-    }
-
-    /// A text that was encoded whole, without the tokens that frame it.
-    pub(crate) fn inner<'a>(&self, tokens: &'a [u32]) -> &'a [u32] {
-        let [before, after] = &self.framing;
-        let rest = tokens.strip_prefix(before.as_slice()).unwrap_or(tokens);
-        rest.strip_suffix(after.as_slice()).unwrap_or(rest)
-    }
-}
-
 impl MaskedText {
     /// The tokens of a text, as its tokenizer encodes it whole; `validation_share` of them, at the end, is for validation.
     ///
     /// # Errors
-    /// Those of [`SpecialTokens::of`], [`Corpus::of_tokens`] and [`MaskedText::new`].
+    /// Those of [`Tokenizer::special`], [`Corpus::of_tokens`] and [`MaskedText::new`].
     pub fn of_tokens(tokens: &[u32], tokenizer: &Tokenizer, validation_share: f64, vocabulary: usize) -> Result<Self> {
-        let special = SpecialTokens::of(tokenizer)?;
+        let special = tokenizer.special()?;
         let corpus = Corpus::of_tokens(special.inner(tokens).to_vec(), validation_share)?;
         Self::new(corpus, special, vocabulary)
     }

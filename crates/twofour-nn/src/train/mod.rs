@@ -19,7 +19,6 @@
 //! GEMMs may add in another order elsewhere).
 
 mod checkpoint;
-mod checkpoint_model;
 mod corpus;
 mod data;
 mod decay_search;
@@ -29,6 +28,7 @@ mod idx;
 mod images;
 mod masked_text;
 mod passes;
+mod probe;
 mod progress;
 mod question_set;
 pub mod ranks;
@@ -42,19 +42,18 @@ mod tests;
 mod together;
 mod trainer;
 
-pub use checkpoint::{CHECKPOINT_FILE, checkpoint_steps};
-pub(crate) use checkpoint_model::CheckpointModel;
-pub use checkpoint_model::is_checkpoint;
+pub use checkpoint::checkpoint_steps;
 pub use corpus::Corpus;
 pub use data::{Batch, ConfigOf, TrainingData};
 pub use decay_search::{DecayCandidate, DecayChoice, DecaySearch, DecayTrial};
 pub use encoder_data::EncoderData;
 pub use idx::{Idx, IdxError};
 pub use images::ImageSet;
-pub use masked_text::{MaskedSample, MaskedText, SpecialTokens};
+pub use masked_text::{MaskedSample, MaskedText};
+pub use probe::LinearProbe;
 pub use question_set::QuestionSet;
 pub use ranks::GradientReduction;
 pub use report::{Evaluation, StepReport};
 pub use sparsifier::{BlockNorm, LevelSchedule, SparsifierPlan, SparsifierRule};
-pub use sparsity::{Decay, LayerForm, SparseBegin, SparsityPlan};
+pub use sparsity::{Decay, SparseBegin, SparsityPlan};
 pub use trainer::Trainer;

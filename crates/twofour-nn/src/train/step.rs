@@ -8,14 +8,15 @@ use std::{
 
 use twofour::{adamw_step::PhaseSwitch, layer::Accumulate};
 
-use super::{Decay, LayerForm, Trainer, TrainingData, forms::Refresh, ranks::Seat};
+use super::{Decay, Trainer, TrainingData, forms::Refresh, ranks::Seat};
 use crate::{
     Error, Result,
     block::BatchShape,
     engine::{
         AdamWStep, Engine, OptimizerStep, PrunedDecay, SecondMoment, SgdStep, StepFindings, StepLimits, StepPhase,
     },
-    model::TrainedModel,
+    linear::LayerForm,
+    model::{ModelPart, ModelParts as _, TrainedModel},
     parameter::Parameter,
     recipe::{OptimizerKind, SwitchMean, TrainingSettings},
 };
@@ -65,10 +66,10 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         let ((inputs, inputs_at_once), (targets, targets_at_once)) = (share(&batch.inputs), share(&batch.targets));
         let parts = batch.inputs[inputs].chunks(inputs_at_once).zip(batch.targets[targets].chunks(targets_at_once));
         for (index, (inputs, targets)) in parts.enumerate() {
-            match micro_batches.get_mut(index) {
-                Some(uploaded) => model.overwrite(engine, (inputs, targets), shape, uploaded)?,
-                None => micro_batches.push(model.upload(engine, (inputs, targets), shape)?),
+            if index == micro_batches.len() {
+                micro_batches.push(None);
             }
+            model.upload(engine, (inputs, targets), shape, &mut micro_batches[index])?;
         }
         Ok(batch.targets.len())
     }
@@ -198,7 +199,7 @@ struct StepLaunch<'a, E: Engine, M: TrainedModel<E>> {
     model: &'a mut M,
     loss: &'a mut E::Buffer,
     guard: &'a mut E::StepGuard,
-    micro_batches: &'a [M::Uploaded],
+    micro_batches: &'a [Option<M::Uploaded>],
     /// Of each planned layer, the part of the plan that it belongs to.
     parts: &'a HashMap<String, usize>,
     shape: BatchShape,
@@ -248,7 +249,7 @@ impl<E: Engine, M: TrainedModel<E>> StepLaunch<'_, E, M> {
         engine.clear(loss)?;
         let mut accumulate = Accumulate::Overwrite;
         let last = micro_batches.len().saturating_sub(1);
-        for (index, batch) in micro_batches.iter().enumerate() {
+        for (index, batch) in micro_batches.iter().flatten().enumerate() {
             engine.begin_phase(StepPhase::Forward)?;
             let mut ready = |gradients: Vec<&mut E::Buffer>| match seat {
                 Some(Seat { reduction, rank }) if index == last => reduction.ready(rank, gradients),
@@ -288,7 +289,28 @@ impl<E: Engine, M: TrainedModel<E>> StepLaunch<'_, E, M> {
                 OptimizerStep::Sgd(own) => OptimizerStep::Sgd(SgdStep { weight_decay: 0.0, ..own }),
             }
         };
-        model.update(engine, step, guard)
+        let is_vector = |parameter: &Parameter<E>| parameter.shape().len() < 2;
+        let mut changes = 0.0;
+        // Vectors are many and short: each of them alone would take longer than its bytes.
+        let mut vectors: Vec<_> = model.parameters_mut().into_iter().filter(|parameter| is_vector(parameter)).collect();
+        for alike in vectors.chunk_by_mut(|a, b| step(a, None) == step(b, None)) {
+            let own = step(alike[0], None);
+            changes += Parameter::update_together(alike, *engine, &own, guard)?;
+        }
+        let (mut others, mut linears) = (vec![], vec![]);
+        model.visit_mut(&mut |part| match part {
+            ModelPart::Parameter(parameter) if is_vector(parameter) => {}
+            ModelPart::Parameter(parameter) => others.push(parameter),
+            ModelPart::Linear(linear) => linears.push(linear),
+        });
+        for parameter in others {
+            changes += parameter.update(*engine, &step(parameter, None), None, guard)?;
+        }
+        for linear in linears {
+            let own = step(linear.weight(), Some(linear.name()));
+            changes += linear.update_weight(*engine, &own, guard)?;
+        }
+        Ok(changes)
     }
 }
 

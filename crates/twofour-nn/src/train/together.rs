@@ -4,7 +4,7 @@ use super::{
     Trainer, TrainingData,
     ranks::{Post, Seat},
 };
-use crate::{Error, Result, engine::Engine, model::TrainedModel as _, parameter::Parameter};
+use crate::{Error, Result, engine::Engine, model::ModelParts as _, parameter::Parameter};
 
 /// Steps between two comparisons of the ranks' masks.
 const COMPARED_EVERY: u64 = 100;

@@ -8,14 +8,15 @@ use twofour::{
 };
 
 use super::{
-    ConfigOf, Corpus, Evaluation, LayerForm, SparseBegin, SparsityPlan, StepReport, TrainingData, forms::Refresh,
+    ConfigOf, Corpus, Evaluation, SparseBegin, SparsityPlan, StepReport, TrainingData, forms::Refresh,
     progress::Progress, ranks::Seat, settings::check, sparsifier::prepared,
 };
 use crate::{
     Error, Result,
     block::BatchShape,
     engine::{Engine, Kind},
-    model::TrainedModel,
+    linear::LayerForm,
+    model::{ModelParts as _, TrainedModel},
     optim::{LossScale, Schedule},
     parameter::Parameter,
     recipe::{Method, OptimizerKind, SwitchMean, TrainingSettings},
@@ -59,7 +60,7 @@ pub struct Trainer<E: Engine, D: TrainingData = Corpus> {
     pub(super) loss: E::Buffer,
     pub(super) guard: E::StepGuard,
     /// Inputs and targets of each micro-batch of the step.
-    pub(super) micro_batches: Vec<<D::Model<E> as TrainedModel<E>>::Uploaded>,
+    pub(super) micro_batches: Vec<Option<<D::Model<E> as TrainedModel<E>>::Uploaded>>,
 }
 
 /// Consecutive skipped steps after which training stops.
@@ -95,17 +96,19 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
     ) -> Result<Self> {
         check(training)?;
         plan.check()?;
-        model.prepare(&engine, &data)?;
+        data.prepare(&engine, &mut model)?;
         let names: Vec<String> = model.linears().map(|linear| linear.name().to_owned()).collect();
         if let Some(pattern) = plan.parts().flat_map(|part| &part.layers).find(|name| !names.contains(name)) {
             return Err(Error::NoSuchLayer { pattern: pattern.clone(), layers: names });
         }
-        let sparse = plan.parts().filter(|part| part.method != Method::Dense).flat_map(|part| &part.layers);
-        sparse.into_iter().try_for_each(|layer| model.expect_sparse(layer))?;
-        if plan.parts().any(|part| part.method == Method::Activation) {
-            model.use_squared_relu()?;
+        for part in plan.parts().filter(|part| part.method != Method::Dense) {
+            let form = match part.method {
+                Method::Activation => LayerForm::TwoOfFourInput,
+                _ => LayerForm::TwoOfFour,
+            };
+            part.layers.iter().try_for_each(|layer| model.prepare(layer, form))?;
         }
-        model.begin_training(&engine)?;
+        model.parameters_mut().into_iter().try_for_each(|parameter| parameter.begin_training(&engine))?;
         if training.optimizer == OptimizerKind::Sgd {
             if matches!(plan.begin, SparseBegin::Settled { .. }) {
                 let (first, second) = ("the method `step`".to_owned(), "the optimizer `sgd`".to_owned());

@@ -7,7 +7,7 @@ use twofour::DataType;
 use twofour_cuda::Device;
 use twofour_nn::{
     engine::{Memory as _, cpu::CpuEngine, cuda::CudaEngine},
-    model::TrainedModel as _,
+    model::ModelParts as _,
     train::{Trainer, TrainingData},
 };
 

@@ -3,9 +3,8 @@
 use anyhow::Result;
 use twofour_nn::{
     engine::Engine,
-    model::LinearProbe,
-    recipe::Recipe,
-    train::{Corpus, EncoderData, ImageSet, TrainingData},
+    recipe::{Recipe, RecipeData},
+    train::{Corpus, EncoderData, ImageSet, LinearProbe},
 };
 
 use super::{
@@ -14,7 +13,7 @@ use super::{
 };
 
 /// What the command requires of a run's data beyond what the trainer does.
-pub(super) trait RunData: TrainingData + Sized + 'static {
+pub(super) trait RunData: RecipeData + Sized + 'static {
     /// Tokens of all samples for a model with so many inputs a sample.
     fn tokens(&self, positions: usize) -> usize;
 
@@ -86,6 +85,6 @@ impl RunData for ImageSet {
         if !recipe.training.linear_probe {
             return Ok(None);
         }
-        Ok(Some(model.probe(engine, self, recipe.training.micro_batch())?))
+        Ok(Some(ImageSet::probe(self, engine, model, recipe.training.micro_batch())?))
     }
 }

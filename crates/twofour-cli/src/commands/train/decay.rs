@@ -6,9 +6,8 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use twofour_nn::{
     engine::Engine,
-    model::TrainedModel as _,
-    recipe::Recipe,
-    train::{DecayChoice, DecaySearch, DecayTrial, SparsityPlan, TrainingData},
+    recipe::{Recipe, RecipeData},
+    train::{DecayChoice, DecaySearch, DecayTrial, SparsityPlan},
 };
 
 use super::folder::Folder;
@@ -39,7 +38,7 @@ struct DecayFile {
 ///
 /// # Errors
 /// Those of a trial; [`interrupt::Interrupted`], after which the same command goes on.
-pub(super) fn search<E: Engine, D: TrainingData>(
+pub(super) fn search<E: Engine, D: RecipeData>(
     mut engine: E,
     recipe: &Recipe,
     plan: &SparsityPlan,
@@ -62,7 +61,7 @@ pub(super) fn search<E: Engine, D: TrainingData>(
             if interrupt::requested() {
                 return Err(interrupt::Interrupted.into());
             }
-            let model = D::Model::<E>::config_of(recipe);
+            let model = D::config::<E>(recipe);
             let (back, trial) = file.search.run(engine, (&model, &recipe.training), plan, data, strength)?;
             engine = back;
             file.trials.push(trial);

@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use twofour_nn::{
-    model::LinearProbe,
     recipe::{LoadedRecipe, Recipe, RecipePlan},
     report::{LayerMetrics, StepMetrics},
-    train::DecayChoice,
+    train::{DecayChoice, LinearProbe},
 };
 
 use super::outcome::Outcome;

@@ -14,12 +14,11 @@ use twofour::{
 };
 use twofour_nn::{
     engine::Engine,
-    model::TrainedModel as _,
-    recipe::{LoadedRecipe, Recipe, RecipePlan, SparsePrecision},
+    linear::SparsePrecision,
+    model::{CHECKPOINT_FILE, ModelParts as _, TrainedModel as _},
+    recipe::{LoadedRecipe, Recipe, RecipeData, RecipePlan},
     report::{LayerMetrics, MetricsLog, StepMetrics},
-    train::{
-        CHECKPOINT_FILE, DecayChoice, SparsityPlan, StepReport, Trainer, TrainingData, checkpoint_steps, ranks::Seat,
-    },
+    train::{DecayChoice, SparsityPlan, StepReport, Trainer, TrainingData, checkpoint_steps, ranks::Seat},
 };
 
 use super::{data::RunData, decay, folder::Folder, picture, report::Report, view::View};
@@ -85,7 +84,7 @@ pub(super) struct Ready<E: Engine, D: TrainingData> {
     notes: Vec<String>,
 }
 
-impl<D: TrainingData> Beginning<D> {
+impl<D: RecipeData> Beginning<D> {
     /// The beginning of a run on these data in a folder.
     pub(super) fn new(loaded: &LoadedRecipe, data: Arc<D>, folder: &Folder) -> Result<Self> {
         let recipe = &loaded.recipe;
@@ -137,7 +136,7 @@ impl<D: TrainingData> Beginning<D> {
     /// Checkpoints of another run, or none that can be used; a run that is finished and has none.
     pub(super) fn ready<E: Engine>(&self, engine: E) -> Result<Ready<E, D>> {
         let Beginning { recipe, plan, data, folder, .. } = self;
-        let model = D::Model::from_recipe(&engine, recipe)?;
+        let model = D::model(&engine, recipe)?;
         let mut trainer = Trainer::with_model(engine, model, &recipe.training, plan.clone(), data.clone())?;
         let mut notes = vec![];
         let last = folder.join(LAST);

@@ -162,7 +162,7 @@ fn check_sequences(config: &BertConfig, (tokens, types): (&[u32], &[u32]), shape
     expect_below("token types", types, config.encoder.token_types())
 }
 
-pub(super) fn expect_below(what: &'static str, ids: &[u32], bound: usize) -> Result<()> {
+pub(crate) fn expect_below(what: &'static str, ids: &[u32], bound: usize) -> Result<()> {
     match ids.iter().enumerate().find(|(_, id)| **id as usize >= bound) {
         None => Ok(()),
         Some((position, &token)) => Err(Error::Token { what, token, position, vocabulary: bound }),

@@ -15,6 +15,7 @@ mod trained;
 use twofour::layer::Accumulate;
 
 pub(super) use self::build::initial;
+pub(crate) use self::inputs::expect_below;
 pub use self::{
     config::{BertConfig, EncoderTask},
     inputs::{BertBatch, BertSamples},

@@ -4,22 +4,20 @@ use std::{collections::BTreeMap, path::Path};
 
 use twofour::{DataType, file::Overwrite, layer::Accumulate};
 
-use super::{Bert, BertBatch, BertConfig, BertLayer, BertSamples, EncoderTask, inputs::expect_below};
+use super::{Bert, BertBatch, BertConfig, BertLayer, BertSamples, EncoderTask};
 use crate::{
     Error, Result,
     block::BatchShape,
     engine::Engine,
-    linear::Linear,
-    model::{TrainedModel, file::SavedParts},
+    linear::{LayerForm, Linear},
+    model::{ModelPart, TrainedModel, file::SavedParts},
     parameter::Parameter,
-    recipe::Recipe,
-    train::EncoderData,
 };
 
 /// The metadata key that holds an encoder's [`BertConfig`] as JSON.
 const BERT_KEY: &str = "twofour.bert";
 
-/// Samples, unpacked from the inputs of a [`Batch`](crate::train::Batch).
+/// Samples, unpacked from the inputs of a batch.
 struct Unpacked {
     tokens: Vec<u32>,
     types: Vec<u32>,
@@ -27,7 +25,7 @@ struct Unpacked {
 }
 
 impl Unpacked {
-    /// What [`EncoderData`] packed for a task.
+    /// What is packed for a task: tokens of each sample, then their types or the places of masked ones.
     fn of(task: EncoderTask, inputs: &[u32], BatchShape { batch, positions }: BatchShape) -> Result<Self> {
         let each = inputs.len() / batch.max(1);
         if batch == 0 || inputs.len() != batch * each || each <= positions {
@@ -53,24 +51,11 @@ impl Unpacked {
 }
 
 impl<E: Engine> TrainedModel<E> for Bert<E> {
-    type Data = EncoderData;
     type Uploaded = BertBatch<E>;
     type Config = BertConfig;
 
-    fn config_of(recipe: &Recipe) -> BertConfig {
-        recipe.encoder()
-    }
-
     fn from_config(engine: &E, config: &BertConfig, seed: u64) -> Result<Self> {
         Bert::new(engine, config, seed)
-    }
-
-    fn from_recipe(engine: &E, recipe: &Recipe) -> Result<Self> {
-        let BertConfig { task, positions, .. } = recipe.encoder();
-        match recipe.saved_encoder()? {
-            Some(saved) => saved.model(engine, task, positions, recipe.training.seed),
-            None => Self::from_config(engine, &recipe.encoder(), recipe.training.seed),
-        }
     }
 
     fn config(&self) -> &BertConfig {
@@ -81,29 +66,14 @@ impl<E: Engine> TrainedModel<E> for Bert<E> {
         self.config.positions
     }
 
-    fn prepare(&mut self, _: &E, data: &EncoderData) -> Result<()> {
-        let BertConfig { ref encoder, task, positions } = self.config;
-        match (task, data) {
-            (EncoderTask::Answers, EncoderData::Questions(set)) => {
-                if set.length() != positions {
-                    let (what, found) = ("tokens of the windows of questions", set.length().to_string());
-                    return Err(Error::Setting { what, found, expected: "the length that the model is trained on" });
-                }
-                set.training().iter().chain(set.validation()).try_for_each(|window| {
-                    expect_below("tokens of questions", &window.tokens, encoder.vocabulary())?;
-                    expect_below("token types", &window.types, encoder.token_types())
-                })
-            }
-            (EncoderTask::MaskedTokens, EncoderData::MaskedText(text)) => text.expect_sequences_of(positions),
-            (task, _) => Err(Error::Setting {
-                what: "the data",
-                found: format!("of another task than {task:?}"),
-                expected: "questions for answers, or text for masked tokens",
-            }),
+    fn prepare(&mut self, layer: &str, form: LayerForm) -> Result<()> {
+        if form == LayerForm::TwoOfFourInput {
+            return Err(Error::Unsupported {
+                engine: "training",
+                what: "squared ReLU in an encoder".to_owned(),
+                remedy: "choose another method than \"activation\"",
+            });
         }
-    }
-
-    fn expect_sparse(&self, layer: &str) -> Result<()> {
         if layer == "embedding" {
             let (first, second) = ("a head that is the embedding".to_owned(), format!("2:4 of the layer `{layer}`"));
             return Err(Error::Conflict { first, second, reason: "an embedding is read dense" });
@@ -111,37 +81,32 @@ impl<E: Engine> TrainedModel<E> for Bert<E> {
         Ok(())
     }
 
-    fn use_squared_relu(&mut self) -> Result<()> {
-        Err(Error::Unsupported {
-            engine: "training",
-            what: "squared ReLU in an encoder".to_owned(),
-            remedy: "choose another method than \"activation\"",
-        })
+    fn visit<'a>(&'a self, see: &mut dyn FnMut(ModelPart<&'a Parameter<E>, &'a Linear<E>>)) {
+        self.embeddings.parameters().for_each(|table| see(ModelPart::Parameter(table)));
+        for BertLayer { attention, feed_forward } in &self.layers {
+            let norms = attention.norm.parameters().chain(feed_forward.norm.parameters());
+            norms.for_each(|norm| see(ModelPart::Parameter(norm)));
+        }
+        let of_head = self.head.norm().into_iter().flat_map(|norm| norm.parameters());
+        of_head.for_each(|norm| see(ModelPart::Parameter(norm)));
+        Bert::linears(self).for_each(|linear| see(ModelPart::Linear(linear)));
     }
 
-    fn linears(&self) -> impl Iterator<Item = &Linear<E>> {
-        self.linears()
-    }
-
-    fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear<E>> {
-        self.linears_mut()
-    }
-
-    fn parameters(&self) -> Vec<&Parameter<E>> {
-        self.parameters()
-    }
-
-    fn parameters_mut(&mut self) -> Vec<&mut Parameter<E>> {
-        self.parameters_mut()
-    }
-
-    fn other_parameters_mut(&mut self) -> Vec<&mut Parameter<E>> {
+    fn visit_mut<'a>(&'a mut self, see: &mut dyn FnMut(ModelPart<&'a mut Parameter<E>, &'a mut Linear<E>>)) {
         let Bert { embeddings, layers, head, .. } = self;
-        let norms = layers.iter_mut().flat_map(|BertLayer { attention, feed_forward }| {
-            attention.norm.parameters_mut().chain(feed_forward.norm.parameters_mut())
-        });
-        let of_head = head.norm_and_linears_mut().0.into_iter().flat_map(|norm| norm.parameters_mut());
-        embeddings.parameters_mut().chain(norms).chain(of_head).collect()
+        embeddings.parameters_mut().for_each(|table| see(ModelPart::Parameter(table)));
+        for BertLayer { attention, feed_forward } in layers {
+            for norm in attention.norm.parameters_mut().chain(feed_forward.norm.parameters_mut()) {
+                see(ModelPart::Parameter(norm));
+            }
+            for linear in [&mut attention.qkv, &mut attention.out, &mut feed_forward.up, &mut feed_forward.down] {
+                see(ModelPart::Linear(linear));
+            }
+        }
+        let (norm, linears) = head.norm_and_linears_mut();
+        let norms = norm.into_iter().flat_map(|norm| norm.parameters_mut());
+        norms.for_each(|norm| see(ModelPart::Parameter(norm)));
+        linears.into_iter().for_each(|linear| see(ModelPart::Linear(linear)));
     }
 
     fn clear_workspace(&mut self) {
@@ -160,20 +125,22 @@ impl<E: Engine> TrainedModel<E> for Bert<E> {
         Ok(None)
     }
 
-    fn upload(&self, engine: &E, (inputs, targets): (&[u32], &[u32]), shape: BatchShape) -> Result<BertBatch<E>> {
-        let unpacked = Unpacked::of(self.config.task, inputs, shape)?;
-        BertBatch::new(engine, &self.config, unpacked.samples(targets, shape))
-    }
-
-    fn overwrite(
+    fn upload(
         &self,
         engine: &E,
         (inputs, targets): (&[u32], &[u32]),
         shape: BatchShape,
-        to: &mut BertBatch<E>,
+        to: &mut Option<BertBatch<E>>,
     ) -> Result<()> {
         let unpacked = Unpacked::of(self.config.task, inputs, shape)?;
-        to.write(engine, &self.config, unpacked.samples(targets, shape))
+        let samples = unpacked.samples(targets, shape);
+        match to {
+            Some(batch) => batch.write(engine, &self.config, samples),
+            None => {
+                *to = Some(BertBatch::new(engine, &self.config, samples)?);
+                Ok(())
+            }
+        }
     }
 
     fn gradients_of(

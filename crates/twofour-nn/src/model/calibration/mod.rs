@@ -36,7 +36,7 @@ pub trait BlockwiseCheckpoint: fmt::Debug {
     /// Reads the tokenizer.
     ///
     /// # Errors
-    /// [`CheckpointError::Tokenizer`] where there is none, or a damaged one.
+    /// [`TextError::Tokenizer`](crate::text::TextError::Tokenizer) where there is none, or a damaged one.
     fn tokenizer(&self) -> Result<Tokenizer>;
 
     /// The tokens that the model reads before and after every text: none of a decoder, which goes on from anywhere.

@@ -26,9 +26,9 @@ use crate::{
         encoder::Encoder,
         file,
         language::dtype_of,
-        saved::{beyond_mask, run_of, violation},
+        run::{CheckpointModel, Run},
+        saved::{beyond_mask, violation},
     },
-    train::CheckpointModel,
 };
 
 /// The linear layer that scores each token as the first and the last one of an answer.
@@ -129,11 +129,11 @@ impl EncoderCheckpoint {
             path: path.to_owned(),
             reason: "it is not in the folder of its run, which has the recipe and the tokenizer".to_owned(),
         };
-        let (folder, recipe) = run_of(path)?.ok_or_else(no_run)?;
-        let own = folder.join(SavedModel::DIRECTORY);
+        let run = Run::of(path)?.ok_or_else(no_run)?;
+        let own = run.model_folder();
         let directory = match Checkpoint::is_at(&own) {
             true => own,
-            false => recipe.saved_encoder()?.ok_or_else(no_run)?.directory,
+            false => Self::open(SavedModel::locate(run.from().ok_or_else(no_run)?))?.directory,
         };
         Ok(EncoderCheckpoint { directory, config: encoder.clone(), reader, layout })
     }
@@ -161,7 +161,7 @@ impl EncoderCheckpoint {
     /// Reads the tokenizer.
     ///
     /// # Errors
-    /// [`CheckpointError::Tokenizer`] where there is none, or a damaged one.
+    /// [`TextError::Tokenizer`](crate::text::TextError::Tokenizer) where there is none, or a damaged one.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         Tokenizer::read(&self.directory.join("tokenizer.json"))
     }

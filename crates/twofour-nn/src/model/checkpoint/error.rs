@@ -137,12 +137,4 @@ pub enum CheckpointError {
         /// Its type.
         found: String,
     },
-    /// A tokenizer that cannot be read, or text that it cannot encode.
-    #[error("{}: {reason}", path.display())]
-    Tokenizer {
-        /// The tokenizer's file.
-        path: PathBuf,
-        /// What went wrong.
-        reason: String,
-    },
 }

@@ -205,7 +205,7 @@ impl Checkpoint {
     /// Reads the tokenizer.
     ///
     /// # Errors
-    /// [`CheckpointError::Tokenizer`] where there is none, or a damaged one.
+    /// [`TextError::Tokenizer`](crate::text::TextError::Tokenizer) where there is none, or a damaged one.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         Tokenizer::read(&self.directory.join("tokenizer.json"))
     }

@@ -12,7 +12,7 @@ use super::{CONFIG_FILE, Checkpoint, CheckpointError, layout::Layout};
 use crate::{
     Error, Result,
     engine::Engine,
-    model::{Gpt, TrainedModel, file},
+    model::{Gpt, ModelParts, TrainedModel, file},
 };
 
 impl Checkpoint {

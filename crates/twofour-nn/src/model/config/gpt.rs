@@ -3,10 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::TransformerConfig;
-use crate::{Error, Result, recipe::ModelSettings};
-
-/// Number of tokens: every byte is one.
-pub const VOCABULARY: usize = 256;
+use crate::{Error, Result};
 
 /// The sizes of a byte-level GPT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,13 +88,6 @@ impl GptConfig {
     /// Number of trainable parameters.
     pub fn parameters(&self) -> usize {
         TransformerConfig::from(self).parameters()
-    }
-}
-
-impl From<&ModelSettings> for GptConfig {
-    fn from(settings: &ModelSettings) -> Self {
-        let ModelSettings { layers, width, heads, context, .. } = *settings;
-        GptConfig { layers, width, heads, context, feed_forward: settings.feed_forward() }
     }
 }
 

@@ -7,14 +7,10 @@ mod stored;
 #[cfg(test)]
 mod tests;
 
-use crate::{
-    Error, Result,
-    engine::Nonlinearity,
-    recipe::{ModelKind, ModelSettings},
-};
+use crate::{Error, Result, engine::Nonlinearity, text::VOCABULARY};
 
 pub use self::{
-    gpt::{GptConfig, VOCABULARY},
+    gpt::GptConfig,
     rope::{Rope, RopeScaling},
 };
 
@@ -718,18 +714,5 @@ impl AttentionConfig {
     pub fn full(width: usize, heads: usize) -> Self {
         let causal = Self::causal(heads, heads, width / heads.max(1));
         AttentionConfig { is_causal: false, qkv_bias: true, out_bias: true, ..causal }
-    }
-}
-
-impl From<&ModelSettings> for TransformerConfig {
-    fn from(settings: &ModelSettings) -> Self {
-        let sizes = GptConfig::from(settings);
-        match settings.kind {
-            // Vision transformers and encoders have descriptions of their own.
-            ModelKind::Gpt | ModelKind::Vit | ModelKind::Bert => TransformerConfig::from(&sizes),
-            ModelKind::Llama => {
-                TransformerConfig::llama(&sizes, settings.kv_heads.unwrap_or(settings.heads), VOCABULARY)
-            }
-        }
     }
 }

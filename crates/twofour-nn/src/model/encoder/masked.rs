@@ -21,7 +21,7 @@ use crate::{
             weight::Weight,
         },
     },
-    train::SpecialTokens,
+    text::SpecialTokens,
 };
 
 /// An encoder with the head that scores the vocabulary for masked tokens: transformers' `BertForMaskedLM`.
@@ -44,7 +44,7 @@ impl<T: KernelElement + StoredElement> MaskedEncoder<T> {
         if !checkpoint.has_masked_head() {
             return Err(CheckpointError::NoMaskedHead { path: checkpoint.reader().path().to_owned() }.into());
         }
-        let special = SpecialTokens::of(&checkpoint.tokenizer()?)?;
+        let special = checkpoint.tokenizer()?.special()?;
         let (width, vocabulary) = (checkpoint.config().width, checkpoint.config().vocabulary());
         let vector = |name: &str, len: usize| Parts::<T>::vector(&parts, name, len);
         let values: Vec<T> = match parts.has_linear(OWN_DECODER) {

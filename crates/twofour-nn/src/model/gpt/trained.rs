@@ -9,31 +9,17 @@ use crate::{
     Error, Result,
     block::BatchShape,
     engine::Engine,
-    linear::Linear,
-    model::{IndexBatch, TrainedModel, TransformerConfig},
+    linear::{LayerForm, Linear},
+    model::{IndexBatch, ModelPart, TrainedModel, TransformerConfig},
     parameter::Parameter,
-    recipe::Recipe,
-    train::Corpus,
 };
 
 impl<E: Engine> TrainedModel<E> for Gpt<E> {
-    type Data = Corpus;
     type Uploaded = IndexBatch<E>;
     type Config = TransformerConfig;
 
-    fn config_of(recipe: &Recipe) -> TransformerConfig {
-        recipe.decoder()
-    }
-
     fn from_config(engine: &E, config: &TransformerConfig, seed: u64) -> Result<Self> {
         Gpt::new(engine, config.clone(), seed)
-    }
-
-    fn from_recipe(engine: &E, recipe: &Recipe) -> Result<Self> {
-        match recipe.saved_model()? {
-            Some(saved) => saved.model(engine, recipe.model.context),
-            None => Self::from_config(engine, &recipe.decoder(), recipe.training.seed),
-        }
     }
 
     fn config(&self) -> &TransformerConfig {
@@ -44,11 +30,10 @@ impl<E: Engine> TrainedModel<E> for Gpt<E> {
         self.config.context()
     }
 
-    fn prepare(&mut self, _: &E, corpus: &Corpus) -> Result<()> {
-        corpus.expect_sequences_of(self.config.context())
-    }
-
-    fn expect_sparse(&self, layer: &str) -> Result<()> {
+    fn prepare(&mut self, layer: &str, form: LayerForm) -> Result<()> {
+        if form == LayerForm::TwoOfFourInput {
+            return self.use_squared_relu();
+        }
         if self.config.is_tied() && layer == "head" {
             let (first, second) = ("a head that is the embedding".to_owned(), "2:4 of the layer `head`".to_owned());
             return Err(Error::Conflict { first, second, reason: "an embedding is read dense" });
@@ -56,31 +41,28 @@ impl<E: Engine> TrainedModel<E> for Gpt<E> {
         Ok(())
     }
 
-    fn use_squared_relu(&mut self) -> Result<()> {
-        self.use_squared_relu()
+    fn visit<'a>(&'a self, see: &mut dyn FnMut(ModelPart<&'a Parameter<E>, &'a Linear<E>>)) {
+        self.embedding.iter().for_each(|table| see(ModelPart::Parameter(table)));
+        for Layer { attention, feed_forward } in &self.layers {
+            let norms = attention.norm.parameters().chain(feed_forward.norm.parameters());
+            norms.for_each(|norm| see(ModelPart::Parameter(norm)));
+        }
+        self.norm.parameters().for_each(|norm| see(ModelPart::Parameter(norm)));
+        Gpt::linears(self).for_each(|linear| see(ModelPart::Linear(linear)));
     }
 
-    fn linears(&self) -> impl Iterator<Item = &Linear<E>> {
-        self.linears()
-    }
-
-    fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear<E>> {
-        self.linears_mut()
-    }
-
-    fn parameters(&self) -> Vec<&Parameter<E>> {
-        self.parameters()
-    }
-
-    fn parameters_mut(&mut self) -> Vec<&mut Parameter<E>> {
-        self.parameters_mut()
-    }
-
-    fn other_parameters_mut(&mut self) -> Vec<&mut Parameter<E>> {
-        let norms = self.layers.iter_mut().flat_map(|Layer { attention, feed_forward }| {
-            attention.norm.parameters_mut().chain(feed_forward.norm.parameters_mut())
-        });
-        self.embedding.iter_mut().chain(norms).chain(self.norm.parameters_mut()).collect()
+    fn visit_mut<'a>(&'a mut self, see: &mut dyn FnMut(ModelPart<&'a mut Parameter<E>, &'a mut Linear<E>>)) {
+        self.embedding.iter_mut().for_each(|table| see(ModelPart::Parameter(table)));
+        for Layer { attention, feed_forward } in &mut self.layers {
+            for norm in attention.norm.parameters_mut().chain(feed_forward.norm.parameters_mut()) {
+                see(ModelPart::Parameter(norm));
+            }
+            for linear in [&mut attention.qkv, &mut attention.out, &mut feed_forward.up, &mut feed_forward.down] {
+                see(ModelPart::Linear(linear));
+            }
+        }
+        self.norm.parameters_mut().for_each(|norm| see(ModelPart::Parameter(norm)));
+        see(ModelPart::Linear(&mut self.head));
     }
 
     fn clear_workspace(&mut self) {
@@ -98,12 +80,8 @@ impl<E: Engine> TrainedModel<E> for Gpt<E> {
         Ok(None)
     }
 
-    fn upload(&self, engine: &E, batch: (&[u32], &[u32]), _: BatchShape) -> Result<IndexBatch<E>> {
-        IndexBatch::new(engine, batch)
-    }
-
-    fn overwrite(&self, engine: &E, batch: (&[u32], &[u32]), _: BatchShape, to: &mut IndexBatch<E>) -> Result<()> {
-        to.write(engine, batch)
+    fn upload(&self, engine: &E, batch: (&[u32], &[u32]), _: BatchShape, to: &mut Option<IndexBatch<E>>) -> Result<()> {
+        IndexBatch::upload(engine, batch, to)
     }
 
     fn gradients_of(

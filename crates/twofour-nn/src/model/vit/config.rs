@@ -2,10 +2,18 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    Error, Result,
-    recipe::{ModelSettings, Pooling},
-};
+use crate::{Error, Result};
+
+/// What the head of a vision transformer reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pooling {
+    /// The class token, which is before the patches.
+    #[default]
+    Class,
+    /// The mean over the patches; there is no class token.
+    Mean,
+}
 
 /// The sizes of a [`Vit`](super::Vit).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -111,24 +119,5 @@ impl VitConfig {
     pub fn parameters(&self) -> usize {
         let linears: usize = self.linear_layers().into_iter().map(|(_, out, inputs)| out * inputs + out).sum();
         linears + (2 * self.layers + 1) * 2 * self.width + self.tokens() * self.width
-    }
-}
-
-impl From<&ModelSettings> for VitConfig {
-    fn from(settings: &ModelSettings) -> Self {
-        let ModelSettings { layers, width, heads, image, patch, channels, classes, pooling, .. } = *settings;
-        VitConfig {
-            image: [image.unwrap_or(0); 2],
-            channels: channels.unwrap_or(1),
-            patch: patch.unwrap_or(0),
-            classes: classes.unwrap_or(0),
-            pooling: pooling.unwrap_or_default(),
-            layers,
-            width,
-            heads,
-            feed_forward: settings.feed_forward(),
-            epsilon: 1e-6,
-            squared_relu: false,
-        }
     }
 }

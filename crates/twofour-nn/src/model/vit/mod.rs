@@ -2,7 +2,6 @@
 
 mod build;
 mod config;
-mod probe;
 #[cfg(test)]
 mod tests;
 mod trained;
@@ -21,11 +20,9 @@ use crate::{
     engine::{Engine, Kind, LinearShape, StepPhase},
     linear::Linear,
     parameter::Parameter,
-    recipe::Pooling,
 };
 
-pub use config::VitConfig;
-pub use probe::LinearProbe;
+pub use config::{Pooling, VitConfig};
 pub(super) use trained::VIT_KEY;
 
 /// A vision transformer for classification (Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021), pre-norm as DINOv2's: patches go through a linear layer,

@@ -12,10 +12,10 @@ use crate::{
         Kind, Memory as _,
         cpu::{CpuBuffer, CpuEngine},
     },
-    model::{Gpt, TrainedModel},
+    model::{Gpt, ModelParts, Pooling, TrainedModel},
     random::Stream,
-    recipe::{Method, ModelKind, ModelSettings, Pooling, TrainingSettings},
-    train::{ImageSet, SparsityPlan, Trainer},
+    recipe::{Method, ModelKind, ModelSettings, TrainingSettings},
+    train::{ImageSet, SparsityPlan, Trainer, TrainingData as _},
 };
 
 const ENGINE: CpuEngine = CpuEngine;
@@ -57,8 +57,8 @@ fn model(pooling: Pooling, images: &ImageSet) -> Vit<CpuEngine> {
         Ok((0..count).map(|i| (mean + deviation * stream.normal(i)) as f32).collect())
     })
     .unwrap();
-    model.prepare(&ENGINE, images).unwrap();
-    model.begin_training(&ENGINE).unwrap();
+    images.prepare(&ENGINE, &mut model).unwrap();
+    model.parameters_mut().into_iter().try_for_each(|p| p.begin_training(&ENGINE)).unwrap();
     model
 }
 
@@ -86,7 +86,7 @@ fn gradients_of_all_variables_agree_with_finite_differences() {
                 Ok(())
             })
             .unwrap();
-        let count = TrainedModel::parameters(&model).len();
+        let count = ModelParts::parameters(&model).len();
         assert_eq!(ready, count, "each gradient is announced once");
         let loss_of = |model: &mut Vit<CpuEngine>| {
             let mut loss = scalar();
@@ -95,7 +95,7 @@ fn gradients_of_all_variables_agree_with_finite_differences() {
         };
         for index in 0..count {
             let (name, values, gradient) = {
-                let parameter = TrainedModel::parameters(&model)[index];
+                let parameter = ModelParts::parameters(&model)[index];
                 let read = |buffer| ENGINE.read(buffer).unwrap();
                 (parameter.name().to_owned(), read(parameter.master()), read(parameter.gradient().unwrap()))
             };
@@ -174,7 +174,7 @@ fn regression_on_features_tells_what_training_has_taught() {
     let mut trainer = trainer(Method::Ste, 80, &images);
     (0..80).for_each(|_| drop(trainer.step().unwrap()));
     let (engine, model) = trainer.engine_and_model();
-    let [all, few] = [200, 7].map(|batch| model.probe(engine, &images, batch).unwrap());
+    let [all, few] = [200, 7].map(|batch| images.probe(engine, model, batch).unwrap());
     assert!(all.validation_accuracy > 0.8 && all.training_accuracy > 0.95, "{all:?}");
     // Batches of another size may round otherwise in a GEMM, and no image is near a boundary by chance.
     assert!((all.validation_accuracy - few.validation_accuracy).abs() < 0.05, "{all:?}, {few:?}");
@@ -182,7 +182,7 @@ fn regression_on_features_tells_what_training_has_taught() {
     let shuffled: Vec<u8> = images.labels().iter().rev().copied().collect();
     let pixels: Vec<u8> = images.images().flatten().copied().collect();
     let wrong = ImageSet::new([6, 6, 2], pixels, shuffled, 0.25).unwrap();
-    let wrong = model.probe(engine, &wrong, 50).unwrap();
+    let wrong = wrong.probe(engine, model, 50).unwrap();
     assert!(wrong.validation_accuracy < 0.6, "{wrong:?}");
 }
 
@@ -213,7 +213,7 @@ fn a_saved_model_has_the_scores_of_the_trained_one() {
     let error = Vit::load(engine, directory.path().join("other")).unwrap_err().to_string();
     assert!(error.contains("positions.weight") || error.contains("patches.weight"), "{error}");
     let mut loaded = Vit::load(engine, &path).unwrap();
-    loaded.prepare(engine, &images).unwrap();
+    images.prepare(engine, &mut loaded).unwrap();
     let shape = BatchShape { batch: 3, positions: model.positions() };
     let batch = images.batch_of([0, 1, 2], shape.positions);
     let [expected, found] = [model, &mut loaded].map(|model| model.features(engine, &batch.inputs, shape).unwrap());
@@ -238,9 +238,9 @@ fn sizes_and_data_that_do_not_fit_are_errors() {
     let shape = BatchShape { batch: 1, positions: 5 };
     assert!(model.features(&ENGINE, &[0, 1, 2, 3, 4], shape).is_err(), "not prepared");
     let other = ImageSet::new([3, 6, 2], vec![0; 36 * 8], vec![0; 8], 0.25).unwrap();
-    assert!(matches!(model.prepare(&ENGINE, &other), Err(Error::Setting { .. })));
+    assert!(matches!(other.prepare(&ENGINE, &mut model), Err(Error::Setting { .. })));
     let beyond = ImageSet::new([6, 6, 2], vec![0; 72 * 8], vec![3; 8], 0.25).unwrap();
-    assert!(matches!(model.prepare(&ENGINE, &beyond), Err(Error::Token { token: 3, .. })));
-    model.prepare(&ENGINE, &images(8)).unwrap();
+    assert!(matches!(beyond.prepare(&ENGINE, &mut model), Err(Error::Token { token: 3, .. })));
+    images(8).prepare(&ENGINE, &mut model).unwrap();
     assert!(matches!(model.features(&ENGINE, &[0, 1, 2, 3, 40], shape), Err(Error::Token { .. })));
 }

@@ -8,19 +8,17 @@ use twofour::{
     layer::Accumulate,
 };
 
-use super::{Vit, VitConfig};
+use super::{Pooling, Vit, VitConfig};
 use crate::{
     Error, Result,
     block::BatchShape,
     engine::{Engine, Kind},
-    linear::Linear,
+    linear::{LayerForm, Linear},
     model::{
-        IndexBatch, Layer, TrainedModel,
+        IndexBatch, Layer, ModelPart, ModelParts as _, TrainedModel,
         file::{SavedParts, values},
     },
     parameter::Parameter,
-    recipe::{Pooling, Recipe},
-    train::ImageSet,
 };
 
 /// The metadata key that holds a vision transformer's [`VitConfig`] as JSON.
@@ -68,16 +66,54 @@ impl<E: Engine> Vit<E> {
             }
         }
     }
+
+    /// Brings images to the engine's memory, `[height, width, channels]` each, one after the other: batches name their tokens by number.
+    ///
+    /// # Errors
+    /// Images of another shape than the model's, a class that the model does not have; not enough memory.
+    pub fn set_images<'a>(
+        &mut self,
+        engine: &E,
+        shape: [usize; 3],
+        images: impl Iterator<Item = &'a [u8]>,
+        classes: &[u8],
+    ) -> Result<()> {
+        let [rows, columns] = self.config.image;
+        if shape != [rows, columns, self.config.channels] {
+            let found = format!("{shape:?}");
+            return Err(Error::Setting {
+                what: "height, width and channels of the images",
+                found,
+                expected: "the model's",
+            });
+        }
+        if let Some((position, &class)) =
+            classes.iter().enumerate().find(|(_, class)| usize::from(**class) >= self.config.classes)
+        {
+            let (what, vocabulary) = ("labels", self.config.classes);
+            return Err(Error::Token { what, token: class.into(), position, vocabulary });
+        }
+        let tokens = classes.len() * self.config.tokens();
+        if tokens > MOST_TOKENS {
+            let found = tokens.to_string();
+            return Err(Error::Setting {
+                what: "tokens of all images",
+                found,
+                expected: "at most 2^31; use larger patches",
+            });
+        }
+        let mut values = Vec::with_capacity(tokens * self.config.patch_len());
+        images.for_each(|image| self.tokens_of(image, &mut values));
+        let mut buffer = engine.zeros(Kind::Compute, values.len())?;
+        engine.write(&mut buffer, &values)?;
+        self.images = Some(buffer);
+        Ok(())
+    }
 }
 
 impl<E: Engine> TrainedModel<E> for Vit<E> {
-    type Data = ImageSet;
     type Uploaded = IndexBatch<E>;
     type Config = VitConfig;
-
-    fn config_of(recipe: &Recipe) -> VitConfig {
-        VitConfig::from(&recipe.model)
-    }
 
     fn from_config(engine: &E, config: &VitConfig, seed: u64) -> Result<Self> {
         Vit::new(engine, config, seed)
@@ -91,92 +127,41 @@ impl<E: Engine> TrainedModel<E> for Vit<E> {
         self.config.tokens()
     }
 
-    fn prepare(&mut self, engine: &E, data: &ImageSet) -> Result<()> {
-        let [rows, columns] = self.config.image;
-        if data.shape() != [rows, columns, self.config.channels] {
-            let found = format!("{:?}", data.shape());
-            return Err(Error::Setting {
-                what: "height, width and channels of the images",
-                found,
-                expected: "the model's",
-            });
+    fn prepare(&mut self, _: &str, form: LayerForm) -> Result<()> {
+        if form == LayerForm::TwoOfFourInput {
+            self.layers.iter_mut().try_for_each(|layer| layer.feed_forward.use_squared_relu())?;
+            self.config.squared_relu = true;
         }
-        if let Some((position, &class)) =
-            data.labels().iter().enumerate().find(|(_, class)| usize::from(**class) >= self.config.classes)
-        {
-            let (what, vocabulary) = ("labels", self.config.classes);
-            return Err(Error::Token { what, token: class.into(), position, vocabulary });
-        }
-        data.expect_both_parts()?;
-        let tokens = data.labels().len() * self.config.tokens();
-        if tokens > MOST_TOKENS {
-            let found = tokens.to_string();
-            return Err(Error::Setting {
-                what: "tokens of all images",
-                found,
-                expected: "at most 2^31; use larger patches",
-            });
-        }
-        let mut values = Vec::with_capacity(tokens * self.config.patch_len());
-        data.images().for_each(|image| self.tokens_of(image, &mut values));
-        let mut images = engine.zeros(Kind::Compute, values.len())?;
-        engine.write(&mut images, &values)?;
-        self.images = Some(images);
         Ok(())
     }
 
-    fn use_squared_relu(&mut self) -> Result<()> {
-        self.layers.iter_mut().try_for_each(|layer| layer.feed_forward.use_squared_relu())?;
-        self.config.squared_relu = true;
-        Ok(())
-    }
-
-    fn linears(&self) -> impl Iterator<Item = &Linear<E>> {
-        let layers = self.layers.iter().flat_map(|Layer { attention, feed_forward }| {
-            [&attention.qkv, &attention.out, &feed_forward.up, &feed_forward.down]
-        });
-        std::iter::once(&self.patches).chain(layers).chain([&self.head])
-    }
-
-    fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear<E>> {
-        let layers = self.layers.iter_mut().flat_map(|Layer { attention, feed_forward }| {
-            [&mut attention.qkv, &mut attention.out, &mut feed_forward.up, &mut feed_forward.down]
-        });
-        std::iter::once(&mut self.patches).chain(layers).chain([&mut self.head])
-    }
-
-    fn parameters(&self) -> Vec<&Parameter<E>> {
-        let mut all = vec![&self.positions];
+    fn visit<'a>(&'a self, see: &mut dyn FnMut(ModelPart<&'a Parameter<E>, &'a Linear<E>>)) {
+        see(ModelPart::Parameter(&self.positions));
+        see(ModelPart::Linear(&self.patches));
         for Layer { attention, feed_forward } in &self.layers {
-            all.extend(attention.norm.parameters());
-            all.extend(feed_forward.norm.parameters());
-        }
-        all.extend(self.norm.parameters());
-        all.extend(self.linears().flat_map(|linear| [Some(linear.weight()), linear.bias()]).flatten());
-        all
-    }
-
-    fn parameters_mut(&mut self) -> Vec<&mut Parameter<E>> {
-        let mut all = vec![&mut self.positions];
-        let mut linears: Vec<_> = self.patches.parameters_mut().collect();
-        for Layer { attention, feed_forward } in &mut self.layers {
-            all.extend(attention.norm.parameters_mut());
-            all.extend(feed_forward.norm.parameters_mut());
-            for linear in [&mut attention.qkv, &mut attention.out, &mut feed_forward.up, &mut feed_forward.down] {
-                linears.extend(linear.parameters_mut());
+            let norms = attention.norm.parameters().chain(feed_forward.norm.parameters());
+            norms.for_each(|norm| see(ModelPart::Parameter(norm)));
+            for linear in [&attention.qkv, &attention.out, &feed_forward.up, &feed_forward.down] {
+                see(ModelPart::Linear(linear));
             }
         }
-        all.extend(self.norm.parameters_mut());
-        all.extend(linears);
-        all.extend(self.head.parameters_mut());
-        all
+        self.norm.parameters().for_each(|norm| see(ModelPart::Parameter(norm)));
+        see(ModelPart::Linear(&self.head));
     }
 
-    fn other_parameters_mut(&mut self) -> Vec<&mut Parameter<E>> {
-        let norms = self.layers.iter_mut().flat_map(|Layer { attention, feed_forward }| {
-            attention.norm.parameters_mut().chain(feed_forward.norm.parameters_mut())
-        });
-        std::iter::once(&mut self.positions).chain(norms).chain(self.norm.parameters_mut()).collect()
+    fn visit_mut<'a>(&'a mut self, see: &mut dyn FnMut(ModelPart<&'a mut Parameter<E>, &'a mut Linear<E>>)) {
+        see(ModelPart::Parameter(&mut self.positions));
+        see(ModelPart::Linear(&mut self.patches));
+        for Layer { attention, feed_forward } in &mut self.layers {
+            for norm in attention.norm.parameters_mut().chain(feed_forward.norm.parameters_mut()) {
+                see(ModelPart::Parameter(norm));
+            }
+            for linear in [&mut attention.qkv, &mut attention.out, &mut feed_forward.up, &mut feed_forward.down] {
+                see(ModelPart::Linear(linear));
+            }
+        }
+        self.norm.parameters_mut().for_each(|norm| see(ModelPart::Parameter(norm)));
+        see(ModelPart::Linear(&mut self.head));
     }
 
     fn clear_workspace(&mut self) {
@@ -193,12 +178,8 @@ impl<E: Engine> TrainedModel<E> for Vit<E> {
         self.loss(engine, batch, shape, loss).map(Some)
     }
 
-    fn upload(&self, engine: &E, batch: (&[u32], &[u32]), _: BatchShape) -> Result<IndexBatch<E>> {
-        IndexBatch::new(engine, batch)
-    }
-
-    fn overwrite(&self, engine: &E, batch: (&[u32], &[u32]), _: BatchShape, to: &mut IndexBatch<E>) -> Result<()> {
-        to.write(engine, batch)
+    fn upload(&self, engine: &E, batch: (&[u32], &[u32]), _: BatchShape, to: &mut Option<IndexBatch<E>>) -> Result<()> {
+        IndexBatch::upload(engine, batch, to)
     }
 
     fn gradients_of(

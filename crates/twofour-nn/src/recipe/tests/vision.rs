@@ -1,7 +1,10 @@
 //! Recipes of vision transformers.
 
 use super::{lines, parse};
-use crate::recipe::{DeviceKind, ModelConfig, ModelKind, Pooling};
+use crate::{
+    model::Pooling,
+    recipe::{DeviceKind, ModelConfig, ModelKind},
+};
 
 const GOOD: &str = "
 [model]

@@ -9,16 +9,16 @@ use twofour::{
 use crate::{
     Error, Result,
     engine::Engine,
-    linear::{Linear, Masking},
-    model::TrainedModel,
+    linear::{LayerForm, Linear, Masking},
+    model::ModelParts,
     recipe::SparsifierCriterion,
-    train::{LayerForm, SparsifierPlan, SparsityPlan, Trainer, TrainingData},
+    train::{SparsifierPlan, SparsityPlan, Trainer, TrainingData},
 };
 
 /// A sparsifier over the layers that a plan gives to one, by the names of their weights; none where there are none.
 pub(in crate::train) fn prepared<E: Engine>(
     plan: &SparsityPlan,
-    model: &impl TrainedModel<E>,
+    model: &impl ModelParts<E>,
 ) -> Result<Option<Sparsifier>> {
     // What is masked in place is zero in the dense weight already.
     let mut sparsifier = Sparsifier::new(Regrowth::FromDense);

@@ -1,22 +1,7 @@
 //! The form of a layer in a step.
 
 use super::{SparseBegin, SparsityPlan};
-use crate::recipe::Method;
-
-/// What a linear layer computes with in a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum LayerForm {
-    /// The dense weight.
-    Dense,
-    /// The weight whose groups of four keep their three largest magnitudes (3:4), in a dense GEMM: the stage of gradual pruning between dense and 2:4.
-    ThreeOfFour,
-    /// The 2:4 weight.
-    TwoOfFour,
-    /// The weight under a mask of any pattern, in a dense GEMM.
-    Masked,
-    /// The dense weight, with an input that is pruned to 2:4 at each pass.
-    TwoOfFourInput,
-}
+use crate::{linear::LayerForm, recipe::Method};
 
 impl SparsityPlan {
     /// The form of this part's layers in the step of that number, counted from 0. `has_settled` says whether STEP has switched.

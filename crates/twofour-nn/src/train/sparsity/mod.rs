@@ -7,7 +7,6 @@ mod resolve;
 #[cfg(test)]
 mod tests;
 
-pub use form::LayerForm;
 pub use plan::{Decay, SparseBegin, SparsityPlan};
 
 use crate::Error;

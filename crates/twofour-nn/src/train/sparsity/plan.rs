@@ -15,7 +15,8 @@ use super::{
 use crate::{
     Error, Result,
     engine::PrunedDecay,
-    recipe::{DecayTarget, Method, SparsePrecision, SparsifierCriterion, SwitchMean},
+    linear::SparsePrecision,
+    recipe::{DecayTarget, Method, SparsifierCriterion, SwitchMean},
     train::SparsifierPlan,
 };
 

@@ -8,9 +8,9 @@ use super::{bits, corpus, layers, model, plans, steps, trainer, trainer_with, tr
 use crate::{
     Error,
     engine::cpu::CpuEngine,
-    model::SavedModel,
+    model::{CHECKPOINT_FILE, SavedModel},
     recipe::{Method, ModelSettings, TrainingSettings},
-    train::{CHECKPOINT_FILE, Corpus, SparsityPlan, Trainer, checkpoint_steps},
+    train::{Corpus, SparsityPlan, Trainer, checkpoint_steps},
 };
 
 #[test]

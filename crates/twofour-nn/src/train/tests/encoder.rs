@@ -8,7 +8,8 @@ use crate::{
     model::{BertConfig, EncoderTask, GptConfig, TransformerConfig},
     questions::tests::{asked, tokenizer},
     recipe::{Method, TrainingSettings},
-    train::{Corpus, EncoderData, MaskedText, QuestionSet, SparsityPlan, SpecialTokens, StepReport, Trainer},
+    text::SpecialTokens,
+    train::{Corpus, EncoderData, MaskedText, QuestionSet, SparsityPlan, StepReport, Trainer},
 };
 
 const TASKS: [EncoderTask; 2] = [EncoderTask::Answers, EncoderTask::MaskedTokens];

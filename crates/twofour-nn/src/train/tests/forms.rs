@@ -3,8 +3,9 @@
 use super::{bits, corpus, layers, mixed, model, steps, trainer, trainer_with, training};
 use crate::{
     engine::{Memory as _, cpu::CpuEngine},
+    linear::LayerForm,
     recipe::{DecayTarget, Method, OptimizerKind, TrainingSettings},
-    train::{Decay, DecaySearch, LayerForm, SparseBegin, SparsityPlan, Trainer},
+    train::{Decay, DecaySearch, SparseBegin, SparsityPlan, Trainer},
 };
 
 /// The form of every linear layer.

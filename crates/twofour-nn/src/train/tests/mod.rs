@@ -21,9 +21,8 @@ use super::{
 use crate::{
     Error, Result,
     engine::{Memory as _, SparseLayer as _, cpu::CpuEngine},
-    recipe::{
-        DecayTarget, Method, ModelKind, ModelSettings, OptimizerKind, SparsePrecision, SwitchMean, TrainingSettings,
-    },
+    linear::SparsePrecision,
+    recipe::{DecayTarget, Method, ModelKind, ModelSettings, OptimizerKind, SwitchMean, TrainingSettings},
 };
 
 fn model() -> ModelSettings {

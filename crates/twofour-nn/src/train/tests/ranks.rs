@@ -11,7 +11,8 @@ use crate::{
         Memory as _, SparseLayer as _,
         cpu::{CpuBuffer, CpuEngine},
     },
-    recipe::{Method, SparsePrecision, TrainingSettings},
+    linear::SparsePrecision,
+    recipe::{Method, TrainingSettings},
     train::{
         GradientReduction, SparsityPlan, StepReport, Trainer,
         ranks::{HostReduction, Rank, Seat, train_together},

@@ -11,13 +11,10 @@ use twofour::{
 use super::{bits, corpus, cubic, in_place, layers, model, one_shot, steps, trainer, trainer_with, training};
 use crate::{
     engine::{Memory as _, cpu::CpuEngine},
-    linear::{Linear, Masking},
-    model::Inference,
+    linear::{LayerForm, Linear, Masking},
+    model::{CHECKPOINT_FILE, Inference},
     recipe::{Method, SparsifierCriterion, TrainingSettings},
-    train::{
-        CHECKPOINT_FILE, DecaySearch, LayerForm, LevelSchedule, SparseBegin, SparsifierPlan, SparsifierRule,
-        SparsityPlan, Trainer,
-    },
+    train::{DecaySearch, LevelSchedule, SparseBegin, SparsifierPlan, SparsifierRule, SparsityPlan, Trainer},
 };
 
 fn master(linear: &Linear<CpuEngine>) -> Vec<f32> {

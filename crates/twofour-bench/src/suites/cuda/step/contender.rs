@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use twofour_cuda::{DataType, Device};
 use twofour_nn::{
     engine::cuda::CudaEngine,
-    model::TrainedModel as _,
+    model::ModelParts as _,
     recipe::Method,
     train::{SparsityPlan, Trainer, TrainingData},
 };

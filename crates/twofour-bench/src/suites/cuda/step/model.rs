@@ -6,8 +6,9 @@ use anyhow::Result;
 use twofour::{layer::MaskRule, select::Transposable};
 use twofour_nn::{
     engine::cuda::CudaEngine,
-    model::{Gpt, GptConfig, TransformerConfig, Vit, VitConfig},
-    recipe::{Pooling, SparsePrecision, TrainingSettings},
+    linear::SparsePrecision,
+    model::{Gpt, GptConfig, Pooling, TransformerConfig, Vit, VitConfig},
+    recipe::TrainingSettings,
     train::{Corpus, ImageSet, TrainingData},
 };
 

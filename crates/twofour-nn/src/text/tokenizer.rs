@@ -7,11 +7,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{VOCABULARY, checkpoint::CheckpointError};
-use crate::{
-    Error, Result,
-    text::{Encoding, TextFile},
-};
+use super::{Encoding, SpecialTokens, TextError, TextFile};
+use crate::{Error, Result};
+
+/// Tokens of a text whose bytes are its tokens.
+pub const VOCABULARY: usize = 256;
 
 /// How a model's tokens stand for text.
 #[derive(Debug)]
@@ -34,9 +34,9 @@ impl Tokenizer {
     /// Reads a `tokenizer.json`. Truncation and padding that it asks for are left out: texts are encoded whole.
     ///
     /// # Errors
-    /// [`CheckpointError::Tokenizer`].
+    /// [`TextError::Tokenizer`].
     pub fn read(path: &Path) -> Result<Self> {
-        let fault = |reason: String| CheckpointError::Tokenizer { path: path.to_owned(), reason };
+        let fault = |reason: String| TextError::Tokenizer { path: path.to_owned(), reason };
         // The largest vocabularies take a tenth of it.
         const MOST: u64 = 256 << 20;
         if !path.exists() && path.with_file_name("tokenizer.model").exists() {
@@ -65,12 +65,12 @@ impl Tokenizer {
     /// The tokens of a text, with those that the tokenizer adds around it, such as the one that texts begin with: all parts of an [`Encoding`].
     ///
     /// ```
-    /// assert_eq!(twofour_nn::model::Tokenizer::Bytes.encode("2:4")?, [50, 58, 52]);
+    /// assert_eq!(twofour_nn::text::Tokenizer::Bytes.encode("2:4")?, [50, 58, 52]);
     /// # Ok::<(), twofour_nn::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`CheckpointError::Tokenizer`].
+    /// [`TextError::Tokenizer`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let mut tokens = vec![];
         for part in Encoding::new(self, text)? {
@@ -111,7 +111,7 @@ impl Tokenizer {
     /// The tokens of a text without those that frame it, and for each the bytes of the text that it stands for.
     ///
     /// # Errors
-    /// [`CheckpointError::Tokenizer`].
+    /// [`TextError::Tokenizer`].
     pub fn encode_with_places(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
         match self {
             Tokenizer::Bytes => Ok((self.encode_whole(text)?, (0..text.len()).map(|at| at..at + 1).collect())),
@@ -126,7 +126,7 @@ impl Tokenizer {
     /// The tokens that [`Tokenizer::encode`] adds before and after a text, such as BERT's `[CLS]` and `[SEP]`.
     ///
     /// # Errors
-    /// [`CheckpointError::Tokenizer`].
+    /// [`TextError::Tokenizer`].
     pub fn framing(&self) -> Result<[Vec<u32>; 2]> {
         let Tokenizer::File(file) = self else { return Ok([vec![], vec![]]) };
         let encoded = |frames| guarded(&file.path, || file.inner.encode_fast("a", frames));
@@ -135,6 +135,16 @@ impl Tokenizer {
         let begin = framed.windows(plain.len().max(1)).position(|part| part == plain).unwrap_or(framed.len());
         let (before, rest) = framed.split_at(begin);
         Ok([before.to_vec(), rest.get(plain.len()..).unwrap_or_default().to_vec()])
+    }
+
+    /// The tokens that are no text of a model that predicts masked tokens.
+    ///
+    /// # Errors
+    /// [`TextError::NotAnEncoders`] for a tokenizer without a mask token.
+    pub fn special(&self) -> Result<SpecialTokens> {
+        let mask = SpecialTokens::MASKS.iter().find_map(|name| self.token(name));
+        let mask = mask.ok_or_else(|| TextError::NotAnEncoders { reason: "it has no token [MASK]".to_owned() })?;
+        Ok(SpecialTokens { framing: self.framing()?, mask })
     }
 
     /// Begins to decode a text that continues `prompt`.
@@ -169,8 +179,8 @@ pub fn is_guarded() -> bool {
 }
 
 /// What the tokenizers' library returns. A file with parts that contradict each other may make it panic, which is an error here.
-fn guarded<R>(path: &Path, f: impl FnOnce() -> tokenizers::Result<R>) -> Result<R, CheckpointError> {
-    let fault = |reason: String| CheckpointError::Tokenizer { path: path.to_owned(), reason };
+fn guarded<R>(path: &Path, f: impl FnOnce() -> tokenizers::Result<R>) -> Result<R, TextError> {
+    let fault = |reason: String| TextError::Tokenizer { path: path.to_owned(), reason };
     IS_GUARDED.set(true);
     let outcome = catch_unwind(AssertUnwindSafe(f));
     IS_GUARDED.set(false);

@@ -2,14 +2,13 @@
 
 use serde::Serialize;
 
-use super::Vit;
+use super::ImageSet;
 use crate::{
     Result,
     block::BatchShape,
     engine::Engine,
     logistic::{LogisticRegression, Samples},
-    model::TrainedModel as _,
-    train::ImageSet,
+    model::{TrainedModel as _, Vit},
 };
 
 /// Logistic regression on a model's features: fitted to the training images, judged by the validation images.
@@ -23,17 +22,16 @@ pub struct LinearProbe {
     pub iterations: usize,
 }
 
-impl<E: Engine> Vit<E> {
-    /// Fits logistic regression ([`LogisticRegression::fit`], strength 1) to the features that the head reads of the training images, in batches of `batch`. The data are
-    /// those that the model was [prepared](crate::model::TrainedModel::prepare) for.
+impl ImageSet {
+    /// Fits logistic regression ([`LogisticRegression::fit`], strength 1) to the features that the head of a model reads of the training images, in batches of `batch`. The
+    /// model is one that these images were [prepared](crate::train::TrainingData::prepare) for.
     ///
     /// # Errors
     /// Those of [`Vit::features`]; features that are NaN or infinite.
-    pub fn probe(&mut self, engine: &E, data: &ImageSet, batch: usize) -> Result<LinearProbe> {
-        let [training, validation] = [data.training(), data.validation()];
-        let (features, labels) = E::scope(|| self.features_of(engine, data, training, batch))?;
-        let (unseen, classes_of) = E::scope(|| self.features_of(engine, data, validation, batch))?;
-        let (width, classes) = (self.config.width, self.config.classes);
+    pub fn probe<E: Engine>(&self, engine: &E, model: &mut Vit<E>, batch: usize) -> Result<LinearProbe> {
+        let (features, labels) = E::scope(|| self.features_of(engine, model, self.training(), batch))?;
+        let (unseen, classes_of) = E::scope(|| self.features_of(engine, model, self.validation(), batch))?;
+        let (width, classes) = (model.config().width, model.config().classes);
         let training = Samples::new(&features, &labels, width, classes)?;
         let validation = Samples::new(&unseen, &classes_of, width, classes)?;
         let fitted = LogisticRegression::fit(&training, 1.0)?;
@@ -45,19 +43,19 @@ impl<E: Engine> Vit<E> {
     }
 
     /// Features and classes of images by their numbers.
-    fn features_of(
-        &mut self,
+    fn features_of<E: Engine>(
+        &self,
         engine: &E,
-        data: &ImageSet,
+        model: &mut Vit<E>,
         images: &[u32],
         batch: usize,
     ) -> Result<(Vec<f32>, Vec<u32>)> {
-        let positions = self.positions();
+        let positions = model.positions();
         let (mut features, mut labels) = (vec![], vec![]);
         for images in images.chunks(batch.max(1)) {
-            let batch = data.batch_of(images.iter().copied(), positions);
+            let batch = self.batch_of(images.iter().copied(), positions);
             let shape = BatchShape { batch: images.len(), positions };
-            let [found, _] = self.features(engine, &batch.inputs, shape)?;
+            let [found, _] = model.features(engine, &batch.inputs, shape)?;
             features.extend(found);
             labels.extend(batch.targets);
         }

@@ -7,13 +7,9 @@ use twofour::{
     Mask, MatrixRef,
     estimate::{Estimator, estimate},
     file::Reader,
-    layer::MaskRule,
 };
 
-use super::{
-    SparsityPlan,
-    checkpoint::{CHECKPOINT_FILE, STATE_KEY, SavedLayer, expect_whole, mask_of, state_of},
-};
+use super::file::{CHECKPOINT_FILE, SavedLayer, expect_whole, mask_of, state_of};
 use crate::{Error, Result};
 
 /// The weights that the model of a checkpoint computes with: the masters, 2:4 and masked layers under their masks.
@@ -26,15 +22,9 @@ pub(crate) struct CheckpointModel<C> {
 #[derive(Deserialize)]
 struct ModelState<C> {
     model: C,
-    plan: SparsityPlan,
     sparse_layers: Vec<SavedLayer>,
     #[serde(default)]
     masked_layers: Vec<String>,
-}
-
-/// Whether a file is a checkpoint of training.
-pub fn is_checkpoint(reader: &Reader) -> bool {
-    reader.metadata().contains_key(STATE_KEY)
 }
 
 impl<C: for<'a> Deserialize<'a>> CheckpointModel<C> {
@@ -87,12 +77,11 @@ impl<C> CheckpointModel<C> {
         };
         let matrix = MatrixRef::new(rows, cols, &values)?;
         if let Some(saved) = self.state.sparse_layers.iter().find(|saved| saved.name == layer) {
-            let part = self.state.plan.part_of(layer);
-            if part.is_some_and(|part| part.rule == MaskRule::SoftThreshold) {
-                let scale = saved.scale.map_or(1.0, f32::from_bits);
-                return Ok(estimate(matrix, Estimator::SoftThreshold, scale)?.to_dense());
-            }
-            return Ok(mask_of(&self.reader, layer, (rows, cols))?.apply(matrix)?);
+            // Only the soft threshold has a scale.
+            return Ok(match saved.scale.map(f32::from_bits) {
+                Some(scale) => estimate(matrix, Estimator::SoftThreshold, scale)?.to_dense(),
+                None => mask_of(&self.reader, layer, (rows, cols))?.apply(matrix)?,
+            });
         }
         if self.state.masked_layers.iter().any(|masked| masked == layer) {
             return Ok(self.sparsifier_mask(name, (rows, cols))?.apply(matrix)?);

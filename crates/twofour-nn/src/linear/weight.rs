@@ -1,0 +1,100 @@
+//! What a linear layer computes with.
+
+use twofour::select::Transposable;
+
+use super::masked::MaskedWeight;
+use crate::{
+    Result,
+    engine::{Engine, SparseLayer as _},
+    parameter::Parameter,
+};
+
+/// What a linear layer computes with, made of its master weight.
+#[derive(Debug)]
+pub(crate) enum Weight<E: Engine> {
+    /// The weight itself.
+    Dense,
+    /// The packed 2:4 weight.
+    Sparse(E::SparseLinear),
+    /// Three of every four, in dense GEMMs.
+    ThreeOfFour(E::Buffer),
+    /// What a mask of any pattern keeps, in dense GEMMs.
+    Masked(MaskedWeight<E>),
+    /// The weight itself, with an input that is pruned by the rule.
+    InputPruned(Transposable),
+}
+
+/// A [`Weight`] without its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LayerForm {
+    /// The dense weight.
+    Dense,
+    /// The weight whose groups of four keep their three largest magnitudes (3:4), in a dense GEMM: the stage of gradual
+    /// pruning between dense and 2:4.
+    ThreeOfFour,
+    /// The 2:4 weight.
+    TwoOfFour,
+    /// The weight under a mask of any pattern, in a dense GEMM.
+    Masked,
+    /// The dense weight, with an input that is pruned to 2:4 at each pass.
+    TwoOfFourInput,
+}
+
+impl<E: Engine> Weight<E> {
+    /// Its form.
+    pub(crate) fn form(&self) -> LayerForm {
+        match self {
+            Weight::Dense => LayerForm::Dense,
+            Weight::Sparse(_) => LayerForm::TwoOfFour,
+            Weight::ThreeOfFour(_) => LayerForm::ThreeOfFour,
+            Weight::Masked(_) => LayerForm::Masked,
+            Weight::InputPruned(_) => LayerForm::TwoOfFourInput,
+        }
+    }
+
+    /// The packed weight.
+    pub(crate) fn sparse(&self) -> Option<&E::SparseLinear> {
+        match self {
+            Weight::Sparse(sparse) => Some(sparse),
+            _ => None,
+        }
+    }
+
+    /// The operand of dense GEMMs that is not the parameter itself.
+    fn apart(&self) -> Option<&E::Buffer> {
+        match self {
+            Weight::ThreeOfFour(kept) => Some(kept),
+            Weight::Masked(masked) => masked.operand(),
+            Weight::Dense | Weight::Sparse(_) | Weight::InputPruned(_) => None,
+        }
+    }
+
+    /// The operand of dense GEMMs.
+    pub(crate) fn operand<'a>(&'a self, parameter: &'a Parameter<E>) -> &'a E::Buffer {
+        self.apart().unwrap_or_else(|| parameter.compute())
+    }
+
+    /// Whether it computes with the parameter's copy in the compute type.
+    pub(crate) fn reads_copy(&self) -> bool {
+        self.sparse().is_none() && self.apart().is_none()
+    }
+
+    /// Makes it anew of a parameter that has changed; a packed weight under a new mask or the present one.
+    ///
+    /// # Errors
+    /// A NaN in the master weight; those of the engine.
+    pub(crate) fn refresh(
+        &mut self,
+        engine: &E,
+        (parameter, cols): (&mut Parameter<E>, usize),
+        selects_mask: bool,
+    ) -> Result<()> {
+        match self {
+            Weight::Sparse(sparse) if selects_mask => Ok(sparse.remask(parameter.master())?),
+            Weight::Sparse(sparse) => Ok(sparse.repack(parameter.master())?),
+            Weight::ThreeOfFour(kept) => Ok(engine.keep_of_four(3, parameter.master(), cols, kept)?),
+            Weight::Masked(masked) => masked.refresh(engine, parameter),
+            Weight::Dense | Weight::InputPruned(_) => Ok(()),
+        }
+    }
+}
