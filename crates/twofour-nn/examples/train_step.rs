@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let config = GptConfig { layers: 2, width: 1024, heads: 8, context: 256, feed_forward: 3072 };
     let training = TrainingSettings { batch, steps: 1000, ..Default::default() };
     let only = std::env::args().nth(3);
-    let forms = [("dense_ms", "dense", Method::Dense), ("sparse_ms", "sparse", Method::Ste)];
+    let forms = [("dense_ms", "dense", Method::DENSE), ("sparse_ms", "sparse", Method::STE)];
     let mut contenders = vec![];
     for (key, form, method) in forms {
         if only.as_deref().is_none_or(|only| only == form) {

@@ -4,28 +4,28 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`recipe`] | the settings of a training run, as a TOML file has them |
+//! | [`recipe`] | a training run, as a TOML file has it |
+//! | [`settings`] | settings of TOML files, read with every mistake noted |
 //! | [`report`] | the metrics of a run, as its folder has them |
 //! | [`engine`] | memory and operations of a device; the CPU's |
 //! | [`cpu`] | the CPU's operations over slices |
 //! | [`parameter`], [`linear`], [`block`], [`model`] | what models are made of; the models, their files, and inference |
 //! | [`logistic`] | logistic regression, by which features are judged |
 //! | [`questions`] | extractive question answering: files, windows, answers, scores |
-//! | [`optim`] | AdamW's settings, schedules of the learning rate, loss scaling |
 //! | [`random`] | counter-based random numbers |
 //! | [`text`] | text on disk, and its tokens part by part |
-//! | [`train`] | the training loop, its sparsity, and its checkpoints |
+//! | [`train`] | the training loop, its methods of sparsity, and its checkpoints |
 
 pub mod block;
 mod error;
 pub mod linear;
 pub mod logistic;
 pub mod model;
-pub mod optim;
 pub mod parameter;
 pub mod questions;
 pub mod recipe;
 pub mod report;
+pub mod settings;
 pub mod text;
 pub mod train;
 

@@ -63,19 +63,19 @@ fn with_settings<E: Engine>(engine: E, plan: &SparsityPlan, settings: &TrainingS
 fn plans() -> Vec<(&'static str, SparsityPlan)> {
     let of = |method| SparsityPlan::of_method(method, layers(), 60);
     vec![
-        ("dense", of(Method::Dense)),
-        ("fixed", of(Method::Fixed)),
-        ("ste", of(Method::Ste)),
+        ("dense", of(Method::DENSE)),
+        ("fixed", of(Method::FIXED)),
+        ("ste", of(Method::STE)),
         (
             "ste, transposable",
-            SparsityPlan { rule: MaskRule::Transposable(Transposable::GreedyAbs), ..of(Method::Ste) },
+            SparsityPlan { rule: MaskRule::Transposable(Transposable::GreedyAbs), ..of(Method::STE) },
         ),
-        ("sr-ste", of(Method::SrSte)),
-        ("fst", SparsityPlan { mask_every: 3, end: Some(15), ..of(Method::Fst) }),
-        ("s-ste", of(Method::SSte)),
+        ("sr-ste", of(Method::SR_STE)),
+        ("fst", SparsityPlan { mask_every: 3, end: Some(15), ..of(Method::FST) }),
+        ("s-ste", of(Method::S_STE)),
         (
             "ste, decay of weights",
-            SparsityPlan { decay: Some(Decay { strength: 2.0, target: DecayTarget::Weight }), ..of(Method::Ste) },
+            SparsityPlan { decay: Some(Decay { strength: 2.0, target: DecayTarget::Weight }), ..of(Method::STE) },
         ),
         ("step", step_switching_after(12)),
         ("step, option 2", SparsityPlan { switch_mean: SwitchMean::Geometric, ..step_switching_after(12) }),
@@ -85,20 +85,20 @@ fn plans() -> Vec<(&'static str, SparsityPlan)> {
                 begin: SparseBegin::Step(3),
                 two_of_four_from: Some(8),
                 observes: true,
-                ..of(Method::Gradual)
+                ..of(Method::GRADUAL)
             },
         ),
         ("fst and others", mixed()),
-        ("activation", SparsityPlan { end: Some(15), ..SparsityPlan::of_method(Method::Activation, down(), 60) }),
-        ("s-ste, fp8", SparsityPlan { precision: SparsePrecision::Fp8, ..of(Method::SSte) }),
-        ("fst, fp8", SparsityPlan { precision: SparsePrecision::Fp8, mask_every: 3, ..of(Method::Fst) }),
+        ("activation", SparsityPlan { end: Some(15), ..SparsityPlan::of_method(Method::ACTIVATION, down(), 60) }),
+        ("s-ste, fp8", SparsityPlan { precision: SparsePrecision::Fp8, ..of(Method::S_STE) }),
+        ("fst, fp8", SparsityPlan { precision: SparsePrecision::Fp8, mask_every: 3, ..of(Method::FST) }),
         (
             "sparsifier",
             SparsityPlan {
                 sparsifier: Some(blocks()),
                 mask_every: 5,
                 begin: SparseBegin::Step(1),
-                ..of(Method::Sparsifier)
+                ..of(Method::SPARSIFIER)
             },
         ),
         (
@@ -107,7 +107,7 @@ fn plans() -> Vec<(&'static str, SparsityPlan)> {
                 sparsifier: Some(in_place()),
                 weight_gradient: WeightGradient::Masked,
                 mask_every: 0,
-                ..of(Method::Sparsifier)
+                ..of(Method::SPARSIFIER)
             },
         ),
     ]
@@ -135,18 +135,18 @@ fn in_place() -> SparsifierPlan {
 /// FST, but for one layer that has another method, and one that becomes 2:4 later.
 fn mixed() -> SparsityPlan {
     let of = |method, name: &str| SparsityPlan::of_method(method, vec![name.to_owned()], 60);
-    let late = SparsityPlan { begin: SparseBegin::Step(6), ..of(Method::Ste, "blocks.1.attn.qkv") };
+    let late = SparsityPlan { begin: SparseBegin::Step(6), ..of(Method::STE, "blocks.1.attn.qkv") };
     SparsityPlan {
         mask_every: 3,
-        overrides: vec![of(Method::SSte, "blocks.0.mlp.down"), late],
-        ..of(Method::Fst, "blocks.0.mlp.up")
+        overrides: vec![of(Method::S_STE, "blocks.0.mlp.down"), late],
+        ..of(Method::FST, "blocks.0.mlp.up")
     }
 }
 
 /// STEP whose layers become 2:4 after the update past that number, so that a short test sees its second moments watched and then frozen.
 fn step_switching_after(latest: u64) -> SparsityPlan {
     let begin = SparseBegin::Settled { earliest: latest, latest };
-    SparsityPlan { begin, ..SparsityPlan::of_method(Method::Step, layers(), 60) }
+    SparsityPlan { begin, ..SparsityPlan::of_method(Method::STEP, layers(), 60) }
 }
 
 fn masks<E: Engine>(trainer: &Trainer<E>) -> Vec<twofour::Mask> {
@@ -159,7 +159,7 @@ fn a_llama_trains_as_on_the_cpu() {
     let settings = ModelSettings { kind: ModelKind::Llama, kv_heads: Some(2), ..model() };
     let text = b"Two of every four weights are kept, and the others are zero. ".repeat(60);
     let corpus = Arc::new(Corpus::new(text, 0.1).unwrap());
-    for method in [Method::Dense, Method::Ste] {
+    for method in [Method::DENSE, Method::STE] {
         let plan = SparsityPlan::of_method(method, layers(), 60);
         let Some(engine) = engine(DataType::BF16) else { return };
         let mut cpu = Trainer::new(CpuEngine, &settings, &training(), plan.clone(), corpus.clone()).unwrap();
@@ -324,7 +324,7 @@ fn captured_steps_have_the_bits_of_launched_ones() {
     let switching = SparsityPlan {
         begin: SparseBegin::Step(5),
         end: Some(10),
-        ..SparsityPlan::of_method(Method::Ste, layers(), 60)
+        ..SparsityPlan::of_method(Method::STE, layers(), 60)
     };
     for (name, plan) in plans().into_iter().chain([("ste, steps 5 to 10", switching)]) {
         let (Some(one), Some(other)) = (engine(DataType::BF16), engine(DataType::BF16)) else { return };
@@ -679,7 +679,7 @@ fn prune<E: Engine>(engine: &E, count: u32, weight: &[f32], cols: usize) -> Vec<
 
 #[test]
 fn training_by_gradient_descent_follows_the_cpu_and_resumes_exactly() {
-    let plan = SparsityPlan::of_method(Method::SrSte, layers(), 60);
+    let plan = SparsityPlan::of_method(Method::SR_STE, layers(), 60);
     let settings = TrainingSettings { optimizer: OptimizerKind::Sgd, learning_rate: 0.2, ..training() };
     let Some(_) = engine(DataType::BF16) else { return };
     let cuda = || with_settings(engine(DataType::BF16).unwrap(), &plan, &settings);

@@ -160,13 +160,13 @@ fn trainer<E: Engine>(engine: E, task: EncoderTask, method: Method) -> Trainer<E
     Trainer::new(engine, config(task), &training, plan, Arc::new(data)).unwrap()
 }
 
-const METHODS: [Method; 5] = [Method::Dense, Method::Fixed, Method::Ste, Method::SrSte, Method::SSte];
+const METHODS: [Method; 5] = [Method::DENSE, Method::FIXED, Method::STE, Method::SR_STE, Method::S_STE];
 
 #[test]
 fn training_in_f32_on_the_gpu_is_that_on_the_cpu_but_for_rounding() {
     for task in TASKS {
         let Some(cuda) = engine(DataType::F32) else { return };
-        let (mut cpu, mut cuda) = (trainer(CpuEngine, task, Method::Dense), trainer(cuda, task, Method::Dense));
+        let (mut cpu, mut cuda) = (trainer(CpuEngine, task, Method::DENSE), trainer(cuda, task, Method::DENSE));
         for step in 0..10 {
             let (a, b) = (cpu.step().unwrap(), cuda.step().unwrap());
             assert!((a.loss - b.loss).abs() < 1e-3 * a.loss, "{task:?}, step {step}: {a:?}, {b:?}");

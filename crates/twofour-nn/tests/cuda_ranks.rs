@@ -68,12 +68,12 @@ fn numbers(reports: &[StepReport]) -> Vec<(u64, u64, u64)> {
 fn plans() -> Vec<(&'static str, SparsityPlan)> {
     let of = |method| SparsityPlan::of_method(method, layers(), 300);
     vec![
-        ("dense", of(Method::Dense)),
-        ("ste", of(Method::Ste)),
-        ("sr-ste", of(Method::SrSte)),
-        ("fst", SparsityPlan { mask_every: 3, ..of(Method::Fst) }),
-        ("s-ste", of(Method::SSte)),
-        ("sparsifier", SparsityPlan { mask_every: 3, ..of(Method::Sparsifier) }),
+        ("dense", of(Method::DENSE)),
+        ("ste", of(Method::STE)),
+        ("sr-ste", of(Method::SR_STE)),
+        ("fst", SparsityPlan { mask_every: 3, ..of(Method::FST) }),
+        ("s-ste", of(Method::S_STE)),
+        ("sparsifier", SparsityPlan { mask_every: 3, ..of(Method::SPARSIFIER) }),
     ]
 }
 
@@ -126,7 +126,7 @@ fn two_runs_on_two_gpus_have_the_same_bits_and_so_has_one_that_is_resumed() {
 /// 250 steps, in which masks and weights are compared at steps 100 and 200.
 #[test]
 fn masks_of_two_gpus_stay_the_same() {
-    let plan = SparsityPlan { mask_every: 5, ..SparsityPlan::of_method(Method::Fst, layers(), 300) };
+    let plan = SparsityPlan { mask_every: 5, ..SparsityPlan::of_method(Method::FST, layers(), 300) };
     let Some(members) = members(DataType::BF16) else { return };
     let reports = lead(members, make(&plan, None), |trainer| steps(trainer, 250)).unwrap();
     assert!(reports.iter().all(|report| !report.skipped) && reports[249].loss < reports[0].loss);

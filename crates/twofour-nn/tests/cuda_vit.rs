@@ -78,13 +78,13 @@ fn trainer_with_heads_of_64<E: Engine>(engine: E, method: Method, pooling: Pooli
     Trainer::new(engine, &model, &training, plan(method), images(48)).unwrap()
 }
 
-const METHODS: [Method; 6] = [Method::Dense, Method::Fixed, Method::Ste, Method::SrSte, Method::SSte, Method::Step];
+const METHODS: [Method; 6] = [Method::DENSE, Method::FIXED, Method::STE, Method::SR_STE, Method::S_STE, Method::STEP];
 
 #[test]
 fn f32_on_the_gpu_is_the_cpu_but_for_rounding() {
     for pooling in [Pooling::Class, Pooling::Mean] {
         let Some(cuda) = engine(DataType::F32) else { return };
-        let (mut cpu, mut cuda) = (trainer(CpuEngine, Method::Dense, pooling), trainer(cuda, Method::Dense, pooling));
+        let (mut cpu, mut cuda) = (trainer(CpuEngine, Method::DENSE, pooling), trainer(cuda, Method::DENSE, pooling));
         for step in 0..10 {
             let (a, b) = (cpu.step().unwrap(), cuda.step().unwrap());
             assert!((a.loss - b.loss).abs() < 1e-3 * a.loss, "{pooling:?}, step {step}: {a:?}, {b:?}");
@@ -116,14 +116,14 @@ fn losses_of_every_method_are_those_of_the_cpu_within_two_percent_and_steps_are_
         let (a, b) = (cpu.evaluate(37).unwrap(), cuda.evaluate(37).unwrap());
         assert!((a.loss - b.loss).abs() < 0.02 * a.loss.max(0.5), "{method:?}: {a:?}, {b:?}");
         assert_eq!(cuda.take_note(), None, "{method:?}");
-        assert!(cuda.engine().replayed_steps() > 0 || method == Method::Step, "{method:?}");
+        assert!(cuda.engine().replayed_steps() > 0 || method == Method::STEP, "{method:?}");
     }
 }
 
 #[test]
 fn heads_of_64_train_as_on_the_cpu() {
     for (method, pooling) in
-        [(Method::Dense, Pooling::Class), (Method::Dense, Pooling::Mean), (Method::Ste, Pooling::Class)]
+        [(Method::DENSE, Pooling::Class), (Method::DENSE, Pooling::Mean), (Method::STE, Pooling::Class)]
     {
         let Some(cuda) = engine(DataType::BF16) else { return };
         let mut cpu = trainer_with_heads_of_64(CpuEngine, method, pooling);
@@ -167,7 +167,7 @@ fn captured_steps_have_the_bits_of_launched_ones() {
 fn features_on_the_gpu_tell_classes_apart_as_those_of_the_cpu_do() {
     let Some(cuda) = engine(DataType::BF16) else { return };
     let (mut cpu, mut cuda) =
-        (trainer(CpuEngine, Method::Ste, Pooling::Mean), trainer(cuda, Method::Ste, Pooling::Mean));
+        (trainer(CpuEngine, Method::STE, Pooling::Mean), trainer(cuda, Method::STE, Pooling::Mean));
     for _ in 0..60 {
         cpu.step().unwrap();
         cuda.step().unwrap();

@@ -40,8 +40,8 @@ fn trainer<E: Engine>(engine: E) -> Trainer<E> {
     let schedule = LevelSchedule::Cubic { start_level: 0.0, start: 10, steps: 90 };
     let masks = SparsifierPlan { rule, level: 0.8, schedule, ..SparsifierPlan::TWO_OF_FOUR };
     let begin = SparseBegin::Step(10);
-    let own = SparsityPlan { sparsifier: Some(masks), mask_every: 4, begin, ..of(Method::Sparsifier, "down") };
-    let plan = SparsityPlan { mask_every: 3, overrides: vec![own], ..of(Method::Fst, "up") };
+    let own = SparsityPlan { sparsifier: Some(masks), mask_every: 4, begin, ..of(Method::SPARSIFIER, "down") };
+    let plan = SparsityPlan { mask_every: 3, overrides: vec![own], ..of(Method::FST, "up") };
     let text = b"Two of every four weights are kept, and the others are zero. ".repeat(30);
     Trainer::new(engine, &model, &training, plan, Arc::new(Corpus::new(text, 0.1).unwrap())).unwrap()
 }

@@ -1,8 +1,8 @@
 //! The learning rate over the steps of a training run.
 
 use twofour_nn::{
-    optim::Schedule,
     recipe::{ScheduleKind, TrainingSettings},
+    train::Schedule,
 };
 
 use crate::Result;

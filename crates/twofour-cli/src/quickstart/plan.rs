@@ -128,7 +128,7 @@ impl Plan {
     /// The 2:4 model at its first step: the same initial weights, the same batches.
     pub(crate) fn sparse<E: Engine>(&self, engine: E, corpus: &Arc<Corpus>) -> Result<Trainer<E>> {
         let settings = SparsitySettings {
-            method: Method::Ste,
+            method: Method::STE,
             layers: Some(self.sparse_layers.clone()),
             ..SparsitySettings::default()
         };

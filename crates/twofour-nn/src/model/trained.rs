@@ -45,13 +45,13 @@ pub trait TrainedModel<E: Engine>: Debug + Send + Sized {
     /// Inputs of a sample.
     fn positions(&self) -> usize;
 
-    /// Makes the model ready for a linear layer of a form other than dense. Where inputs of layers are pruned, squared ReLU, `max(x, 0)²`, takes the place of the
-    /// activation in all feed-forward blocks.
+    /// Makes the model ready for linear layers of a form other than dense. Where inputs of layers are pruned, squared ReLU, `max(x, 0)²`, takes the place of the activation
+    /// in all feed-forward blocks.
     ///
     /// # Errors
-    /// [`Error::Conflict`](crate::Error::Conflict) with the reason why the layer cannot have the form, [`Error::Unsupported`](crate::Error::Unsupported) for
+    /// [`Error::Conflict`](crate::Error::Conflict) with the reason why one of the layers cannot have the form, [`Error::Unsupported`](crate::Error::Unsupported) for
     /// feed-forward blocks that cannot have squared ReLU.
-    fn prepare(&mut self, layer: &str, form: LayerForm) -> Result<()>;
+    fn prepare(&mut self, layers: &[String], form: LayerForm) -> Result<()>;
 
     /// Shows what trains, in a fixed order; linear layers in the order of computation.
     fn visit<'a>(&'a self, see: &mut dyn FnMut(ModelPart<&'a Parameter<E>, &'a Linear<E>>));

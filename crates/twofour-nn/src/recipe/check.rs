@@ -1,11 +1,9 @@
 //! Settings of a recipe against each other.
 
 use super::{
-    Mistakes, ModelKind, OptimizerKind, Place, Recipe, ScheduleKind, TrainingSettings,
-    check_sparsifier::check_bands,
-    check_sparsity::check_sparsity,
-    layers,
+    Mistakes, ModelKind, OptimizerKind, Place, Recipe, ScheduleKind, TrainingSettings, layers,
     parse::{Sections, VISION_KEYS},
+    sparsity::{check_bands, check_sparsity},
     start,
 };
 use crate::model::{EncoderTask, VitConfig};

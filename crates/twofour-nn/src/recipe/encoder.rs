@@ -6,15 +6,15 @@ use std::{
 };
 
 use super::{
-    DataSettings, Method, Mistakes, ModelConfig, ModelKind, ModelSettings, ModelSource, Place, Recipe,
-    SparsitySettings, Tokenizer,
-    parse::{LARGEST, Sections, VISION_KEYS, read_files, read_validation, refuse},
-    reader::{Section, name_of},
+    DataSettings, Mistakes, ModelConfig, ModelKind, ModelSettings, ModelSource, Place, Recipe, SparsitySettings,
+    Tokenizer,
+    parse::{Sections, VISION_KEYS, read_files, read_validation, refuse},
 };
 use crate::{
     Result,
     model::{BertConfig, EncoderCheckpoint, EncoderTask, GptConfig, SavedModel, TransformerConfig},
     questions::QuestionFile,
+    settings::{LARGEST, Section, name_of},
     train::QuestionSet,
 };
 
@@ -205,7 +205,7 @@ pub(super) fn source(
     }
     let mut methods = sparsity.overrides.iter().filter_map(|own| own.method).chain([sparsity.method]);
     let mut violations = BTreeMap::new();
-    if methods.any(|method| method == Method::Fixed) && m.is_empty() {
+    if methods.any(|method| method.keeps_zeros()) && m.is_empty() {
         for (layer, ..) in config.linear_layers() {
             if layer == "embedding" {
                 violations.insert(layer, "it is the embedding, which is read dense".to_owned());

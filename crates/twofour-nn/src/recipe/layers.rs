@@ -4,12 +4,8 @@ use globset::{Glob, GlobMatcher};
 use serde::Serialize;
 use twofour::layer::MaskRule;
 
-use super::{Method, Mistakes, Place, Recipe, near::near, parse::Sections, resolve::mask_of};
-/// The layers that are 2:4 where a recipe names none: those of feed-forward blocks.
-const FEED_FORWARD: &str = "blocks.*.mlp.*";
-
-/// Those whose inputs are 2:4 where a recipe names none.
-const FEED_FORWARD_INPUT: &str = "blocks.*.mlp.down";
+use super::{Mistakes, Place, Recipe, parse::Sections};
+use crate::{linear::LayerForm, settings::near, train::methods::SparsityPlan};
 
 /// A linear layer and its form.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -42,8 +38,7 @@ impl Recipe {
     pub fn layers(&self) -> Vec<LayerPlan> {
         let section = &*self.sparsity_of_layers();
         let keeps_zeros = self.keeps_zeros();
-        let default = [FEED_FORWARD.to_owned()];
-        let default = if section.method == Method::Activation { [FEED_FORWARD_INPUT.to_owned()] } else { default };
+        let default = [section.method.layers().to_owned()];
         let own_globs = globs(section.layers.as_deref().unwrap_or(&default));
         let parts = self.sparsity_plan().ok();
         let overrides: Vec<_> = section.overrides.iter().map(|own| (globs(&own.layers), own.over(section))).collect();
@@ -51,12 +46,15 @@ impl Recipe {
             let is_in = |globs: &[GlobMatcher]| globs.iter().any(|glob| glob.is_match(&name));
             let overriding = overrides.iter().find(|(globs, _)| is_in(globs)).map(|(_, settings)| settings);
             let settings = overriding.unwrap_or(section);
-            let is_dense = settings.method == Method::Dense;
+            let form = settings.method.sparse_form();
+            let is_dense = form == LayerForm::Dense;
             let is_chosen = !is_dense && (overriding.is_some() || is_in(&own_globs));
-            let prunes_input = is_chosen && settings.method == Method::Activation;
-            let masked = is_chosen && settings.method == Method::Sparsifier;
+            let prunes_input = is_chosen && form == LayerForm::TwoOfFourInput;
+            let masked = is_chosen && form == LayerForm::Masked;
             let sparse = is_chosen && !prunes_input && !masked;
-            let transposable = sparse && matches!(mask_of(settings), MaskRule::Transposable(_));
+            let rule = || SparsityPlan::of_method(settings.method, vec![], 0).rule;
+            let rule = settings.mask.unwrap_or_else(rule);
+            let transposable = sparse && matches!(rule, MaskRule::Transposable(_));
             let reason = if sparse {
                 let padding = padding(out_features, in_features, transposable);
                 match (overriding, padding.as_str()) {
@@ -67,7 +65,7 @@ impl Recipe {
                 }
             } else if masked {
                 let part = parts.as_ref().and_then(|plan| plan.part_of(&name));
-                let rule = part.and_then(|part| part.sparsifier.as_ref()).map(|own| own.to_string());
+                let rule = part.and_then(|part| part.method.prunes(part));
                 let rule = rule.map_or("masked".to_owned(), |rule| format!("prunes {rule}"));
                 if overriding.is_some() { format!("{rule}, by an override") } else { rule }
             } else if prunes_input {
@@ -117,15 +115,15 @@ pub(super) fn check(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) 
         }
         check_patterns(patterns, &names, (&place, "sparsity.layers"), m);
     }
-    if settings.method == Method::Activation
+    if let Some(why) = settings.method.only_these_layers()
         && let Some(patterns) = settings.layers.as_ref().filter(|_| !m.has("sparsity.layers"))
     {
-        let chosen = globs(patterns);
-        let is_other = |name: &&String| !name.ends_with(".mlp.down") && chosen.iter().any(|glob| glob.is_match(name));
+        let (chosen, own) = (globs(patterns), settings.method.layers());
+        let is_in = |globs: &[GlobMatcher], name: &String| globs.iter().any(|glob| glob.is_match(name));
+        let owned = globs(&[own.to_owned()]);
+        let is_other = |name: &&String| !is_in(&owned, name) && is_in(&chosen, name);
         if let Some(name) = names.iter().find(is_other) {
-            let problem = format!(
-                "matches {name:?}, expected \"{FEED_FORWARD_INPUT}\" or some of it: inputs of other layers are not pruned"
-            );
+            let problem = format!("matches {name:?}, expected \"{own}\" or some of it: {why}");
             m.add(sections.sparsity.place("layers"), "sparsity.layers", problem);
         }
     }

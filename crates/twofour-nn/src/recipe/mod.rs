@@ -10,46 +10,38 @@
 //! | [`Recipe::plan`] | parameters, memory, steps and tokens, before anything is done |
 
 mod check;
-mod check_sparsifier;
-mod check_sparsity;
 mod data;
 mod encoder;
 mod layers;
 mod load;
-mod mistake;
 mod model;
-mod near;
-mod overrides;
 mod parse;
 mod plan;
-mod read_sparsity;
-mod reader;
-mod resolve;
-mod sparsifier;
 mod sparsity;
 mod start;
 #[cfg(test)]
 mod tests;
 mod trained;
-mod training;
-mod tree;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::{
+    settings::{Mistake, Mistakes, NotAnOverride, Override, Place},
+    train::{
+        OptimizerKind, Precision, ScheduleKind, TrainingSettings,
+        methods::{
+            DecayStrength, DecayTarget, Defaults, LayerOverride, LevelScheduleKind, METHODS, Method, Searched,
+            SparsifierCriterion, SparsifierKind, SparsifierSettings, SparsitySettings, SwitchMean,
+        },
+    },
+};
 pub use data::{DataSettings, Tokenizer};
 pub use layers::LayerPlan;
 pub use load::{LoadedData, LoadedRecipe, RecipeError};
-pub use mistake::{Mistake, Mistakes, Place};
 pub use model::{ModelConfig, ModelKind, ModelSettings};
-pub use overrides::{NotAnOverride, Override};
 pub use plan::{DeviceKind, LevelPlan, MemoryPlan, RecipePlan, StagePlan};
-pub use sparsifier::{LevelScheduleKind, SparsifierCriterion, SparsifierKind, SparsifierSettings};
-pub use sparsity::{
-    DecayStrength, DecayTarget, Defaults, LayerOverride, Method, Searched, SparsitySettings, SwitchMean,
-};
 pub use start::ModelSource;
 pub use trained::RecipeData;
-pub use training::{OptimizerKind, Precision, ScheduleKind, TrainingSettings};
 
 /// A training run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

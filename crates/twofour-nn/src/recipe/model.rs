@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Recipe, reader::Named};
+use super::Recipe;
 use crate::{
     model::{BertConfig, EncoderTask, GptConfig, Pooling, TransformerConfig, VitConfig},
+    settings::Named,
     text::VOCABULARY,
 };
 

@@ -3,31 +3,18 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    DataSettings, Mistakes, ModelKind, ModelSettings, Override, Place, Recipe, Tokenizer, TrainingSettings, check,
+    DataSettings, Mistakes, ModelKind, ModelSettings, Override, Place, Recipe, SparsitySettings, Tokenizer,
+    TrainingSettings, check,
     data::tenth,
     encoder,
-    read_sparsity::read_sparsity,
-    reader::{Range, Section},
     start::{self, Start},
-    tree,
 };
-/// The largest size of a model: a bound before anything is allocated.
-pub(super) const LARGEST: u64 = 1 << 20;
+use crate::settings::{LARGEST, Range, Section, parse, suggestion};
 
 /// The keys of a model that only a vision transformer has.
 pub(super) const VISION_KEYS: [&str; 5] = ["image", "patch", "channels", "classes", "pooling"];
 
-/// The largest seed: integers of TOML have 64 bits with their sign.
-const LARGEST_SEED: u64 = i64::MAX as u64;
-
-/// The most steps.
-pub(super) const MOST_STEPS: u64 = 1 << 40;
-
-pub(super) const POSITIVE: Range = Range { words: "a number above 0", holds: |x| x > 0.0 };
-pub(super) const NOT_NEGATIVE: Range = Range { words: "a number from 0 up", holds: |x| x >= 0.0 };
-pub(super) const SHARE: Range = Range { words: "a share from 0 to 1", holds: |x| (0.0..=1.0).contains(&x) };
 const VALIDATION: Range = Range { words: "a share above 0 and at most 0.5", holds: |x| x > 0.0 && x <= 0.5 };
-const MOMENT: Range = Range { words: "a number from 0 to below 1", holds: |x| (0.0..1.0).contains(&x) };
 
 const SECTIONS: [&str; 4] = ["model", "data", "training", "sparsity"];
 
@@ -80,10 +67,10 @@ impl ParsedRecipe {
     pub(super) fn new(text: &str, folder: &Path, overrides: &[Override]) -> ParsedRecipe {
         let mut mistakes = Mistakes::default();
         let m = &mut mistakes;
-        let root = tree::parse(text, overrides, m);
+        let root = parse(text, overrides, m);
         for (key, node) in &root {
             if !SECTIONS.contains(&key.as_str()) {
-                let problem = format!("unknown section; {}", super::near::suggestion(key, SECTIONS));
+                let problem = format!("unknown section; {}", suggestion(key, SECTIONS));
                 m.add(node.place.clone(), key.clone(), problem);
             }
         }
@@ -105,8 +92,9 @@ impl ParsedRecipe {
             ModelKind::Bert => encoder::read_data(&mut sections.data, &model, folder, m),
             ModelKind::Gpt | ModelKind::Llama => read_text(&mut sections.data, folder, start.as_ref(), m),
         };
-        let training = read_training(&mut sections.training, m);
-        let sparsity = read_sparsity(&mut sections, m);
+        let training = TrainingSettings::read(&mut sections.training, m);
+        let Sections { sparsity, sparsifier, overrides, override_sparsifiers, .. } = &mut sections;
+        let sparsity = SparsitySettings::read((sparsity, sparsifier), (overrides, override_sparsifiers), m);
         let source = match &start {
             Some(Start::Encoder(saved)) => encoder::source(saved, &model, &sparsity, &sections, m),
             Some(Start::Decoder(saved)) => start::source((&model, &data, &sparsity), Some(saved), &sections, m),
@@ -228,34 +216,4 @@ pub(super) fn read_files(
 /// The share for validation.
 pub(super) fn read_validation(s: &mut Section<'_>, m: &mut Mistakes) -> f64 {
     s.number("validation", VALIDATION, m).unwrap_or_else(tenth)
-}
-
-fn read_training(s: &mut Section<'_>, m: &mut Mistakes) -> TrainingSettings {
-    let d = TrainingSettings::default();
-    TrainingSettings {
-        steps: s.integer("steps", 1, MOST_STEPS, m).unwrap_or(d.steps),
-        batch: s.integer("batch", 1, LARGEST, m).map_or(d.batch, |n| n as usize),
-        micro_batch: s.integer("micro_batch", 1, LARGEST, m).map(|n| n as usize),
-        learning_rate: s.number("learning_rate", POSITIVE, m).unwrap_or(d.learning_rate),
-        final_learning_rate: s.number("final_learning_rate", NOT_NEGATIVE, m).unwrap_or(d.final_learning_rate),
-        warm_up: s.integer("warm_up", 0, MOST_STEPS, m).unwrap_or(d.warm_up),
-        schedule: s.choice("schedule", m).unwrap_or(d.schedule),
-        decay_steps: s.integer("decay_steps", 0, MOST_STEPS, m),
-        optimizer: s.choice("optimizer", m).unwrap_or(d.optimizer),
-        momentum: s.number("momentum", MOMENT, m).unwrap_or(d.momentum),
-        weight_decay: s.number("weight_decay", NOT_NEGATIVE, m).unwrap_or(d.weight_decay),
-        beta1: s.number("beta1", MOMENT, m).unwrap_or(d.beta1),
-        beta2: s.number("beta2", MOMENT, m).unwrap_or(d.beta2),
-        epsilon: s.number("epsilon", POSITIVE, m).unwrap_or(d.epsilon),
-        clip_norm: s.number("clip_norm", NOT_NEGATIVE, m).unwrap_or(d.clip_norm),
-        precision: s.choice("precision", m).unwrap_or(d.precision),
-        seed: s.integer("seed", 0, LARGEST_SEED, m).unwrap_or(d.seed),
-        validate_every: s.integer("validate_every", 0, MOST_STEPS, m).unwrap_or(d.validate_every),
-        validation_sequences: s
-            .integer("validation_sequences", 1, LARGEST, m)
-            .map_or(d.validation_sequences, |n| n as usize),
-        checkpoint_every: s.integer("checkpoint_every", 0, MOST_STEPS, m).unwrap_or(d.checkpoint_every),
-        keep_checkpoints: s.integer("keep_checkpoints", 1, 1000, m).map_or(d.keep_checkpoints, |n| n as usize),
-        linear_probe: s.boolean("linear_probe", m).unwrap_or(d.linear_probe),
-    }
 }

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use serde::Serialize;
 use twofour::DataType;
 
-use super::{LayerPlan, Method, Mistakes, ModelConfig, OptimizerKind, Place, Precision, Recipe};
+use super::{LayerPlan, Mistakes, ModelConfig, OptimizerKind, Place, Precision, Recipe};
 use crate::{
+    linear::LayerForm,
     model::EncoderTask,
-    train::{SparseBegin, SparsityPlan},
+    train::methods::{SparseBegin, SparsityPlan},
 };
 
 /// Where a recipe is run.
@@ -75,6 +76,9 @@ pub struct StagePlan {
     pub end: u64,
     /// Whether it is weights that are 2:4, and not inputs, and not weights under masks of a sparsifier.
     pub two_of_four_weights: bool,
+    /// The form of the layers while they are sparse.
+    #[serde(skip)]
+    pub form: LayerForm,
 }
 
 impl StagePlan {
@@ -154,7 +158,8 @@ impl Recipe {
         let precision = self.precision_on(device);
         let settings = &self.sparsity;
         let mut methods = settings.overrides.iter().filter_map(|own| own.method).chain([settings.method]);
-        let has_sparse = self.layers().iter().any(|layer| layer.sparse) || methods.any(|m| m == Method::Activation);
+        let has_sparse = self.layers().iter().any(|layer| layer.sparse)
+            || methods.any(|m| m.sparse_form() == LayerForm::TwoOfFourInput);
         let problem = match (device, precision) {
             (DeviceKind::Cpu, Precision::Bf16 | Precision::F16) => "the CPU trains in \"f32\"",
             (DeviceKind::Cuda, Precision::F32) if has_sparse => "2:4 layers on a GPU require \"bf16\" or \"f16\"",
@@ -241,14 +246,15 @@ impl Recipe {
 
     /// When the layers of a part are sparse, where it has some.
     fn stage_of(&self, part: &SparsityPlan) -> Option<StagePlan> {
-        let is_sparse = part.method != Method::Dense && !part.layers.is_empty();
+        let is_sparse = !part.is_dense() && !part.layers.is_empty();
         is_sparse.then(|| StagePlan {
             method: part.method.name(),
             layers: part.layers.clone(),
             begin: part.begin,
             two_of_four_from: part.two_of_four_from,
             end: part.end.unwrap_or(self.training.steps),
-            two_of_four_weights: !matches!(part.method, Method::Activation | Method::Sparsifier),
+            two_of_four_weights: part.method.sparse_form() == LayerForm::TwoOfFour,
+            form: part.method.sparse_form(),
         })
     }
 

@@ -6,15 +6,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use twofour::layer::MaskRule;
+
 use super::{
-    DataSettings, Method, Mistakes, ModelConfig, ModelKind, ModelSettings, Place, Recipe, SparsitySettings, Tokenizer,
-    near::suggestion,
-    parse::{LARGEST, Sections, VISION_KEYS},
-    reader::{Section, name_of},
+    DataSettings, Mistakes, ModelConfig, ModelKind, ModelSettings, Place, Recipe, SparsitySettings, Tokenizer,
+    parse::{Sections, VISION_KEYS},
 };
 use crate::{
     Result,
     model::{self, AttentionConfig, EncoderCheckpoint, SavedModel, TransformerConfig, expect_trainable},
+    settings::{LARGEST, Section, name_of, suggestion},
 };
 
 /// What the files say that a recipe names for its model.
@@ -64,7 +65,7 @@ impl Recipe {
 
     /// Whether the zeros of the model that training starts from are kept, in the layers that the section's method is for.
     pub(super) fn keeps_zeros(&self) -> bool {
-        self.model.from.is_some() && self.sparsity.method == Method::Fixed
+        self.model.from.is_some() && self.sparsity.method.keeps_zeros()
     }
 
     /// The section of sparsity with its layers, where they follow from the zeros of the model that training starts from.
@@ -207,7 +208,7 @@ pub(super) fn source(
     }
     let mut methods = sparsity.overrides.iter().filter_map(|own| own.method).chain([sparsity.method]);
     let mut violations = BTreeMap::new();
-    if methods.any(|method| method == Method::Fixed) && m.is_empty() {
+    if methods.any(|method| method.keeps_zeros()) && m.is_empty() {
         for (layer, ..) in config.linear_layers() {
             match saved.violation(&layer) {
                 Ok(found) => violations.extend(found.map(|found| (layer, found))),
@@ -279,7 +280,7 @@ pub(super) fn check_zeros(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mist
     let own = [(settings.clone().into_owned(), &sections.sparsity, "sparsity")];
     let overrides = settings.overrides.iter().zip(&sections.overrides);
     let overrides = overrides.map(|(own, section)| (own.over(&settings), section, "sparsity.override"));
-    for (part, section, name) in own.into_iter().chain(overrides).filter(|(part, ..)| part.method == Method::Fixed) {
+    for (part, section, name) in own.into_iter().chain(overrides).filter(|(part, ..)| part.method.keeps_zeros()) {
         let mut layers = matching(part.layers.as_deref().unwrap_or_default());
         if name == "sparsity" {
             layers.retain(|layer| !overridden.contains(layer));
@@ -303,7 +304,7 @@ pub(super) fn check_zeros(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mist
             );
             m.add(section.place("method"), key("method"), problem);
         }
-        if part.mask.as_deref().is_some_and(|mask| mask != "magnitude") {
+        if part.mask.is_some_and(|mask| mask != MaskRule::Magnitude) {
             let problem = "the mask is that of the zeros of the model that training starts from";
             m.add(section.place("mask"), key("mask"), problem);
         }

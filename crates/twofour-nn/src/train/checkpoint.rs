@@ -15,7 +15,10 @@ use twofour::{
     layer::MaskRule,
 };
 
-use super::{SparsityPlan, Trainer, TrainingData, sparsifier::restore};
+use super::{
+    LossScale, SparsityPlan, Trainer, TrainingData, TrainingSettings,
+    masks::{MethodMasks, restore},
+};
 use crate::{
     Error, Result,
     cpu::masking::{mask_words_of_row, words},
@@ -24,8 +27,6 @@ use crate::{
         CHECKPOINT_FILE, ModelParts as _, TrainedModel,
         run::{STATE_KEY, SavedLayer, SummingWriter, expect_whole, mask_key, mask_of, state_of},
     },
-    optim::LossScale,
-    recipe::TrainingSettings,
 };
 
 /// The steps that were done before a checkpoint in `directory` was saved, as its metadata says.
@@ -55,7 +56,7 @@ struct State<C> {
     loss_scale: LossScale,
     switch: Option<SavedSwitch>,
     sparse_layers: Vec<SavedLayer>,
-    /// Names of the layers that computed under a mask of the sparsifier.
+    /// Names of the layers that computed under a mask that a method chose itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     masked_layers: Vec<String>,
 }
@@ -138,13 +139,13 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             let shape = [linear.out_features(), mask_words_of_row(linear.in_features())];
             planned.push(PlannedTensor::new(mask_key(linear.name()), StoredDType::U32, shape));
         }
-        let masks: Vec<_> = self.sparsifier.iter().flat_map(|sparsifier| sparsifier.tensors()).collect();
+        let masks: Vec<_> = self.host_masks().flat_map(|masks| masks.tensors()).collect();
         planned.extend(masks.iter().map(|(tensor, _)| tensor.clone()));
         let path = directory.join(CHECKPOINT_FILE);
         let state = serde_json::to_string(&self.state()?)
             .map_err(|error| Error::State { path: path.clone(), reason: error.to_string() })?;
         let mut metadata = BTreeMap::from([(STATE_KEY.to_owned(), state)]);
-        metadata.extend(self.sparsifier.as_ref().map(|sparsifier| sparsifier.metadata()));
+        metadata.extend(self.host_masks().flat_map(|masks| masks.metadata()));
         let mut writer = SummingWriter::create(&path, planned, metadata)?;
         for parameter in &parameters {
             let name = parameter.name();
@@ -157,7 +158,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             writer.write(&mask_key(linear.name()), &words(&sparse.mask()?))?;
         }
         for (tensor, bytes) in &masks {
-            writer.write(&tensor.name, bytes)?;
+            writer.write_bytes(&tensor.name, bytes)?;
         }
         writer.finish()
     }
@@ -181,9 +182,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         // Everything is read and checked before anything is changed.
         let loaded = self.load(reader)?;
         let Loaded { state, parameters, masks } = loaded;
-        if let Some(sparsifier) = &mut self.sparsifier {
-            sparsifier.load_from(reader)?;
-        }
+        self.masks.iter_mut().try_for_each(|own| own.masks.load(reader))?;
         for (parameter, (values, moments)) in self.model.parameters_mut().into_iter().zip(parameters) {
             parameter.write(&self.engine, &values)?;
             for (moment, values) in parameter.moments_mut().into_iter().flatten().zip(moments) {
@@ -191,7 +190,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             }
         }
         let offset = self.seed_offset();
-        let Trainer { engine, model, plan, sparsifier, .. } = &mut *self;
+        let Trainer { engine, model, plan, masks: host_masks, .. } = &mut *self;
         let mut sparse = state.sparse_layers.into_iter().zip(masks).peekable();
         for linear in model.linears_mut() {
             // Forms that are made of the weight alone are made anew below.
@@ -208,8 +207,10 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
                 None => linear.make_dense(engine)?,
             }
             let is_masked = state.masked_layers.iter().any(|name| name == linear.name());
-            if let (true, Some(part), Some(sparsifier)) = (is_masked, plan.part_of(linear.name()), &*sparsifier) {
-                restore(engine, linear, (part, sparsifier))?;
+            if let Some(part) = plan.part_of(linear.name()).filter(|_| is_masked)
+                && let Some(own) = MethodMasks::of(host_masks, part.method)
+            {
+                restore(engine, linear, (part, &*own))?;
             }
         }
         let progress = &mut self.progress;
@@ -224,7 +225,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             (Some(switch), Some(saved)) => Some(switch.resumed(saved.steps, saved.switched_at, saved.changes)),
             (switch, _) => switch,
         };
-        self.change_form()?;
+        self.change_form(1.0)?;
         Ok(())
     }
 

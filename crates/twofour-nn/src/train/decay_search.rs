@@ -4,12 +4,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ConfigOf, SparseBegin, SparsityPlan, Trainer, TrainingData};
-use crate::{
-    Result,
-    engine::Engine,
-    recipe::{Method, Recipe, TrainingSettings},
-};
+use super::{ConfigOf, SparseBegin, SparsityPlan, Trainer, TrainingData, TrainingSettings};
+use crate::{Result, engine::Engine};
 
 /// Trial runs that compare strengths of the decay of pruned weights, λ.
 ///
@@ -101,8 +97,8 @@ impl DecaySearch {
     /// The plan of a trial.
     fn plan(&self, plan: &SparsityPlan, strength: Option<f64>) -> SparsityPlan {
         let mut trial = SparsityPlan { observes: true, ..plan.clone() };
-        // The masks of a sparsifier do not decay, and are observed by nothing.
-        let decaying = trial.overrides.iter_mut().filter(|part| part.method != Method::Sparsifier);
+        // Layers that no rule of the plan masks are observed by nothing.
+        let decaying = trial.overrides.iter_mut().filter(|part| part.method.can_observe());
         decaying.for_each(|part| part.observes = true);
         match strength {
             Some(strength) => {
@@ -146,17 +142,6 @@ impl DecaySearch {
             candidates,
             steps: self.steps,
         })
-    }
-}
-
-impl Recipe {
-    /// The trial runs that decide the strength of the decay of pruned weights, where the recipe asks for them (`decay = "auto"`). Trials take as many steps as
-    /// the warm-up of the learning rate, but at least 20 and at most all steps, unless the recipe says how many.
-    pub fn decay_search(&self) -> Option<DecaySearch> {
-        let settings = &self.sparsity;
-        settings.decay.filter(|decay| decay.strength().is_none())?;
-        let steps = settings.decay_trial_steps.unwrap_or(self.training.warm_up.max(20)).min(self.training.steps);
-        Some(DecaySearch { grid: settings.decay_grid.clone().unwrap_or_else(|| DecaySearch::GRID.to_vec()), steps })
     }
 }
 

@@ -4,7 +4,7 @@ use twofour::layer::MaskRule;
 
 use super::{
     SparsityPlan, Trainer, TrainingData,
-    sparsifier::{Chosen, choose, masking_of},
+    masks::{Chosen, MethodMasks, choose},
 };
 use crate::{
     Result,
@@ -58,11 +58,11 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         })
     }
 
-    /// Gives the plan's layers the form that the next step requires; returns the indices, in the model's order, of those that changed.
-    pub(super) fn change_form(&mut self) -> Result<Vec<usize>> {
+    /// Gives the plan's layers the form that the next step requires, where the gradients of the last one are times `loss_scale`; returns the indices, in the model's order, of those that changed.
+    pub(super) fn change_form(&mut self, loss_scale: f32) -> Result<Vec<usize>> {
         let (step, seeds) = (self.progress.step, Stream::new(self.settings.seed, "mvue"));
         let (has_settled, offset) = (self.has_settled(), self.seed_offset());
-        let Trainer { engine, model, plan, parts, sparsifier, .. } = self;
+        let Trainer { engine, model, plan, parts, masks, .. } = self;
         let mut changed = vec![];
         for (index, linear) in model.linears_mut().enumerate() {
             let part = parts.get(linear.name()).and_then(|&part| plan.parts().nth(part));
@@ -82,9 +82,9 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
                 }
                 LayerForm::ThreeOfFour => linear.make_three_of_four(engine)?,
                 LayerForm::Masked => {
-                    let (Some(own), Some(sparsifier)) = (&part.sparsifier, &mut *sparsifier) else { continue };
-                    let (mask, _) = choose(engine, sparsifier, (own, step), linear)?;
-                    linear.make_masked(engine, mask, masking_of(part))?;
+                    let Some(own) = MethodMasks::of(masks, part.method) else { continue };
+                    let (mask, _) = choose(engine, own, (step, loss_scale), linear)?;
+                    linear.make_masked(engine, mask, part.method.masking(part))?;
                 }
                 LayerForm::TwoOfFourInput => {
                     let MaskRule::Transposable(rule) = part.rule else { continue };
@@ -100,7 +100,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         Ok(changed)
     }
 
-    /// Flip rates, after the forms of the next step have been given: of the flips that [`Trainer::flipping`]'s layers have, and of the masks that the sparsifier has
+    /// Flip rates, after the forms of the next step have been given: of the flips that [`Trainer::flipping`]'s layers have, and of the masks that methods have
     /// chosen.
     pub(super) fn flips(&self, found: &[u64], refreshes: &[Refresh], (changed, chosen): (&[usize], &Chosen)) -> Flips {
         let (mut flips, mut layers, mut observed) = (Share::default(), vec![], Share::default());
@@ -116,10 +116,10 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             if !linear.has_mask() {
                 continue;
             }
-            let by_sparsifier = chosen.iter().find(|(of, _)| *of == index).map(|(_, flips)| *flips);
+            let by_method = chosen.iter().find(|(of, _)| *of == index).map(|(_, flips)| *flips);
             // A layer that has just changed its form has the mask of its weight as it is.
-            let own = if changed.contains(&index) { 0 } else { by_sparsifier.unwrap_or(own) };
-            selects_any |= selects || by_sparsifier.is_some();
+            let own = if changed.contains(&index) { 0 } else { by_method.unwrap_or(own) };
+            selects_any |= selects || by_method.is_some();
             flips.add(own, elements);
             layers.push(own as f64 / elements.max(1) as f64);
         }

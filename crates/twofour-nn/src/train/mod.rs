@@ -6,14 +6,14 @@
 //! | [`EncoderData`]: [`QuestionSet`], [`MaskedText`] | questions and their texts, or text with masked tokens, the same |
 //! | [`ImageSet`] | the images, the same |
 //! | [`SparsityPlan`] | which layers are 2:4, when, and how they are trained |
-//! | [`SparsifierPlan`] | masks of any pattern, whose levels follow a schedule |
+//! | [`methods`] | the methods of sparse training, a file for each |
 //! | [`DecaySearch`] | trial runs that find the strength of the decay of pruned weights |
 //! | [`Trainer`] | the loop: [`Trainer::step`], [`Trainer::validate`] |
 //! | [`Trainer::save`], [`Trainer::resume`] | checkpoints, from which training goes on, on either engine |
 //! | [`ranks`] | data parallel training: several engines, each with its share of every batch |
 //!
 //! A step does this, in this order: forward and backward passes of all micro-batches, whose gradients are added; the global norm; clipping; decay of pruned
-//! weights; AdamW; new masks and packed weights for the next step; masks of a sparsifier, where they are due.
+//! weights; AdamW; new masks and packed weights for the next step; masks that a method chooses on the host, where they are due.
 //!
 //! Everything random depends on the seed and the step number alone, so a run can be repeated and resumed bit for bit (on a CPU with one number of threads:
 //! GEMMs may add in another order elsewhere).
@@ -26,16 +26,18 @@ mod encoder_data;
 mod forms;
 mod idx;
 mod images;
+mod loss_scale;
 mod masked_text;
+mod masks;
+pub mod methods;
 mod passes;
 mod probe;
 mod progress;
 mod question_set;
 pub mod ranks;
 mod report;
+mod schedule;
 mod settings;
-mod sparsifier;
-mod sparsity;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -49,11 +51,13 @@ pub use decay_search::{DecayCandidate, DecayChoice, DecaySearch, DecayTrial};
 pub use encoder_data::EncoderData;
 pub use idx::{Idx, IdxError};
 pub use images::ImageSet;
+pub use loss_scale::LossScale;
 pub use masked_text::{MaskedSample, MaskedText};
+pub use methods::{BlockNorm, Decay, LevelSchedule, SparseBegin, SparsifierPlan, SparsifierRule, SparsityPlan};
 pub use probe::LinearProbe;
 pub use question_set::QuestionSet;
 pub use ranks::GradientReduction;
 pub use report::{Evaluation, StepReport};
-pub use sparsifier::{BlockNorm, LevelSchedule, SparsifierPlan, SparsifierRule};
-pub use sparsity::{Decay, SparseBegin, SparsityPlan};
+pub use schedule::Schedule;
+pub use settings::{OptimizerKind, Precision, ScheduleKind, TrainingSettings};
 pub use trainer::Trainer;

@@ -2,7 +2,7 @@
 
 use twofour::adamw_step::PhaseSwitch;
 
-use crate::optim::LossScale;
+use super::LossScale;
 
 /// What changes from step to step beside the model.
 #[derive(Debug, Clone, PartialEq)]

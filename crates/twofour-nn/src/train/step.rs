@@ -8,7 +8,10 @@ use std::{
 
 use twofour::{adamw_step::PhaseSwitch, layer::Accumulate};
 
-use super::{Decay, Trainer, TrainingData, forms::Refresh, ranks::Seat};
+use super::{
+    OptimizerKind, SparsityPlan, Trainer, TrainingData, TrainingSettings, forms::Refresh, methods::SwitchMean,
+    ranks::Seat,
+};
 use crate::{
     Error, Result,
     block::BatchShape,
@@ -18,7 +21,6 @@ use crate::{
     linear::LayerForm,
     model::{ModelPart, ModelParts as _, TrainedModel},
     parameter::Parameter,
-    recipe::{OptimizerKind, SwitchMean, TrainingSettings},
 };
 
 /// What came of launching a step.
@@ -110,8 +112,12 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
     }
 
     /// Whether all that a step launches can be captured and repeated. The change of a watched second moment is read while the step is launched, sums over ranks are
-    /// begun once, and the numbers of gradient descent come with each launch.
+    /// begun once, the numbers of gradient descent come with each launch, and all weights of a step that is repeated have one learning rate.
     fn can_repeat(&self, steps: &Steps) -> bool {
+        let step = self.progress.step;
+        if !self.plan.parts().all(|part| part.method.trains_weights(part, step)) {
+            return false;
+        }
         let is_repeatable = |step: &OptimizerStep| match step {
             OptimizerStep::AdamW(step) => {
                 matches!(step.second_moment, SecondMoment::Moving | SecondMoment::Frozen { .. })
@@ -136,7 +142,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             }
             _ => SecondMoment::Moving,
         };
-        let of = |second_moment, pruned_decay| match optimizer {
+        let of = |learning_rate, second_moment, pruned_decay| match optimizer {
             OptimizerKind::Sgd => {
                 OptimizerStep::Sgd(SgdStep { learning_rate, momentum, weight_decay, gradient_scale: 1.0, pruned_decay })
             }
@@ -152,15 +158,16 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
                 pruned_decay,
             }),
         };
-        let of_part = |(index, decay): (usize, Option<Decay>)| {
+        let of_part = |(index, part): (usize, &SparsityPlan)| {
             // STEP is the method of the plan itself, not of its overrides.
             let second_moment = if index == 0 { second_moment } else { SecondMoment::Moving };
-            of(second_moment, decay.map_or(PrunedDecay::None, PrunedDecay::from))
+            let trains = part.method.trains_weights(part, self.progress.step);
+            let rate = if trains { learning_rate } else { 0.0 };
+            of(rate, second_moment, part.decay.map_or(PrunedDecay::None, PrunedDecay::from))
         };
-        let decays = self.plan.parts().map(|part| part.decay);
         Steps {
-            of_parts: decays.enumerate().map(of_part).collect(),
-            other: of(SecondMoment::Moving, PrunedDecay::None),
+            of_parts: self.plan.parts().enumerate().map(of_part).collect(),
+            other: of(learning_rate, SecondMoment::Moving, PrunedDecay::None),
         }
     }
 

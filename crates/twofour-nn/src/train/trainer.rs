@@ -2,14 +2,17 @@
 
 use std::{collections::HashMap, sync::Arc, time::Instant};
 
-use twofour::{
-    adamw_step::{ChangeMean, PhaseSwitch},
-    sparsify::Sparsifier,
-};
+use twofour::adamw_step::{ChangeMean, PhaseSwitch};
 
 use super::{
-    ConfigOf, Corpus, Evaluation, SparseBegin, SparsityPlan, StepReport, TrainingData, forms::Refresh,
-    progress::Progress, ranks::Seat, settings::check, sparsifier::prepared,
+    ConfigOf, Corpus, Evaluation, LossScale, OptimizerKind, Schedule, SparseBegin, SparsityPlan, StepReport,
+    TrainingData, TrainingSettings,
+    forms::Refresh,
+    masks::{MethodMasks, masks_of},
+    methods::{HostMasks, SwitchMean},
+    progress::Progress,
+    ranks::Seat,
+    settings::check,
 };
 use crate::{
     Error, Result,
@@ -17,9 +20,7 @@ use crate::{
     engine::{Engine, Kind},
     linear::LayerForm,
     model::{ModelParts as _, TrainedModel},
-    optim::{LossScale, Schedule},
     parameter::Parameter,
-    recipe::{Method, OptimizerKind, SwitchMean, TrainingSettings},
 };
 
 /// Trains a model with an [`Engine`]: on a [`Corpus`] a [`Gpt`](crate::model::Gpt), on other data the model that learns from them.
@@ -32,7 +33,7 @@ use crate::{
 /// let model = ModelSettings { kind, layers: 1, width: 16, heads: 2, kv_heads: None, context: 16, feed_forward: Some(32), ..Default::default() };
 /// let training = TrainingSettings { steps: 30, batch: 4, warm_up: 3, ..Default::default() };
 /// let layers = vec!["blocks.0.mlp.up".to_owned(), "blocks.0.mlp.down".to_owned()];
-/// let plan = SparsityPlan::of_method(Method::Ste, layers, training.steps);
+/// let plan = SparsityPlan::of_method(Method::STE, layers, training.steps);
 /// let mut trainer = Trainer::new(CpuEngine, &model, &training, plan, corpus)?;
 /// let before = trainer.validate(8)?;
 /// while !trainer.is_finished() {
@@ -51,8 +52,8 @@ pub struct Trainer<E: Engine, D: TrainingData = Corpus> {
     pub(super) settings: TrainingSettings,
     pub(super) plan: SparsityPlan,
     pub(super) progress: Progress,
-    /// The masks of the method `sparsifier`.
-    pub(super) sparsifier: Option<Sparsifier>,
+    /// The masks that methods choose themselves.
+    pub(super) masks: Vec<MethodMasks>,
     schedule: Schedule,
     /// Of each planned layer, the part of the plan that it belongs to.
     pub(super) parts: HashMap<String, usize>,
@@ -101,16 +102,12 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         if let Some(pattern) = plan.parts().flat_map(|part| &part.layers).find(|name| !names.contains(name)) {
             return Err(Error::NoSuchLayer { pattern: pattern.clone(), layers: names });
         }
-        for part in plan.parts().filter(|part| part.method != Method::Dense) {
-            let form = match part.method {
-                Method::Activation => LayerForm::TwoOfFourInput,
-                _ => LayerForm::TwoOfFour,
-            };
-            part.layers.iter().try_for_each(|layer| model.prepare(layer, form))?;
+        for part in plan.parts().filter(|part| !part.is_dense()) {
+            model.prepare(&part.layers, part.method.sparse_form())?;
         }
         model.parameters_mut().into_iter().try_for_each(|parameter| parameter.begin_training(&engine))?;
         if training.optimizer == OptimizerKind::Sgd {
-            if matches!(plan.begin, SparseBegin::Settled { .. }) {
+            if plan.method.watches() {
                 let (first, second) = ("the method `step`".to_owned(), "the optimizer `sgd`".to_owned());
                 let reason = "STEP switches by second moments, which gradient descent does not have";
                 return Err(Error::Conflict { first, second, reason });
@@ -142,7 +139,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             part.layers.iter().map(move |l| (l.clone(), index)).collect::<Vec<_>>()
         };
         let parts = plan.parts().enumerate().flat_map(of_part).collect();
-        let sparsifier = prepared(&plan, &model)?;
+        let masks = masks_of(&plan, &model, training.seed)?;
         let (settings, schedule) = (training.clone(), Schedule::new(training)?);
         let micro_batches = vec![];
         let seat = None;
@@ -154,14 +151,14 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             settings,
             plan,
             progress,
-            sparsifier,
+            masks,
             schedule,
             parts,
             loss,
             guard,
             micro_batches,
         };
-        trainer.change_form()?;
+        trainer.change_form(1.0)?;
         Ok(trainer)
     }
 
@@ -203,6 +200,11 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
     /// The plan of sparsity.
     pub fn plan(&self) -> &SparsityPlan {
         &self.plan
+    }
+
+    /// The masks that methods choose themselves, on the host.
+    pub fn host_masks(&self) -> impl Iterator<Item = &(dyn HostMasks + 'static)> {
+        self.masks.iter().map(|own| &*own.masks)
     }
 
     /// Steps done.
@@ -267,6 +269,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         // Sums that were aborted are worth nothing.
         self.seat.as_ref().map_or(Ok(()), |seat| seat.rank.check())?;
         let skipped = !found.is_finite();
+        let loss_scale = self.progress.loss_scale.scale();
         self.progress.loss_scale.observe(!skipped);
         self.progress.step += 1;
         if skipped {
@@ -280,9 +283,9 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             self.progress.updates += 1;
             self.observe(&launched);
         }
-        let changed = self.change_form()?;
+        let changed = self.change_form(loss_scale)?;
         // Levels rise by steps, skipped ones among them.
-        let chosen = self.choose_masks(&changed)?;
+        let chosen = self.choose_masks(&changed, loss_scale)?;
         let flips = if skipped {
             self.flips(&[], &vec![Refresh::Packs; refreshes.len()], (&changed, &chosen))
         } else {

@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use twofour_nn::{
-    recipe::{LayerPlan, LevelPlan, Method, RecipePlan, StagePlan},
+    linear::LayerForm,
+    recipe::{LayerPlan, LevelPlan, RecipePlan, StagePlan},
     train::SparseBegin,
 };
 
@@ -103,10 +104,10 @@ fn show_levels(screen: &mut Screen, plan: &LevelPlan) -> Result<()> {
 
 /// What a part's layers are while they are sparse.
 fn what_of(stage: &StagePlan) -> &'static str {
-    match (stage.two_of_four_weights, stage.method == Method::Sparsifier.name()) {
-        (true, _) => "layers are 2:4",
-        (false, true) => "layers are masked",
-        (false, false) => "inputs of layers are 2:4",
+    match stage.form {
+        LayerForm::Masked => "layers are masked",
+        LayerForm::TwoOfFourInput => "inputs of layers are 2:4",
+        _ => "layers are 2:4",
     }
 }
 

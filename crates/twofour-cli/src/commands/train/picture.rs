@@ -7,7 +7,8 @@ use plotters::{
     style::text_anchor::{HPos, Pos, VPos},
 };
 use twofour_nn::{
-    recipe::{Method, RecipePlan, StagePlan},
+    linear::LayerForm,
+    recipe::{RecipePlan, StagePlan},
     report::{LayerMetrics, StepMetrics},
     train::SparseBegin,
 };
@@ -70,10 +71,10 @@ fn marks(stages: &[StagePlan], steps: u64, settled_at: Option<u64>) -> Vec<Mark>
             SparseBegin::Step(step) => Some(step),
             SparseBegin::Settled { .. } => settled_at,
         };
-        let form = match (stage.two_of_four_weights, stage.method == Method::Sparsifier.name()) {
-            (true, _) => "2:4",
-            (false, true) => "masked",
-            (false, false) => "2:4 inputs",
+        let form = match stage.form {
+            LayerForm::Masked => "masked",
+            LayerForm::TwoOfFourInput => "2:4 inputs",
+            _ => "2:4",
         };
         let Some(begin) = begin else { continue };
         match stage.two_of_four_from.filter(|from| *from > begin) {
@@ -305,6 +306,7 @@ mod tests {
             two_of_four_from: from,
             end,
             two_of_four_weights: true,
+            form: LayerForm::TwoOfFour,
         };
         let told = |stages: &[StagePlan], settled| -> Vec<(u64, String)> {
             marks(stages, 100, settled).into_iter().map(|mark| (mark.step, mark.what)).collect()

@@ -363,8 +363,8 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
                 }
             };
             let flip_rate = report.layer_flip_rates.get(index).copied();
-            let sparsifier = self.trainer.sparsifier().filter(|_| linear.masked().is_some());
-            let level = sparsifier.and_then(|sparsifier| sparsifier.level(linear.weight().name()));
+            let mut masks = self.trainer.host_masks().filter(|_| linear.masked().is_some());
+            let level = masks.find_map(|masks| masks.level(linear.weight().name()));
             layers.insert(linear.name().to_owned(), LayerMetrics { flip_rate, kept, level });
         }
         Ok(layers)

@@ -66,7 +66,7 @@ impl<E: Engine> TrainedModel<E> for Bert<E> {
         self.config.positions
     }
 
-    fn prepare(&mut self, layer: &str, form: LayerForm) -> Result<()> {
+    fn prepare(&mut self, layers: &[String], form: LayerForm) -> Result<()> {
         if form == LayerForm::TwoOfFourInput {
             return Err(Error::Unsupported {
                 engine: "training",
@@ -74,7 +74,7 @@ impl<E: Engine> TrainedModel<E> for Bert<E> {
                 remedy: "choose another method than \"activation\"",
             });
         }
-        if layer == "embedding" {
+        if let Some(layer) = layers.iter().find(|layer| *layer == "embedding") {
             let (first, second) = ("a head that is the embedding".to_owned(), format!("2:4 of the layer `{layer}`"));
             return Err(Error::Conflict { first, second, reason: "an embedding is read dense" });
         }

@@ -127,8 +127,7 @@ fn a_pruned_checkpoint_is_fine_tuned_and_saved() {
 
     use crate::{
         engine::cpu::CpuEngine,
-        recipe::{Method, TrainingSettings},
-        train::{Corpus, SparsityPlan, Trainer},
+        train::{Corpus, SparsityPlan, Trainer, TrainingSettings, methods::Method},
     };
     let mut go_on = |_: file::Progress<'_>| ControlFlow::Continue(());
     let is_linear = |name: &str| name.contains("proj.weight");
@@ -141,7 +140,7 @@ fn a_pruned_checkpoint_is_fine_tuned_and_saved() {
     let model = checkpoint.model(&CpuEngine).unwrap();
     let layers: Vec<String> = model.linears().map(|l| l.name().to_owned()).filter(|name| name != "head").collect();
     let training = TrainingSettings { steps: 25, batch: 2, warm_up: 2, learning_rate: 3e-3, ..Default::default() };
-    let plan = SparsityPlan::of_method(Method::Fixed, layers, training.steps);
+    let plan = SparsityPlan::of_method(Method::FIXED, layers, training.steps);
     let tokens = expected("llama").tokens.repeat(10);
     let corpus = Arc::new(Corpus::of_tokens(tokens.clone(), 0.1).unwrap());
     let mut trainer = Trainer::with_model(CpuEngine, model, &training, plan, corpus).unwrap();

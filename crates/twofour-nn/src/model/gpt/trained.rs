@@ -30,11 +30,11 @@ impl<E: Engine> TrainedModel<E> for Gpt<E> {
         self.config.context()
     }
 
-    fn prepare(&mut self, layer: &str, form: LayerForm) -> Result<()> {
+    fn prepare(&mut self, layers: &[String], form: LayerForm) -> Result<()> {
         if form == LayerForm::TwoOfFourInput {
             return self.use_squared_relu();
         }
-        if self.config.is_tied() && layer == "head" {
+        if self.config.is_tied() && layers.iter().any(|layer| layer == "head") {
             let (first, second) = ("a head that is the embedding".to_owned(), "2:4 of the layer `head`".to_owned());
             return Err(Error::Conflict { first, second, reason: "an embedding is read dense" });
         }

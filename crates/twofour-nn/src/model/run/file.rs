@@ -51,6 +51,11 @@ impl SummingWriter {
         Ok(self.writer.write_elements(name, elements)?)
     }
 
+    pub(crate) fn write_bytes(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.sums.insert(name.to_owned(), crc32fast::hash(bytes));
+        Ok(self.writer.write(name, bytes)?)
+    }
+
     pub(crate) fn finish(mut self) -> Result<()> {
         let sums: Vec<u32> = self.sums.into_values().collect();
         self.writer.write_elements(CHECKSUMS, &sums)?;

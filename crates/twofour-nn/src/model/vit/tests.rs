@@ -14,8 +14,8 @@ use crate::{
     },
     model::{Gpt, ModelParts, Pooling, TrainedModel},
     random::Stream,
-    recipe::{Method, ModelKind, ModelSettings, TrainingSettings},
-    train::{ImageSet, SparsityPlan, Trainer, TrainingData as _},
+    recipe::{ModelKind, ModelSettings},
+    train::{ImageSet, SparsityPlan, Trainer, TrainingData as _, TrainingSettings, methods::Method},
 };
 
 const ENGINE: CpuEngine = CpuEngine;
@@ -121,7 +121,7 @@ fn gradients_of_all_variables_agree_with_finite_differences() {
 fn trainer(method: Method, steps: u64, images: &Arc<ImageSet>) -> Trainer<CpuEngine, ImageSet> {
     let layers = (0..2).flat_map(|layer| ["up", "down"].map(|part| format!("blocks.{layer}.mlp.{part}"))).collect();
     let layers: Vec<String> = layers;
-    let layers = layers.into_iter().filter(|name| method != Method::Activation || name.ends_with("down")).collect();
+    let layers = layers.into_iter().filter(|name| method != Method::ACTIVATION || name.ends_with("down")).collect();
     let training = TrainingSettings {
         steps,
         batch: 16,
@@ -140,14 +140,14 @@ fn trainer(method: Method, steps: u64, images: &Arc<ImageSet>) -> Trainer<CpuEng
 fn every_method_trains_it_and_a_resumed_run_goes_on_bit_for_bit() {
     let images = Arc::new(images(200));
     let methods = [
-        Method::Dense,
-        Method::Fixed,
-        Method::Ste,
-        Method::SrSte,
-        Method::Fst,
-        Method::SSte,
-        Method::Step,
-        Method::Activation,
+        Method::DENSE,
+        Method::FIXED,
+        Method::STE,
+        Method::SR_STE,
+        Method::FST,
+        Method::S_STE,
+        Method::STEP,
+        Method::ACTIVATION,
     ];
     for method in methods {
         let directory = tempfile::tempdir().unwrap();
@@ -171,7 +171,7 @@ fn every_method_trains_it_and_a_resumed_run_goes_on_bit_for_bit() {
 #[test]
 fn regression_on_features_tells_what_training_has_taught() {
     let images = Arc::new(images(200));
-    let mut trainer = trainer(Method::Ste, 80, &images);
+    let mut trainer = trainer(Method::STE, 80, &images);
     (0..80).for_each(|_| drop(trainer.step().unwrap()));
     let (engine, model) = trainer.engine_and_model();
     let [all, few] = [200, 7].map(|batch| images.probe(engine, model, batch).unwrap());
@@ -189,7 +189,7 @@ fn regression_on_features_tells_what_training_has_taught() {
 #[test]
 fn a_saved_model_has_the_scores_of_the_trained_one() {
     let images = Arc::new(images(40));
-    let mut trainer = trainer(Method::Ste, 10, &images);
+    let mut trainer = trainer(Method::STE, 10, &images);
     (0..10).for_each(|_| drop(trainer.step().unwrap()));
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("vit.safetensors");

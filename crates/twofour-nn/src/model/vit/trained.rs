@@ -127,7 +127,7 @@ impl<E: Engine> TrainedModel<E> for Vit<E> {
         self.config.tokens()
     }
 
-    fn prepare(&mut self, _: &str, form: LayerForm) -> Result<()> {
+    fn prepare(&mut self, _: &[String], form: LayerForm) -> Result<()> {
         if form == LayerForm::TwoOfFourInput {
             self.layers.iter_mut().try_for_each(|layer| layer.feed_forward.use_squared_relu())?;
             self.config.squared_relu = true;

@@ -44,7 +44,7 @@ fn a_recipe_is_read_with_its_defaults_and_overrides() {
     let recipe = parse(GOOD, &["training.steps=20", "sparsity.method=ste", "data.text=['c.txt']", "training.seed=7"]);
     let recipe = recipe.unwrap();
     assert_eq!((recipe.training.steps, recipe.training.seed, recipe.training.batch), (20, 7, 8));
-    assert_eq!(recipe.sparsity.method, Method::Ste);
+    assert_eq!(recipe.sparsity.method, Method::STE);
     assert_eq!(recipe.data.text, [Path::new("c.txt")], "an override's path is relative to the working directory");
     assert_eq!(parse(GOOD, &[]).unwrap().data.text, [Path::new("folder/a.txt"), Path::new("folder/../b.txt")]);
     assert_eq!(recipe.precision_on(DeviceKind::Cuda), Precision::Bf16);

@@ -50,7 +50,7 @@ fn a_sparsifier_is_planned_for_the_section_and_for_overrides() {
     assert_eq!(Recipe::parse(&text, Path::new(""), &[]).unwrap(), recipe, "{text}");
     let plan = recipe.sparsity_plan().unwrap();
     assert_eq!(plan.layers, ["blocks.0.mlp.up", "blocks.0.mlp.down"]);
-    assert_eq!((plan.method, plan.begin, plan.mask_every), (Method::Sparsifier, SparseBegin::Step(200), 10));
+    assert_eq!((plan.method, plan.begin, plan.mask_every), (Method::SPARSIFIER, SparseBegin::Step(200), 10));
     let own = plan.sparsifier.as_ref().unwrap();
     assert_eq!(own.rule, SparsifierRule::WeightNorm { block: [4, 8], zeros: 24, norm: BlockNorm::L1 });
     assert_eq!(own.schedule, LevelSchedule::Cubic { start_level: 0.1, start: 200, steps: 400 });

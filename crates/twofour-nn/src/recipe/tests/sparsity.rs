@@ -47,12 +47,12 @@ fn layers_have_plans_of_their_own() {
     let gradual = plan.part_of("blocks.0.mlp.up").unwrap();
     assert_eq!(
         (gradual.method, gradual.begin, gradual.two_of_four_from),
-        (Method::Gradual, SparseBegin::Step(20), Some(50))
+        (Method::GRADUAL, SparseBegin::Step(20), Some(50))
     );
     let fst = plan.part_of("head").unwrap();
-    assert_eq!((fst.method, fst.mask_every, fst.end), (Method::Fst, 5, Some(50)));
+    assert_eq!((fst.method, fst.mask_every, fst.end), (Method::FST, 5, Some(50)));
     assert_eq!(fst.rule, MaskRule::Transposable(Transposable::Optimal), "the toolkit's");
-    assert_eq!(plan.part_of("blocks.0.mlp.down").map(|part| (part.method, part.observes)), Some((Method::Dense, true)));
+    assert_eq!(plan.part_of("blocks.0.mlp.down").map(|part| (part.method, part.observes)), Some((Method::DENSE, true)));
     let search = recipe.decay_search().unwrap();
     assert_eq!((search.grid, search.steps), (vec![1e-5, 1e-4], 12));
     let sparse: Vec<String> = recipe.layers().into_iter().filter(|l| l.sparse).map(|l| l.name).collect();

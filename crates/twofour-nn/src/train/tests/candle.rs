@@ -1,7 +1,7 @@
 //! The first steps, against those of an earlier trainer.
 
 use super::{layers, steps, trainer};
-use crate::{recipe::Method, train::SparsityPlan};
+use crate::train::{SparsityPlan, methods::Method};
 
 /// Losses and gradient norms of the trainer over candle that this one replaced, from the same seeds, text and settings (whose masks follow the same schedule), on an AVX-512
 /// machine: the first 20 steps.
@@ -88,8 +88,8 @@ fn the_first_steps_are_those_of_the_trainer_over_candle() {
     for (name, expected) in CANDLE {
         let plan = match name {
             "dense" => SparsityPlan::dense(),
-            "magnitude" => SparsityPlan::of_method(Method::Ste, layers(), 60),
-            _ => SparsityPlan::of_method(Method::SSte, layers(), 60),
+            "magnitude" => SparsityPlan::of_method(Method::STE, layers(), 60),
+            _ => SparsityPlan::of_method(Method::S_STE, layers(), 60),
         };
         for (report, (loss, norm)) in steps(&mut trainer(&plan), 20).iter().zip(expected) {
             // Engines of other instruction sets add in another order, and differences grow from step to step.

@@ -9,8 +9,8 @@ use crate::{
     Error,
     engine::cpu::CpuEngine,
     model::{CHECKPOINT_FILE, SavedModel},
-    recipe::{Method, ModelSettings, TrainingSettings},
-    train::{Corpus, SparsityPlan, Trainer, checkpoint_steps},
+    recipe::ModelSettings,
+    train::{Corpus, SparsityPlan, Trainer, TrainingSettings, checkpoint_steps, methods::Method},
 };
 
 #[test]
@@ -78,7 +78,7 @@ fn checkpoints_of_another_run_are_refused() {
         let error = other.resume(directory.path()).unwrap_err();
         assert!(matches!(&error, Error::OtherRun { what, .. } if what.contains(word)), "{word}: {error}");
     };
-    let plan = SparsityPlan::of_method(Method::Ste, layers(), 60);
+    let plan = SparsityPlan::of_method(Method::STE, layers(), 60);
     refused(trainer(&plan), "sparsity");
     let dense_plan = SparsityPlan::dense;
     refused(trainer_with(dense_plan(), TrainingSettings { seed: 10, ..training() }), "settings");
@@ -100,7 +100,7 @@ fn checkpoints_of_another_run_are_refused() {
 #[test]
 fn a_bit_that_flips_in_a_checkpoint_is_found_and_changes_nothing() {
     let directory = tempfile::tempdir().unwrap();
-    let plan = SparsityPlan::of_method(Method::Ste, layers(), 60);
+    let plan = SparsityPlan::of_method(Method::STE, layers(), 60);
     let mut saved = trainer(&plan);
     steps(&mut saved, 3);
     saved.save(directory.path()).unwrap();

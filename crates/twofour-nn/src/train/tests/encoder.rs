@@ -7,9 +7,11 @@ use crate::{
     engine::{Memory as _, cpu::CpuEngine},
     model::{BertConfig, EncoderTask, GptConfig, TransformerConfig},
     questions::tests::{asked, tokenizer},
-    recipe::{Method, TrainingSettings},
     text::SpecialTokens,
-    train::{Corpus, EncoderData, MaskedText, QuestionSet, SparsityPlan, StepReport, Trainer},
+    train::{
+        Corpus, EncoderData, MaskedText, QuestionSet, SparsityPlan, StepReport, Trainer, TrainingSettings,
+        methods::Method,
+    },
 };
 
 const TASKS: [EncoderTask; 2] = [EncoderTask::Answers, EncoderTask::MaskedTokens];
@@ -56,14 +58,14 @@ fn bits(trainer: &Trainer<CpuEngine, EncoderData>) -> Vec<u32> {
 #[test]
 fn encoders_learn_both_tasks_dense_and_two_of_four() {
     for task in TASKS {
-        for method in [Method::Dense, Method::Ste, Method::Fixed] {
+        for method in [Method::DENSE, Method::STE, Method::FIXED] {
             let mut trainer = trainer(task, method, &training());
             let before = trainer.evaluate(16).unwrap();
             assert_eq!(before.accuracy, None);
             let reports = steps(&mut trainer, 60);
             let targets = config(task).targets();
             assert!(reports.iter().all(|report| report.targets == 4 * targets && !report.skipped));
-            assert_eq!(reports[59].is_sparse, method != Method::Dense);
+            assert_eq!(reports[59].is_sparse, method != Method::DENSE);
             let after = trainer.evaluate(16).unwrap();
             assert!(after.loss < 0.7 * before.loss, "{task:?} {method:?}: {before:?}, {after:?}");
             assert_eq!(trainer.evaluate(16).unwrap(), after, "validation changes nothing");
@@ -74,8 +76,8 @@ fn encoders_learn_both_tasks_dense_and_two_of_four() {
 #[test]
 fn micro_batches_of_an_encoder_add_up_to_the_batch() {
     for task in TASKS {
-        let mut whole = trainer(task, Method::Ste, &training());
-        let mut parts = trainer(task, Method::Ste, &TrainingSettings { micro_batch: Some(1), ..training() });
+        let mut whole = trainer(task, Method::STE, &training());
+        let mut parts = trainer(task, Method::STE, &TrainingSettings { micro_batch: Some(1), ..training() });
         for (a, b) in steps(&mut whole, 3).iter().zip(steps(&mut parts, 3)) {
             assert!((a.loss - b.loss).abs() < 1e-5, "{task:?}: {} and {}", a.loss, b.loss);
             let norm = (a.gradient_norm - b.gradient_norm).abs() / a.gradient_norm;
@@ -87,13 +89,13 @@ fn micro_batches_of_an_encoder_add_up_to_the_batch() {
 #[test]
 fn an_encoder_goes_on_from_its_checkpoint_bit_for_bit() {
     for task in TASKS {
-        let mut whole = trainer(task, Method::SrSte, &training());
+        let mut whole = trainer(task, Method::SR_STE, &training());
         let expected = steps(&mut whole, 8);
         let directory = tempfile::tempdir().unwrap();
-        let mut begun = trainer(task, Method::SrSte, &training());
+        let mut begun = trainer(task, Method::SR_STE, &training());
         steps(&mut begun, 3);
         begun.save(directory.path()).unwrap();
-        let mut resumed = trainer(task, Method::SrSte, &training());
+        let mut resumed = trainer(task, Method::SR_STE, &training());
         resumed.resume(directory.path()).unwrap();
         assert_eq!(steps(&mut resumed, 5), expected[3..], "{task:?}");
         assert!(bits(&resumed) == bits(&whole), "{task:?}");
@@ -106,15 +108,15 @@ fn data_and_layers_that_do_not_fit_the_encoder_are_refused() {
         Trainer::new(CpuEngine, config, &training(), plan, data(task)).unwrap_err().to_string()
     };
     let [answers, masked] = TASKS;
-    assert!(refused(config(answers), plan(Method::Dense), masked).contains("another task"));
+    assert!(refused(config(answers), plan(Method::DENSE), masked).contains("another task"));
     let short = BertConfig { positions: 32, ..config(answers) };
-    assert!(refused(short, plan(Method::Dense), answers).contains("windows"));
+    assert!(refused(short, plan(Method::DENSE), answers).contains("windows"));
     let mut few = config(answers);
     few.encoder = few.encoder.with_vocabulary(20);
-    assert!(refused(few, plan(Method::Dense), answers).contains("vocabulary has 20"));
-    let embedding = SparsityPlan::of_method(Method::Ste, vec!["embedding".to_owned()], 60);
+    assert!(refused(few, plan(Method::DENSE), answers).contains("vocabulary has 20"));
+    let embedding = SparsityPlan::of_method(Method::STE, vec!["embedding".to_owned()], 60);
     assert!(refused(config(masked), embedding, masked).contains("read dense"));
     assert!(
-        refused(config(masked), SparsityPlan::of_method(Method::Activation, vec![], 60), masked).contains("squared")
+        refused(config(masked), SparsityPlan::of_method(Method::ACTIVATION, vec![], 60), masked).contains("squared")
     );
 }

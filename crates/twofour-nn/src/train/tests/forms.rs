@@ -4,8 +4,10 @@ use super::{bits, corpus, layers, mixed, model, steps, trainer, trainer_with, tr
 use crate::{
     engine::{Memory as _, cpu::CpuEngine},
     linear::LayerForm,
-    recipe::{DecayTarget, Method, OptimizerKind, TrainingSettings},
-    train::{Decay, DecaySearch, SparseBegin, SparsityPlan, Trainer},
+    train::{
+        Decay, DecaySearch, OptimizerKind, SparseBegin, SparsityPlan, Trainer, TrainingSettings,
+        methods::{DecayTarget, Method},
+    },
 };
 
 /// The form of every linear layer.
@@ -33,7 +35,7 @@ fn layers_change_their_form_each_by_its_own_part() {
         let fst = report.layer_flip_rates[0];
         assert!((step + 1) % 3 == 0 || step >= 49 || fst == 0.0, "step {step}: {fst}");
     }
-    let gradual = SparsityPlan::of_method(Method::Gradual, layers(), 60);
+    let gradual = SparsityPlan::of_method(Method::GRADUAL, layers(), 60);
     let mut trainer = trainer_with(gradual, training());
     for step in 0..60 {
         let expected = if step < 6 {
@@ -59,7 +61,7 @@ fn observed_masks_change_nothing_and_flip_as_those_that_are_used() {
     assert!(bits(&plain) == bits(&observed));
     assert!(a.iter().all(|r| r.observed_flip_rate.is_none()));
     assert!(b.iter().all(|r| r.observed_flip_rate.is_some_and(|rate| rate > 0.0 && rate < 0.5)), "{b:?}");
-    for method in [Method::Ste, Method::SSte] {
+    for method in [Method::STE, Method::S_STE] {
         let plan = SparsityPlan { observes: true, ..SparsityPlan::of_method(method, layers(), 60) };
         for report in steps(&mut trainer(&plan), 6) {
             assert_eq!(report.observed_flip_rate, Some(report.flip_rate), "{method:?}");
@@ -79,14 +81,14 @@ fn gradient_descent_learns_with_decay_on_the_gradient_and_on_the_weight() {
     let mut ends = vec![];
     for target in [DecayTarget::Gradient, DecayTarget::Weight] {
         let decay = Some(Decay { strength: 0.05, target });
-        let plan = SparsityPlan { decay, ..SparsityPlan::of_method(Method::SrSte, layers(), 60) };
+        let plan = SparsityPlan { decay, ..SparsityPlan::of_method(Method::SR_STE, layers(), 60) };
         let mut trainer = trainer_with(plan, settings.clone());
         assert!(trainer.model.parameters().iter().all(|p| p.moments().unwrap().len() == 1));
         steps(&mut trainer, 60);
         ends.push(trainer.validate(100).unwrap());
     }
     assert!(ends.iter().all(|loss| *loss < 4.0) && ends[0] != ends[1], "{ends:?}");
-    let plan = SparsityPlan::of_method(Method::Step, layers(), 60);
+    let plan = SparsityPlan::of_method(Method::STEP, layers(), 60);
     let error = Trainer::new(CpuEngine, &model(), &settings, plan, corpus()).unwrap_err().to_string();
     assert!(error.contains("second moments"), "{error}");
 }
@@ -94,13 +96,13 @@ fn gradient_descent_learns_with_decay_on_the_gradient_and_on_the_weight() {
 #[test]
 fn second_moments_of_step_are_frozen_until_its_own_end() {
     let own = "blocks.0.mlp.up";
-    let others = SparsityPlan::of_method(Method::Ste, vec!["blocks.0.mlp.down".to_owned()], 60);
+    let others = SparsityPlan::of_method(Method::STE, vec!["blocks.0.mlp.down".to_owned()], 60);
     for overrides in [vec![], vec![others]] {
         let plan = SparsityPlan {
             begin: SparseBegin::Settled { earliest: 2, latest: 5 },
             end: Some(9),
             overrides,
-            ..SparsityPlan::of_method(Method::Step, vec![own.to_owned()], 60)
+            ..SparsityPlan::of_method(Method::STEP, vec![own.to_owned()], 60)
         };
         let mut trainer = trainer(&plan);
         let second_moment = |trainer: &Trainer<CpuEngine>| -> Vec<u32> {
@@ -126,7 +128,7 @@ fn second_moments_of_step_are_frozen_until_its_own_end() {
 
 #[test]
 fn trials_find_the_strength_whose_masks_settle() {
-    let plan = SparsityPlan::of_method(Method::Fst, layers(), 60);
+    let plan = SparsityPlan::of_method(Method::FST, layers(), 60);
     let search = DecaySearch { grid: vec![1e-6, 1e-2, 10.0], steps: 20 };
     let run =
         |strength| search.run(CpuEngine, (&(&model()).into(), &training()), &plan, &corpus(), strength).unwrap().1;

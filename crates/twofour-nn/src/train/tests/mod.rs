@@ -22,7 +22,11 @@ use crate::{
     Error, Result,
     engine::{Memory as _, SparseLayer as _, cpu::CpuEngine},
     linear::SparsePrecision,
-    recipe::{DecayTarget, Method, ModelKind, ModelSettings, OptimizerKind, SwitchMean, TrainingSettings},
+    recipe::{ModelKind, ModelSettings},
+    train::{
+        OptimizerKind, TrainingSettings,
+        methods::{DecayTarget, Method, SwitchMean},
+    },
 };
 
 fn model() -> ModelSettings {
@@ -74,21 +78,21 @@ fn trainer(plan: &SparsityPlan) -> Trainer<CpuEngine> {
 /// Plans of every method, and with settings that the defaults do not reach.
 fn plans() -> Vec<(&'static str, SparsityPlan)> {
     let of = |method| SparsityPlan::of_method(method, layers(), 60);
-    let fst = SparsityPlan { mask_every: 3, ..of(Method::Fst) };
+    let fst = SparsityPlan { mask_every: 3, ..of(Method::FST) };
     vec![
-        ("dense", of(Method::Dense)),
-        ("fixed", of(Method::Fixed)),
-        ("ste", of(Method::Ste)),
-        ("ste, every 3", SparsityPlan { mask_every: 3, ..of(Method::Ste) }),
-        ("ste, steps 3 to 7", SparsityPlan { begin: SparseBegin::Step(3), end: Some(7), ..of(Method::Ste) }),
-        ("sr-ste", of(Method::SrSte)),
+        ("dense", of(Method::DENSE)),
+        ("fixed", of(Method::FIXED)),
+        ("ste", of(Method::STE)),
+        ("ste, every 3", SparsityPlan { mask_every: 3, ..of(Method::STE) }),
+        ("ste, steps 3 to 7", SparsityPlan { begin: SparseBegin::Step(3), end: Some(7), ..of(Method::STE) }),
+        ("sr-ste", of(Method::SR_STE)),
         (
             "decay of weights",
-            SparsityPlan { decay: Some(Decay { strength: 0.1, target: DecayTarget::Weight }), ..of(Method::SrSte) },
+            SparsityPlan { decay: Some(Decay { strength: 0.1, target: DecayTarget::Weight }), ..of(Method::SR_STE) },
         ),
         ("fst", fst.clone()),
         ("fst to step 8", SparsityPlan { end: Some(8), ..fst }),
-        ("s-ste", of(Method::SSte)),
+        ("s-ste", of(Method::S_STE)),
         (
             "gradual, then dense",
             SparsityPlan {
@@ -96,28 +100,28 @@ fn plans() -> Vec<(&'static str, SparsityPlan)> {
                 two_of_four_from: Some(5),
                 end: Some(7),
                 observes: true,
-                ..of(Method::Gradual)
+                ..of(Method::GRADUAL)
             },
         ),
-        ("gradual", of(Method::Gradual)),
+        ("gradual", of(Method::GRADUAL)),
         ("fst and others", mixed()),
         (
             "step, option 2",
             SparsityPlan {
                 begin: SparseBegin::Settled { earliest: 2, latest: 5 },
                 switch_mean: SwitchMean::Geometric,
-                ..of(Method::Step)
+                ..of(Method::STEP)
             },
         ),
         (
             "activation, then dense",
-            SparsityPlan { end: Some(7), ..SparsityPlan::of_method(Method::Activation, down(), 60) },
+            SparsityPlan { end: Some(7), ..SparsityPlan::of_method(Method::ACTIVATION, down(), 60) },
         ),
-        ("s-ste, fp8", SparsityPlan { precision: SparsePrecision::Fp8, ..of(Method::SSte) }),
-        ("fst, fp8", SparsityPlan { precision: SparsePrecision::Fp8, mask_every: 3, ..of(Method::Fst) }),
-        ("s-ste, fp8", SparsityPlan { precision: SparsePrecision::Fp8, ..of(Method::SSte) }),
-        ("fst, fp8", SparsityPlan { precision: SparsePrecision::Fp8, mask_every: 3, ..of(Method::Fst) }),
-        ("step", SparsityPlan { begin: SparseBegin::Settled { earliest: 2, latest: 5 }, ..of(Method::Step) }),
+        ("s-ste, fp8", SparsityPlan { precision: SparsePrecision::Fp8, ..of(Method::S_STE) }),
+        ("fst, fp8", SparsityPlan { precision: SparsePrecision::Fp8, mask_every: 3, ..of(Method::FST) }),
+        ("s-ste, fp8", SparsityPlan { precision: SparsePrecision::Fp8, ..of(Method::S_STE) }),
+        ("fst, fp8", SparsityPlan { precision: SparsePrecision::Fp8, mask_every: 3, ..of(Method::FST) }),
+        ("step", SparsityPlan { begin: SparseBegin::Settled { earliest: 2, latest: 5 }, ..of(Method::STEP) }),
         ("sparsifier, cubic", cubic()),
         ("sparsifier, in place", in_place()),
         ("sparsifier, one shot, then dense", one_shot()),
@@ -136,7 +140,7 @@ fn cubic() -> SparsityPlan {
         sparsifier: Some(SparsifierPlan { rule, level: 0.75, schedule, ..SparsifierPlan::TWO_OF_FOUR }),
         mask_every: 2,
         begin: SparseBegin::Step(1),
-        ..SparsityPlan::of_method(Method::Sparsifier, layers(), 60)
+        ..SparsityPlan::of_method(Method::SPARSIFIER, layers(), 60)
     }
 }
 
@@ -154,7 +158,7 @@ fn in_place() -> SparsityPlan {
         weight_gradient: WeightGradient::Masked,
         mask_every: 0,
         begin: SparseBegin::Step(2),
-        ..SparsityPlan::of_method(Method::Sparsifier, layers(), 60)
+        ..SparsityPlan::of_method(Method::SPARSIFIER, layers(), 60)
     }
 }
 
@@ -167,7 +171,7 @@ fn one_shot() -> SparsityPlan {
         mask_every: 0,
         begin: SparseBegin::Step(3),
         end: Some(8),
-        ..SparsityPlan::of_method(Method::Sparsifier, layers(), 60)
+        ..SparsityPlan::of_method(Method::SPARSIFIER, layers(), 60)
     }
 }
 
@@ -177,11 +181,11 @@ fn mixed() -> SparsityPlan {
     SparsityPlan {
         mask_every: 3,
         overrides: vec![
-            of(Method::SSte, "blocks.0.mlp.down"),
-            SparsityPlan { begin: SparseBegin::Step(4), ..of(Method::Ste, "blocks.1.attn.qkv") },
+            of(Method::S_STE, "blocks.0.mlp.down"),
+            SparsityPlan { begin: SparseBegin::Step(4), ..of(Method::STE, "blocks.1.attn.qkv") },
             SparsityPlan { observes: true, layers: vec!["blocks.1.mlp.up".to_owned()], ..SparsityPlan::dense() },
         ],
-        ..of(Method::Fst, "blocks.0.mlp.up")
+        ..of(Method::FST, "blocks.0.mlp.up")
     }
 }
 
@@ -204,7 +208,7 @@ fn bits(trainer: &Trainer<CpuEngine>) -> Vec<u32> {
 #[test]
 fn a_llama_learns_dense_and_sparse() {
     let model = ModelSettings { kind: ModelKind::Llama, heads: 4, kv_heads: Some(2), ..model() };
-    for method in [Method::Dense, Method::Ste] {
+    for method in [Method::DENSE, Method::STE] {
         let plan = SparsityPlan::of_method(method, layers(), 60);
         let mut trainer = Trainer::new(CpuEngine, &model, &training(), plan, corpus()).unwrap();
         let before = trainer.validate(4).unwrap();
@@ -254,7 +258,7 @@ fn micro_batches_add_up_to_the_batch() {
         // Scales of 8-bit floats and tiles of activations are those of a micro-batch, too.
         if plan.weight_gradient == WeightGradient::Mvue
             || plan.precision == SparsePrecision::Fp8
-            || plan.method == Method::Activation
+            || plan.method == Method::ACTIVATION
         {
             continue;
         }
@@ -271,7 +275,7 @@ fn micro_batches_add_up_to_the_batch() {
 #[test]
 fn mvue_takes_a_seed_for_each_micro_batch_and_layers_have_seeds_far_apart() {
     let plan =
-        SparsityPlan { weight_gradient: WeightGradient::Mvue, ..SparsityPlan::of_method(Method::Ste, layers(), 60) };
+        SparsityPlan { weight_gradient: WeightGradient::Mvue, ..SparsityPlan::of_method(Method::STE, layers(), 60) };
     let seeds = |trainer: &Trainer<CpuEngine>| -> Vec<u64> {
         trainer.model.linears().filter_map(|linear| Some(linear.sparse()?.seed().unwrap())).collect()
     };
@@ -287,14 +291,14 @@ fn layers_change_form_where_the_plan_says() {
     let plan = SparsityPlan {
         begin: SparseBegin::Step(3),
         end: Some(7),
-        ..SparsityPlan::of_method(Method::Ste, layers(), 60)
+        ..SparsityPlan::of_method(Method::STE, layers(), 60)
     };
     let mut trainer = trainer(&plan);
     let sparse: Vec<bool> = steps(&mut trainer, 10).iter().map(|report| report.is_sparse).collect();
     assert_eq!(sparse, [false, false, false, true, true, true, true, false, false, false]);
     let step = SparsityPlan {
         begin: SparseBegin::Settled { earliest: 2, latest: 5 },
-        ..SparsityPlan::of_method(Method::Step, layers(), 60)
+        ..SparsityPlan::of_method(Method::STEP, layers(), 60)
     };
     let reports = steps(&mut super::tests::trainer(&step), 10);
     let first = reports.iter().position(|report| report.is_sparse).unwrap();
@@ -304,7 +308,7 @@ fn layers_change_form_where_the_plan_says() {
 
 #[test]
 fn masks_are_chosen_every_so_often() {
-    let every = |mask_every| SparsityPlan { mask_every, ..SparsityPlan::of_method(Method::Ste, layers(), 60) };
+    let every = |mask_every| SparsityPlan { mask_every, ..SparsityPlan::of_method(Method::STE, layers(), 60) };
     let selected = |mask_every| -> Vec<bool> {
         steps(&mut trainer(&every(mask_every)), 7).iter().map(|r| !r.layer_flip_rates.is_empty()).collect()
     };
@@ -326,7 +330,7 @@ fn masks_are_chosen_every_so_often() {
 fn pruned_weights_shrink_by_decay_alone() {
     // With a learning rate for decay only: gradients of pruned weights are masked.
     let decay = Some(Decay { strength: 0.5, target: DecayTarget::Weight });
-    let plan = SparsityPlan { decay, ..SparsityPlan::of_method(Method::Fixed, layers(), 60) };
+    let plan = SparsityPlan { decay, ..SparsityPlan::of_method(Method::FIXED, layers(), 60) };
     let settings = TrainingSettings { weight_decay: 0.0, ..training() };
     let mut trainer = trainer_with(plan, settings);
     let read = |trainer: &Trainer<CpuEngine>| {
@@ -348,14 +352,14 @@ fn pruned_weights_shrink_by_decay_alone() {
 #[test]
 fn steps_that_are_not_finite_are_skipped_and_counted() {
     for (method, optimizer) in [
-        (Method::Dense, OptimizerKind::Adamw),
-        (Method::Ste, OptimizerKind::Adamw),
-        (Method::Fst, OptimizerKind::Adamw),
-        (Method::Ste, OptimizerKind::Sgd),
-        (Method::Gradual, OptimizerKind::Sgd),
+        (Method::DENSE, OptimizerKind::Adamw),
+        (Method::STE, OptimizerKind::Adamw),
+        (Method::FST, OptimizerKind::Adamw),
+        (Method::STE, OptimizerKind::Sgd),
+        (Method::GRADUAL, OptimizerKind::Sgd),
     ] {
         let mut plan = SparsityPlan { observes: true, ..SparsityPlan::of_method(method, layers(), 60) };
-        if method == Method::Gradual {
+        if method == Method::GRADUAL {
             // The step that is skipped is of a 3:4 layer, and the next one of a 2:4 layer.
             (plan.begin, plan.two_of_four_from) = (SparseBegin::Step(1), Some(3));
         }
@@ -400,7 +404,7 @@ fn settings_out_of_range_are_named() -> Result<()> {
         assert!(message.contains(word), "{message}");
     }
     let plan =
-        SparsityPlan { layers: vec!["blocks.9.mlp.up".to_owned()], ..SparsityPlan::of_method(Method::Ste, vec![], 60) };
+        SparsityPlan { layers: vec!["blocks.9.mlp.up".to_owned()], ..SparsityPlan::of_method(Method::STE, vec![], 60) };
     let error = Trainer::new(CpuEngine, &model(), &training(), plan, corpus()).unwrap_err().to_string();
     assert!(error.contains("blocks.9.mlp.up"), "{error}");
     Ok(())

@@ -12,9 +12,9 @@ use crate::{
         cpu::{CpuBuffer, CpuEngine},
     },
     linear::SparsePrecision,
-    recipe::{Method, TrainingSettings},
     train::{
-        GradientReduction, SparsityPlan, StepReport, Trainer,
+        GradientReduction, SparsityPlan, StepReport, Trainer, TrainingSettings,
+        methods::Method,
         ranks::{HostReduction, Rank, Seat, train_together},
     },
 };
@@ -101,7 +101,7 @@ impl GradientReduction<CpuEngine> for Late {
 
 #[test]
 fn results_do_not_depend_on_which_rank_is_late() {
-    let plan = SparsityPlan { mask_every: 2, ..SparsityPlan::of_method(Method::Fst, layers(), 60) };
+    let plan = SparsityPlan { mask_every: 2, ..SparsityPlan::of_method(Method::FST, layers(), 60) };
     let run = |late: Option<usize>| {
         let mut members = members(2);
         if let Some(rank) = late {
@@ -146,7 +146,7 @@ fn ranks_resume_exactly_and_one_goes_on_where_two_stopped() {
 
 #[test]
 fn gradients_that_one_rank_refuses_are_skipped_by_all() {
-    let plan = SparsityPlan::of_method(Method::Fst, layers(), 60);
+    let plan = SparsityPlan::of_method(Method::FST, layers(), 60);
     let poisoned: Make = {
         let make = make(&plan);
         Arc::new(move |engine| {
@@ -226,7 +226,7 @@ fn a_rank_that_fails_or_panics_stops_the_others_and_says_why() {
 
 #[test]
 fn masks_that_differ_name_their_layer() {
-    let plan = SparsityPlan { mask_every: 0, ..SparsityPlan::of_method(Method::Ste, layers(), 60) };
+    let plan = SparsityPlan { mask_every: 0, ..SparsityPlan::of_method(Method::STE, layers(), 60) };
     let differing = |layer: &'static str| -> Error {
         let make = make(&plan);
         let main = thread::current().id();
@@ -273,7 +273,7 @@ fn weights_that_differ_are_found() {
 
 #[test]
 fn random_estimates_have_seeds_of_their_own_on_each_rank_and_checkpoints_those_of_rank_0() {
-    let plan = SparsityPlan::of_method(Method::Fst, layers(), 60);
+    let plan = SparsityPlan::of_method(Method::FST, layers(), 60);
     let seeds = |trainer: &Trainer<CpuEngine>| -> Vec<u64> {
         trainer.model.linears().filter_map(|linear| Some(linear.sparse()?.seed().unwrap())).collect()
     };

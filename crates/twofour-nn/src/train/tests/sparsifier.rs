@@ -13,8 +13,11 @@ use crate::{
     engine::{Memory as _, cpu::CpuEngine},
     linear::{LayerForm, Linear, Masking},
     model::{CHECKPOINT_FILE, Inference},
-    recipe::{Method, SparsifierCriterion, TrainingSettings},
-    train::{DecaySearch, LevelSchedule, SparseBegin, SparsifierPlan, SparsifierRule, SparsityPlan, Trainer},
+    train::{
+        DecaySearch, LevelSchedule, SparseBegin, SparsifierPlan, SparsifierRule, SparsityPlan, Trainer,
+        TrainingSettings,
+        methods::{Method, SparsifierCriterion},
+    },
 };
 
 fn master(linear: &Linear<CpuEngine>) -> Vec<f32> {
@@ -53,7 +56,7 @@ fn masks_are_those_of_a_sparsifier_outside_of_the_loop_and_levels_follow_the_sch
                 if is_masked && is_due {
                     outside.step_one(name, matrix(linear, &values)).unwrap();
                 }
-                let inside = trainer.sparsifier().unwrap();
+                let inside = trainer.host_masks().next().unwrap();
                 assert_eq!(inside.mask(name), outside.mask(name), "{name}, step {step}");
                 if is_masked {
                     assert_eq!(linear.masked().unwrap().0, inside.mask(name).unwrap(), "{name}, step {step}");
@@ -68,7 +71,7 @@ fn masks_are_those_of_a_sparsifier_outside_of_the_loop_and_levels_follow_the_sch
 #[test]
 fn saliency_compares_products_of_weights_and_gradients() {
     let own = SparsifierPlan { criterion: SparsifierCriterion::Saliency, ..SparsifierPlan::TWO_OF_FOUR };
-    let base = SparsityPlan::of_method(Method::Sparsifier, layers(), 60);
+    let base = SparsityPlan::of_method(Method::SPARSIFIER, layers(), 60);
     let begin = SparseBegin::Step(1);
     let plan = SparsityPlan { sparsifier: Some(own.clone()), mask_every: 1, begin, ..base };
     let mut trainer = trainer(&plan);
@@ -119,7 +122,7 @@ fn pruned_weights_train_stay_or_are_zero() {
             Masking::StraightThrough => twofour::layer::WeightGradient::Dense,
             _ => twofour::layer::WeightGradient::Masked,
         };
-        let base = SparsityPlan::of_method(Method::Sparsifier, layers(), 60);
+        let base = SparsityPlan::of_method(Method::SPARSIFIER, layers(), 60);
         SparsityPlan { sparsifier: Some(own), mask_every: 5, weight_gradient: gradient, begin, ..base }
     };
     for masking in [Masking::StraightThrough, Masking::Masked, Masking::InPlace] {
@@ -227,7 +230,7 @@ fn a_level_rises_at_a_step_that_is_skipped_too() {
     let report = trainer.step().unwrap();
     assert!(report.skipped && report.flip_rate > 0.0 && report.layer_flip_rates.len() == 4, "{report:?}");
     for linear in masked(&trainer) {
-        let level = trainer.sparsifier().unwrap().level(linear.weight().name()).unwrap();
+        let level = trainer.host_masks().next().unwrap().level(linear.weight().name()).unwrap();
         assert!((level - 0.4).abs() < 1e-12 && (linear.mask().unwrap().unwrap().density() - 0.6).abs() < 1e-3);
     }
 }
@@ -259,7 +262,7 @@ fn plans_that_contradict_themselves_are_refused() {
     for (bad, word) in [
         (SparsityPlan { sparsifier: None, ..cubic() }, "rule of its masks"),
         (SparsityPlan { begin: SparseBegin::Step(0), ..with(saliency) }, "gradient of the step before"),
-        (SparsityPlan { method: Method::Ste, ..cubic() }, "`ste`"),
+        (SparsityPlan { method: Method::STE, ..cubic() }, "`ste`"),
         (SparsityPlan { observes: true, ..cubic() }, "observed"),
         (SparsityPlan { weight_gradient: twofour::layer::WeightGradient::Mvue, ..cubic() }, "MVUE"),
         (with(SparsifierPlan { in_place: true, ..own.clone() }), "in place"),
@@ -287,7 +290,7 @@ fn plans_that_contradict_themselves_are_refused() {
 fn a_band_around_the_diagonal_learns() {
     let rule = SparsifierRule::NearlyDiagonal { nearliness: 33 };
     let own = SparsifierPlan { rule, ..SparsifierPlan::TWO_OF_FOUR };
-    let base = SparsityPlan::of_method(Method::Sparsifier, layers(), 60);
+    let base = SparsityPlan::of_method(Method::SPARSIFIER, layers(), 60);
     let mut trainer = trainer(&SparsityPlan { sparsifier: Some(own), mask_every: 0, ..base });
     let before = trainer.validate(100).unwrap();
     steps(&mut trainer, 60);
@@ -320,7 +323,7 @@ fn levels_of_a_plan_are_listed_where_they_change() {
 #[test]
 fn trial_runs_for_a_decay_leave_a_sparsifiers_layers_unobserved() {
     let own = SparsityPlan { layers: vec!["blocks.0.mlp.up".to_owned()], ..cubic() };
-    let fst = SparsityPlan::of_method(Method::Fst, vec!["blocks.1.mlp.up".to_owned()], 60);
+    let fst = SparsityPlan::of_method(Method::FST, vec!["blocks.1.mlp.up".to_owned()], 60);
     let plan = SparsityPlan { overrides: vec![own], ..fst };
     let search = DecaySearch { grid: vec![1e-3], steps: 4 };
     for strength in [None, Some(1e-3)] {

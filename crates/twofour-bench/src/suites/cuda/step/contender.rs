@@ -55,7 +55,7 @@ impl<D: TrainingData> Contender<D> {
             None => SparsityPlan::dense(),
             Some((rule, precision)) => {
                 let layers = layers.into_iter().filter(|name| name.contains(".mlp.")).collect();
-                SparsityPlan { rule, precision, ..SparsityPlan::of_method(Method::Ste, layers, settings.steps) }
+                SparsityPlan { rule, precision, ..SparsityPlan::of_method(Method::STE, layers, settings.steps) }
             }
         };
         let trainer = Trainer::with_model(engine, model, &settings, plan, task.data.clone())?;

@@ -1,14 +1,12 @@
 //! The learning rate over the steps of a training run.
 
-use crate::{
-    Error, Result,
-    recipe::{ScheduleKind, TrainingSettings},
-};
+use super::{ScheduleKind, TrainingSettings};
+use crate::{Error, Result};
 
 /// A linear warm-up to the peak, then a fall to the floor. The floor is reached one step after the last step of the run, and kept from there on.
 ///
 /// ```
-/// use twofour_nn::{optim::Schedule, recipe::TrainingSettings};
+/// use twofour_nn::train::{Schedule, TrainingSettings};
 /// let settings = TrainingSettings { steps: 110, warm_up: 10, ..Default::default() };
 /// let schedule = Schedule::new(&settings)?;
 /// assert_eq!(schedule.at(0), 1e-4); // a tenth of the way up

@@ -7,8 +7,8 @@ use std::str::FromStr;
 /// The value is TOML; a word that is not, such as `fst`, is text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Override {
-    pub(super) key: Vec<String>,
-    pub(super) value: String,
+    pub(crate) key: Vec<String>,
+    pub(crate) value: String,
 }
 
 /// A text that is not `KEY=VALUE`.

@@ -9,25 +9,67 @@ use super::{
 };
 
 /// A choice among names.
-pub(super) trait Named: Copy + 'static {
+pub(crate) trait Named: Copy + 'static {
     /// All choices with their names.
     const ALL: &'static [(&'static str, Self)];
 }
 
 /// The name of a choice.
-pub(super) fn name_of<T: Named + PartialEq>(value: T) -> &'static str {
+pub(crate) fn name_of<T: Named + PartialEq>(value: T) -> &'static str {
     T::ALL.iter().find(|(_, choice)| *choice == value).map_or("", |(name, _)| name)
+}
+
+/// A choice in files by its name.
+pub(crate) mod named {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    use super::{Named, name_of};
+
+    pub(crate) fn serialize<T: Named + PartialEq, S: Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(name_of(*value))
+    }
+
+    pub(crate) fn deserialize<'de, T: Named, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
+        let name = String::deserialize(from)?;
+        T::ALL.iter().find(|(known, _)| *known == name).map(|(_, value)| *value).ok_or_else(|| {
+            let names: Vec<&str> = T::ALL.iter().map(|(name, _)| *name).collect();
+            D::Error::custom(format!("found {name:?}, expected one of {}", names.join(", ")))
+        })
+    }
+}
+
+/// The same for a choice that may be absent.
+pub(crate) mod named_option {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use super::{Named, name_of};
+
+    #[derive(Deserialize)]
+    #[serde(bound = "T: Named")]
+    struct Present<T: Named>(#[serde(with = "super::named")] T);
+
+    pub(crate) fn serialize<T: Named + PartialEq, S: Serializer>(value: &Option<T>, to: S) -> Result<S::Ok, S::Error> {
+        match value {
+            Some(value) => to.serialize_some(name_of(*value)),
+            None => to.serialize_none(),
+        }
+    }
+
+    pub(crate) fn deserialize<'de, T: Named, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
+        Ok(Option::<Present<T>>::deserialize(from)?.map(|Present(value)| value))
+    }
 }
 
 /// A range of numbers, in words and as a test.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Range {
-    pub(super) words: &'static str,
-    pub(super) holds: fn(f64) -> bool,
+pub(crate) struct Range {
+    pub(crate) words: &'static str,
+    pub(crate) holds: fn(f64) -> bool,
 }
 
 /// A section of the recipe while it is read.
-pub(super) struct Section<'a> {
+#[derive(Debug)]
+pub(crate) struct Section<'a> {
     name: &'static str,
     place: Place,
     entries: Option<&'a BTreeMap<String, Node>>,
@@ -36,7 +78,7 @@ pub(super) struct Section<'a> {
 
 impl<'a> Section<'a> {
     /// The section of the name; one that is absent has no entries.
-    pub(super) fn new(root: &'a BTreeMap<String, Node>, name: &'static str, mistakes: &mut Mistakes) -> Self {
+    pub(crate) fn new(root: &'a BTreeMap<String, Node>, name: &'static str, mistakes: &mut Mistakes) -> Self {
         let node = root.get(name);
         let entries = match node.map(|node| &node.value) {
             None => None,
@@ -50,13 +92,18 @@ impl<'a> Section<'a> {
         Section { name, place: node.map_or(Place::Absent, |node| node.place.clone()), entries, known: Vec::new() }
     }
 
+    /// The name, as in `sparsity.override`.
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
     /// The place of the section; of one inside another that is absent, that of the other.
-    pub(super) fn own_place(&self) -> Place {
+    pub(crate) fn own_place(&self) -> Place {
         self.place.clone()
     }
 
     /// The place of a key, or of its section where it is absent.
-    pub(super) fn place(&self, key: &str) -> Place {
+    pub(crate) fn place(&self, key: &str) -> Place {
         self.entries.and_then(|entries| entries.get(key)).map_or(Place::Absent, |node| node.place.clone())
     }
 
@@ -65,7 +112,7 @@ impl<'a> Section<'a> {
         self.entries?.get(key)
     }
 
-    fn path(&self, key: &str) -> String {
+    pub(crate) fn path(&self, key: &str) -> String {
         format!("{}.{key}", self.name)
     }
 
@@ -75,7 +122,7 @@ impl<'a> Section<'a> {
     }
 
     /// Notes that a key is absent; returns the substitute with which checking goes on.
-    pub(super) fn required<T>(&self, key: &str, what: &str, value: Option<T>, substitute: T, m: &mut Mistakes) -> T {
+    pub(crate) fn required<T>(&self, key: &str, what: &str, value: Option<T>, substitute: T, m: &mut Mistakes) -> T {
         value.unwrap_or_else(|| {
             if self.place(key) == Place::Absent {
                 m.add(self.place.clone(), self.path(key), format!("is missing: {what}"));
@@ -85,7 +132,7 @@ impl<'a> Section<'a> {
     }
 
     /// A whole number within bounds.
-    pub(super) fn integer(&mut self, key: &'static str, least: u64, most: u64, m: &mut Mistakes) -> Option<u64> {
+    pub(crate) fn integer(&mut self, key: &'static str, least: u64, most: u64, m: &mut Mistakes) -> Option<u64> {
         let node = self.take(key)?;
         let value = match node.value {
             Value::Integer(Some(value)) => u64::try_from(value).ok().filter(|value| (least..=most).contains(value)),
@@ -97,8 +144,13 @@ impl<'a> Section<'a> {
         value
     }
 
+    /// A size from 1 up.
+    pub(crate) fn size(&mut self, key: &'static str, m: &mut Mistakes) -> Option<usize> {
+        self.integer(key, 1, super::LARGEST, m).map(|size| size as usize)
+    }
+
     /// A number within a range.
-    pub(super) fn number(&mut self, key: &'static str, range: Range, m: &mut Mistakes) -> Option<f64> {
+    pub(crate) fn number(&mut self, key: &'static str, range: Range, m: &mut Mistakes) -> Option<f64> {
         let node = self.take(key)?;
         let value = match node.value {
             Value::Integer(Some(value)) => Some(value as f64),
@@ -113,7 +165,7 @@ impl<'a> Section<'a> {
     }
 
     /// A number within a range, or the word, which is `None`.
-    pub(super) fn number_or(
+    pub(crate) fn number_or(
         &mut self,
         key: &'static str,
         range: Range,
@@ -133,7 +185,7 @@ impl<'a> Section<'a> {
     }
 
     /// A list of numbers within a range, at least one.
-    pub(super) fn numbers(&mut self, key: &'static str, range: Range, m: &mut Mistakes) -> Option<Vec<f64>> {
+    pub(crate) fn numbers(&mut self, key: &'static str, range: Range, m: &mut Mistakes) -> Option<Vec<f64>> {
         let node = self.take(key)?;
         let number = |node: &Node| match node.value {
             Value::Integer(Some(value)) => Some(value as f64),
@@ -173,7 +225,7 @@ impl<'a> Section<'a> {
     }
 
     /// A list of so many whole numbers within bounds. `what` says what they are.
-    pub(super) fn integers(
+    pub(crate) fn integers(
         &mut self,
         key: &'static str,
         (least, most): (u64, u64),
@@ -199,7 +251,7 @@ impl<'a> Section<'a> {
     }
 
     /// `true` or `false`.
-    pub(super) fn boolean(&mut self, key: &'static str, m: &mut Mistakes) -> Option<bool> {
+    pub(crate) fn boolean(&mut self, key: &'static str, m: &mut Mistakes) -> Option<bool> {
         let node = self.take(key)?;
         let Value::Boolean(value) = node.value else {
             self.wrong(key, node, "true or false", m);
@@ -209,7 +261,7 @@ impl<'a> Section<'a> {
     }
 
     /// A section inside this one, `[name]`; one that is absent has no entries.
-    pub(super) fn table(&mut self, key: &'static str, name: &'static str, m: &mut Mistakes) -> Section<'a> {
+    pub(crate) fn table(&mut self, key: &'static str, name: &'static str, m: &mut Mistakes) -> Section<'a> {
         let absent = Section { name, place: self.place.clone(), entries: None, known: vec![] };
         let Some(node) = self.take(key) else { return absent };
         match &node.value {
@@ -222,12 +274,12 @@ impl<'a> Section<'a> {
     }
 
     /// Whether the recipe has the section.
-    pub(super) fn is_present(&self) -> bool {
+    pub(crate) fn is_present(&self) -> bool {
         self.entries.is_some()
     }
 
     /// The sections of a list of tables, `[[name]]`.
-    pub(super) fn tables(&mut self, key: &'static str, name: &'static str, m: &mut Mistakes) -> Vec<Section<'a>> {
+    pub(crate) fn tables(&mut self, key: &'static str, name: &'static str, m: &mut Mistakes) -> Vec<Section<'a>> {
         let Some(node) = self.take(key) else { return vec![] };
         let items = match &node.value {
             Value::List(items) => items.as_slice(),
@@ -246,23 +298,33 @@ impl<'a> Section<'a> {
     }
 
     /// One of the choices.
-    pub(super) fn choice<T: Named>(&mut self, key: &'static str, m: &mut Mistakes) -> Option<T> {
-        let names = T::ALL.iter().map(|(name, _)| *name);
+    pub(crate) fn choice<T: Named>(&mut self, key: &'static str, m: &mut Mistakes) -> Option<T> {
+        let name = self.word(key, T::ALL.iter().map(|(name, _)| *name), m)?;
+        T::ALL.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
+    }
+
+    /// One of some words.
+    pub(crate) fn word(
+        &mut self,
+        key: &'static str,
+        names: impl Iterator<Item = &'static str> + Clone,
+        m: &mut Mistakes,
+    ) -> Option<&'static str> {
         let node = self.take(key)?;
         let Value::Text(text) = &node.value else {
             let list: Vec<_> = names.map(|name| format!("\"{name}\"")).collect();
             self.wrong(key, node, &list.join(", "), m);
             return None;
         };
-        let found = T::ALL.iter().find(|(name, _)| name == text);
+        let found = names.clone().find(|name| name == text);
         if found.is_none() {
             m.add(node.place.clone(), self.path(key), format!("found {text:?}; {}", suggestion(text, names)));
         }
-        found.map(|(_, value)| *value)
+        found
     }
 
     /// A list of texts, or one text, with their places.
-    pub(super) fn texts(&mut self, key: &'static str, m: &mut Mistakes) -> Option<Vec<(String, Place)>> {
+    pub(crate) fn texts(&mut self, key: &'static str, m: &mut Mistakes) -> Option<Vec<(String, Place)>> {
         let node = self.take(key)?;
         let items = match &node.value {
             Value::List(items) => items.as_slice(),
@@ -281,12 +343,12 @@ impl<'a> Section<'a> {
     }
 
     /// Whether there is such a key, which then counts as known.
-    pub(super) fn skip(&mut self, key: &'static str) -> bool {
+    pub(crate) fn skip(&mut self, key: &'static str) -> bool {
         self.take(key).is_some()
     }
 
     /// One text with its place.
-    pub(super) fn text(&mut self, key: &'static str, m: &mut Mistakes) -> Option<(String, Place)> {
+    pub(crate) fn text(&mut self, key: &'static str, m: &mut Mistakes) -> Option<(String, Place)> {
         let node = self.take(key)?;
         match &node.value {
             Value::Text(text) if !text.is_empty() && !text.contains('\0') => Some((text.clone(), node.place.clone())),
@@ -298,7 +360,7 @@ impl<'a> Section<'a> {
     }
 
     /// Notes the keys that nothing has asked for.
-    pub(super) fn end(self, mistakes: &mut Mistakes) {
+    pub(crate) fn end(self, mistakes: &mut Mistakes) {
         for (key, node) in self.entries.into_iter().flatten() {
             if !self.known.contains(&key.as_str()) {
                 let problem = format!("unknown key; {}", suggestion(key, self.known.iter().copied()));

@@ -61,7 +61,7 @@ impl Mistakes {
         self.list.is_empty()
     }
 
-    pub(super) fn add(&mut self, place: Place, key: impl Into<String>, problem: impl Into<String>) {
+    pub(crate) fn add(&mut self, place: Place, key: impl Into<String>, problem: impl Into<String>) {
         let mistake = Mistake { place, key: key.into(), problem: problem.into() };
         if !self.list.contains(&mistake) {
             self.list.push(mistake);
@@ -69,12 +69,12 @@ impl Mistakes {
     }
 
     /// Whether a key has a mistake already.
-    pub(super) fn has(&self, key: &str) -> bool {
+    pub(crate) fn has(&self, key: &str) -> bool {
         self.list.iter().any(|mistake| mistake.key == key)
     }
 
     /// Returns the value if there is no mistake.
-    pub(super) fn or<T>(mut self, value: T) -> Result<T, Mistakes> {
+    pub(crate) fn or<T>(mut self, value: T) -> Result<T, Mistakes> {
         let line = |mistake: &Mistake| match mistake.place {
             Place::Line(line) => line,
             Place::Override | Place::Absent => usize::MAX,

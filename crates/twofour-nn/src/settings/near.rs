@@ -24,7 +24,7 @@ fn distance(a: &str, b: &str) -> usize {
 
 /// Returns the names that are nearest to the wrong one, nearest first, at most `most` of them; none that differ in more than a third of
 /// their characters.
-pub(super) fn near<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>, most: usize) -> Vec<&'a str> {
+pub(crate) fn near<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>, most: usize) -> Vec<&'a str> {
     let plain = |text: &str| text.to_lowercase().replace(['-', ' '], "_");
     let wrong = plain(wrong);
     let reach = (wrong.chars().count() / 3).max(2);
@@ -35,7 +35,7 @@ pub(super) fn near<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>, mo
 }
 
 /// Returns `; did you mean ...?` for near misses, or else the list of what is known.
-pub(super) fn suggestion<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
+pub(crate) fn suggestion<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
     let nearest = near(wrong, known.clone(), 1);
     match nearest.first() {
         Some(name) => format!("did you mean `{name}`?"),

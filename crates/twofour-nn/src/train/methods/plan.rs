@@ -3,21 +3,14 @@
 use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
-use twofour::{
-    layer::{InputGradient, MaskRule, SparseLinearSettings, WeightGradient},
-    select::Transposable,
-};
+use twofour::layer::{InputGradient, MaskRule, SparseLinearSettings, WeightGradient};
 
-use super::{
-    conflict,
-    names::{gradient_name, rule_name},
-};
+use super::{DecayTarget, Method, SparsifierPlan, SwitchMean, conflict};
 use crate::{
     Error, Result,
     engine::PrunedDecay,
-    linear::SparsePrecision,
-    recipe::{DecayTarget, Method, SparsifierCriterion, SwitchMean},
-    train::SparsifierPlan,
+    linear::{LayerForm, SparsePrecision},
+    settings::{OwnSettings, named},
 };
 
 /// Decay of pruned elements of 2:4 weights.
@@ -27,6 +20,11 @@ pub struct Decay {
     pub strength: f64,
     /// Where it is added.
     pub target: DecayTarget,
+}
+
+impl Decay {
+    /// Where a recipe says nothing: the papers' value for AdamW and weights of deviation 0.02, on gradients.
+    pub const PUBLISHED: Self = Decay { strength: 2e-4, target: DecayTarget::Gradient };
 }
 
 impl From<Decay> for PrunedDecay {
@@ -55,7 +53,7 @@ pub enum SparseBegin {
 
 /// Which layers are 2:4, when, and how they are trained.
 ///
-/// [`SparsityPlan::new`] makes it from a recipe's [`SparsitySettings`](crate::recipe::SparsitySettings); the fields are public, so that a program can also write its own.
+/// [`SparsityPlan::new`] makes it from a recipe's [`SparsitySettings`](super::SparsitySettings); the fields are public, so that a program can also write its own.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SparsityPlan {
     /// The method that the plan came from.
@@ -63,10 +61,10 @@ pub struct SparsityPlan {
     /// Full names of the linear layers that are 2:4 while the plan is in force, such as `blocks.0.mlp.up`; none if dense.
     pub layers: Vec<String>,
     /// The rule of masks.
-    #[serde(with = "rule_name")]
+    #[serde(with = "named")]
     pub rule: MaskRule,
     /// The weight gradient.
-    #[serde(with = "gradient_name")]
+    #[serde(with = "named")]
     pub weight_gradient: WeightGradient,
     /// Optimizer steps between two selections of the mask; 0 keeps the first mask.
     pub mask_every: u64,
@@ -89,7 +87,10 @@ pub struct SparsityPlan {
     /// compared with that of another run. Nothing computes with it.
     #[serde(default)]
     pub observes: bool,
-    /// The masks of [`Method::Sparsifier`].
+    /// Numbers of settings that the method alone has.
+    #[serde(default, skip_serializing_if = "OwnSettings::is_empty")]
+    pub own: OwnSettings,
+    /// The masks of [`Method::SPARSIFIER`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sparsifier: Option<SparsifierPlan>,
     /// Layers with plans of their own. Their `overrides` are empty, and no layer is in two parts.
@@ -98,8 +99,8 @@ pub struct SparsityPlan {
 }
 
 impl SparsityPlan {
-    /// λ of SR-STE and FST where a recipe says nothing: the papers' value for AdamW and weights of deviation 0.02.
-    pub const DEFAULT_DECAY: f64 = 2e-4;
+    /// λ of FST for GPT-2 124M and 774M in the 2by4-pretrain toolkit.
+    pub const TOOLKIT_DECAY: f64 = 6e-5;
 
     /// Optimizer steps between two masks where masks are transposable and a recipe says nothing.
     pub const TRANSPOSABLE_MASK_EVERY: u64 = 40;
@@ -107,7 +108,7 @@ impl SparsityPlan {
     /// A plan in which no layer is 2:4.
     pub fn dense() -> Self {
         SparsityPlan {
-            method: Method::Dense,
+            method: Method::DENSE,
             layers: vec![],
             rule: MaskRule::Magnitude,
             weight_gradient: WeightGradient::Dense,
@@ -119,53 +120,17 @@ impl SparsityPlan {
             precision: SparsePrecision::Activations,
             switch_mean: SwitchMean::Arithmetic,
             observes: false,
+            own: OwnSettings::default(),
             sparsifier: None,
             overrides: vec![],
         }
     }
 
     /// What a method does with these layers where a recipe says nothing else, in a run of `steps` optimizer steps.
-    ///
-    /// | method | mask | every | weight gradient | decay | sparse steps |
-    /// |---|---|---|---|---|---|
-    /// | dense | | | | | none |
-    /// | fixed | magnitude | first only | masked | | all |
-    /// | ste | magnitude | 1 | dense | | all |
-    /// | sr-ste | magnitude | 1 | dense | 2e-4, gradient | all |
-    /// | fst | greedy (transposable) | 40 | mvue | 2e-4, gradient | the first five sixths |
-    /// | s-ste | soft-threshold | 1 | dense | | all |
-    /// | step | magnitude | 1 | dense | | from the switch on: after 10 % to 50 % of the steps |
-    /// | activation | greedy (transposable), of the layer's input | each pass | dense | | all |
-    /// | gradual | magnitude | 1 | dense | | 3:4 after 10 %, 2:4 after 30 % of the steps |
-    /// | sparsifier | [`SparsifierPlan::TWO_OF_FOUR`] | a hundredth of the steps | dense | | all, in dense GEMMs |
     pub fn of_method(method: Method, layers: Vec<String>, steps: u64) -> Self {
-        let gradient_decay = Decay { strength: Self::DEFAULT_DECAY, target: DecayTarget::Gradient };
-        let base = SparsityPlan { method, layers, ..Self::dense() };
-        match method {
-            Method::Dense => Self::dense(),
-            Method::Ste => base,
-            Method::Fixed => SparsityPlan { weight_gradient: WeightGradient::Masked, mask_every: 0, ..base },
-            Method::SrSte => SparsityPlan { decay: Some(gradient_decay), ..base },
-            Method::Fst => SparsityPlan {
-                rule: MaskRule::Transposable(Transposable::GreedyAbs),
-                mask_every: Self::TRANSPOSABLE_MASK_EVERY,
-                weight_gradient: WeightGradient::Mvue,
-                decay: Some(gradient_decay),
-                end: Some(steps - steps / 6),
-                ..base
-            },
-            Method::SSte => SparsityPlan { rule: MaskRule::SoftThreshold, ..base },
-            Method::Gradual => {
-                SparsityPlan { begin: SparseBegin::Step(steps / 10), two_of_four_from: Some(3 * steps / 10), ..base }
-            }
-            Method::Sparsifier => {
-                SparsityPlan { sparsifier: Some(SparsifierPlan::TWO_OF_FOUR), mask_every: (steps / 100).max(1), ..base }
-            }
-            Method::Activation => SparsityPlan { rule: MaskRule::Transposable(Transposable::GreedyAbs), ..base },
-            Method::Step => {
-                SparsityPlan { begin: SparseBegin::Settled { earliest: steps / 10, latest: steps / 2 }, ..base }
-            }
-        }
+        let mut plan = SparsityPlan { method, layers, ..Self::dense() };
+        method.defaults(&mut plan, steps);
+        plan
     }
 
     /// Checks the settings against each other.
@@ -182,7 +147,7 @@ impl SparsityPlan {
             }
         }
         for part in &self.overrides {
-            if !part.overrides.is_empty() || part.method == Method::Step {
+            if !part.overrides.is_empty() || part.method.watches() {
                 let reason =
                     "STEP watches and freezes the second moments of one set of layers, that of the recipe's own method";
                 return Err(conflict("`sparsity.override`", "the method `step` or another override", reason));
@@ -211,16 +176,6 @@ impl SparsityPlan {
             let (found, expected) = (format!("{end}, before {begin}"), "at or after the step where sparsity begins");
             return Err(Error::Setting { what: "the step where sparsity ends", found, expected });
         }
-        if self.method == Method::Activation {
-            if let Some(name) = self.layers.iter().find(|name| !name.ends_with(".mlp.down")) {
-                let expected = "the second layer of a feed-forward block, whose input the method `activation` prunes";
-                return Err(Error::Setting { what: "sparsity.layers", found: name.clone(), expected });
-            }
-            if !matches!(self.rule, MaskRule::Transposable(_)) || self.precision != SparsePrecision::Activations {
-                let reason = "inputs are pruned by transposable rules, and multiplied in the precision of activations";
-                return Err(conflict("the method `activation`", "`mask` or `precision`", reason));
-            }
-        }
         if let Some(from) = self.two_of_four_from {
             if self.rule == MaskRule::SoftThreshold || self.mask_every == 0 || self.begin != SparseBegin::Step(begin) {
                 let reason = "a stage in which groups keep three of four requires hard masks that change, and a step at which it begins";
@@ -231,7 +186,12 @@ impl SparsityPlan {
                 return Err(Error::Setting { what: "the step from which groups keep two of four", found, expected });
             }
         }
-        self.check_sparsifier()?;
+        if self.sparsifier.is_some() && self.method != Method::SPARSIFIER {
+            let reason = "only the method `sparsifier` has them";
+            let method = format!("the method `{}`", self.method.name());
+            return Err(conflict("masks of a sparsifier", &method, reason));
+        }
+        self.method.check_plan(self)?;
         if self.rule == MaskRule::SoftThreshold && self.decay.is_some() {
             let reason = "the soft threshold subtracts from kept weights by what it prunes, and needs no decay";
             return Err(conflict("mask `soft-threshold`", "`decay`", reason));
@@ -247,36 +207,6 @@ impl SparsityPlan {
         Ok(())
     }
 
-    fn check_sparsifier(&self) -> Result<()> {
-        let own = match (&self.sparsifier, self.method) {
-            (Some(own), Method::Sparsifier) => own,
-            (None, Method::Sparsifier) => {
-                let (what, found) = ("the plan of the method `sparsifier`", "without masks".to_owned());
-                return Err(Error::Setting { what, found, expected: "one with the rule of its masks" });
-            }
-            (Some(_), method) => {
-                let reason = "only the method `sparsifier` has them";
-                return Err(conflict("masks of a sparsifier", &format!("the method `{}`", method.name()), reason));
-            }
-            (None, _) => return Ok(()),
-        };
-        own.check()?;
-        let is_plain = self.decay.is_none() && !self.observes && self.precision == SparsePrecision::Activations;
-        if !is_plain || !matches!(self.weight_gradient, WeightGradient::Dense | WeightGradient::Masked) {
-            let reason = "its layers are dense GEMMs under a mask";
-            return Err(conflict("the method `sparsifier`", "decay, observed masks, 8-bit floats or MVUE", reason));
-        }
-        if own.criterion == SparsifierCriterion::Saliency && self.begin == SparseBegin::Step(0) {
-            let reason = "they are chosen by the gradient of the step before";
-            return Err(conflict("the criterion `saliency`", "masks from step 0", reason));
-        }
-        if own.in_place && self.weight_gradient == WeightGradient::Dense {
-            let reason = "what is pruned stays zero, so its gradient is masked";
-            return Err(conflict("masks in place", "a dense weight gradient", reason));
-        }
-        Ok(())
-    }
-
     /// The settings of the 2:4 layers.
     pub fn layer_settings(&self) -> SparseLinearSettings {
         SparseLinearSettings {
@@ -288,7 +218,37 @@ impl SparsityPlan {
 
     /// Whether the mask is selected anew after so many optimizer steps of the run.
     pub fn selects_mask_after(&self, steps_done: u64) -> bool {
-        let jumps = self.sparsifier.as_ref().is_some_and(|own| own.schedule.chooses_at(steps_done));
-        jumps || (self.mask_every != 0 && steps_done.is_multiple_of(self.mask_every))
+        let is_due = self.mask_every != 0 && steps_done.is_multiple_of(self.mask_every);
+        is_due || self.method.chooses_at(self, steps_done)
+    }
+
+    /// The form of this part's layers in the step of that number, counted from 0. `has_settled` says whether STEP has switched.
+    pub fn form_at(&self, step: u64, has_settled: bool) -> LayerForm {
+        let has_begun = match self.begin {
+            SparseBegin::Step(begin) => step >= begin,
+            SparseBegin::Settled { .. } => has_settled,
+        };
+        if !has_begun || self.end.is_some_and(|end| step >= end) {
+            LayerForm::Dense
+        } else if self.two_of_four_from.is_some_and(|from| step < from) && !self.is_dense() {
+            LayerForm::ThreeOfFour
+        } else {
+            self.method.form_at(self, step)
+        }
+    }
+
+    /// Whether the layers of this part are dense in all steps.
+    pub fn is_dense(&self) -> bool {
+        self.method.sparse_form() == LayerForm::Dense
+    }
+
+    /// The plan itself and its overrides; no layer is in two of them.
+    pub fn parts(&self) -> impl Iterator<Item = &SparsityPlan> {
+        std::iter::once(self).chain(&self.overrides)
+    }
+
+    /// The part that a layer belongs to.
+    pub fn part_of(&self, layer: &str) -> Option<&SparsityPlan> {
+        self.parts().find(|part| part.layers.iter().any(|name| name == layer))
     }
 }

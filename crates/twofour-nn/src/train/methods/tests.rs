@@ -8,7 +8,7 @@ use twofour::{
 use super::*;
 use crate::{
     Result,
-    recipe::{DecayStrength, Method, SparsitySettings},
+    train::methods::{DecayStrength, Method, SparsitySettings},
 };
 
 fn names() -> Vec<String> {
@@ -21,13 +21,13 @@ fn plan(settings: SparsitySettings) -> Result<SparsityPlan> {
 
 #[test]
 fn methods_have_their_defaults_and_settings_win() {
-    let fst = plan(SparsitySettings { method: Method::Fst, ..Default::default() }).unwrap();
+    let fst = plan(SparsitySettings { method: Method::FST, ..Default::default() }).unwrap();
     assert_eq!((fst.end, fst.mask_every, fst.weight_gradient), (Some(500), 40, WeightGradient::Mvue));
     assert_eq!(fst.layers, ["blocks.0.mlp.up", "blocks.0.mlp.down"]);
     let own = SparsitySettings {
-        method: Method::Fst,
+        method: Method::FST,
         layers: Some(vec!["*.attn.*".to_owned()]),
-        mask: Some("optimal".to_owned()),
+        mask: Some(MaskRule::Transposable(Transposable::Optimal)),
         mask_every: Some(5),
         decay: Some(DecayStrength::Given(0.0)),
         end: Some(1.0),
@@ -44,12 +44,10 @@ fn methods_have_their_defaults_and_settings_win() {
 
 #[test]
 fn mistakes_are_named() {
-    let sste = SparsitySettings { method: Method::SSte, ..Default::default() };
-    let ste = SparsitySettings { method: Method::Ste, ..Default::default() };
+    let sste = SparsitySettings { method: Method::S_STE, ..Default::default() };
+    let ste = SparsitySettings { method: Method::STE, ..Default::default() };
     for (bad, word) in [
         (SparsitySettings { layers: Some(vec!["*.mpl.*".to_owned()]), ..ste.clone() }, "*.mpl.*"),
-        (SparsitySettings { mask: Some("largest".to_owned()), ..ste.clone() }, "magnitude, greedy"),
-        (SparsitySettings { weight_gradient: Some("sparse".to_owned()), ..ste.clone() }, "mvue-approximate"),
         (SparsitySettings { begin: Some(0.5), end: Some(0.2), ..ste.clone() }, "120, before 300"),
         (SparsitySettings { end: Some(1.5), ..ste.clone() }, "sparsity.end"),
         (SparsitySettings { decay: Some(DecayStrength::Given(-1.0)), ..ste }, "sparsity.decay"),
@@ -58,6 +56,14 @@ fn mistakes_are_named() {
         (SparsitySettings { decay: Some(DecayStrength::Given(1e-4)), ..Default::default() }, "dense"),
     ] {
         let message = plan(bad).unwrap_err().to_string();
+        assert!(message.contains(word), "{message}");
+    }
+    for (bad, word) in [
+        ("mask = 'largest'", "magnitude, greedy"),
+        ("weight_gradient = 'sparse'", "mvue-approximate"),
+        ("method = 'stee'", "sr-ste"),
+    ] {
+        let message = toml::from_str::<SparsitySettings>(bad).unwrap_err().to_string();
         assert!(message.contains(word), "{message}");
     }
 }

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::reader::Named;
-use crate::train::BlockNorm;
+use super::{BlockNorm, SparsifierCriterion};
+use crate::settings::{Mistakes, Named, SHARE, Section, settings};
 
 /// The rule of a sparsifier's masks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -27,22 +27,6 @@ impl Named for SparsifierKind {
         ("unstructured", SparsifierKind::Unstructured),
         ("nearly-diagonal", SparsifierKind::NearlyDiagonal),
     ];
-}
-
-/// What is compared where a sparsifier chooses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum SparsifierCriterion {
-    /// The weight.
-    #[default]
-    Magnitude,
-    /// The weight times its gradient in the step before ([`Saliency`](twofour::criterion::Saliency)).
-    Saliency,
-}
-
-impl Named for SparsifierCriterion {
-    const ALL: &'static [(&'static str, Self)] =
-        &[("magnitude", SparsifierCriterion::Magnitude), ("saliency", SparsifierCriterion::Saliency)];
 }
 
 impl Named for BlockNorm {
@@ -76,38 +60,67 @@ impl Named for LevelScheduleKind {
     ];
 }
 
-/// The section `[sparsity.sparsifier]`, or `[sparsity.override.sparsifier]`.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct SparsifierSettings {
+/// The largest side of a block, and the most rises of a level.
+const LARGEST_BLOCK: u64 = 1 << 20;
+const MOST_ROUNDS: u64 = 1000;
+
+/// Declares the settings of a sparsifier: of each its type and how it is read.
+macro_rules! keys {
+    ($( $(#[$meta:meta])* $key:ident: $type:ty = $read:expr; )*) => {
+        settings! {
+            /// The section `[sparsity.sparsifier]`, or `[sparsity.override.sparsifier]`.
+            #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+            #[serde(deny_unknown_fields, default)]
+            pub struct SparsifierSettings {
+                $( $(#[$meta])* $key: Option<$type> = None, |s, key, m| {
+                    let read: fn(&mut Section<'_>, &'static str, &mut Mistakes) -> Option<$type> = $read;
+                    read(s, key, m).map(Some)
+                }; )*
+            }
+        }
+
+        impl SparsifierSettings {
+            /// These settings, and for the rest those of `base`.
+            fn or(&self, base: SparsifierSettings) -> Self {
+                SparsifierSettings { $( $key: self.$key.clone().or(base.$key), )* }
+            }
+        }
+    };
+}
+
+keys! {
     /// The rule; required.
-    pub kind: Option<SparsifierKind>,
+    kind: SparsifierKind = |s, key, m| s.choice(key, m);
     /// What is compared; magnitudes if absent.
-    pub criterion: Option<SparsifierCriterion>,
+    criterion: SparsifierCriterion = |s, key, m| s.choice(key, m);
     /// The target of the level, from 0 to 1: of blocks, or of elements with `unstructured`. 1 with `2:4`, else 0.5.
-    pub level: Option<f64>,
+    level: f64 = |s, key, m| s.number(key, SHARE, m);
     /// Rows and columns of a block of `weight-norm`; 1 and 4 if absent.
-    pub block: Option<[usize; 2]>,
+    block: [usize; 2] = |s, key, m| {
+        let sides = s.integers(key, (1, LARGEST_BLOCK), ("rows and columns", 2), m);
+        let sides = sides.and_then(|sides| <[u64; 2]>::try_from(sides).ok());
+        sides.map(|sides| sides.map(|side| side as usize))
+    };
     /// Pruned elements of a chosen block of `weight-norm`; all if absent.
-    pub zeros_per_block: Option<usize>,
+    zeros_per_block: usize = |s, key, m| s.integer(key, 0, LARGEST_BLOCK, m).map(|zeros| zeros as usize);
     /// The norm of `weight-norm`; the square if absent.
-    pub norm: Option<BlockNorm>,
+    norm: BlockNorm = |s, key, m| s.choice(key, m);
     /// Diagonals of the band of `nearly-diagonal`; an odd number, required.
-    pub nearliness: Option<u32>,
+    nearliness: u32 = |s, key, m| s.integer(key, 1, LARGEST_BLOCK, m).map(|diagonals| diagonals as u32);
     /// How the level goes to its target.
-    pub schedule: Option<LevelScheduleKind>,
+    schedule: LevelScheduleKind = |s, key, m| s.choice(key, m);
     /// The level where `cubic` begins; 0 if absent.
-    pub start_level: Option<f64>,
+    start_level: f64 = |s, key, m| s.number(key, SHARE, m);
     /// The share of all steps at which `cubic` and `iterative` reach the target; [`SparsifierSettings::UNTIL`] if absent.
-    pub until: Option<f64>,
+    until: f64 = |s, key, m| s.number(key, SHARE, m);
     /// Rises of `iterative`; [`SparsifierSettings::ROUNDS`] if absent.
-    pub rounds: Option<u64>,
+    rounds: u64 = |s, key, m| s.integer(key, 1, MOST_ROUNDS, m);
     /// Shares of all steps from which the `factors` of `steps` hold; required.
-    pub at: Option<Vec<f64>>,
+    at: Vec<f64> = |s, key, m| s.numbers(key, SHARE, m);
     /// Shares of the target with `steps`; required.
-    pub factors: Option<Vec<f64>>,
+    factors: Vec<f64> = |s, key, m| s.numbers(key, SHARE, m);
     /// Whether pruned weights become zero in the master weight, for good.
-    pub in_place: Option<bool>,
+    in_place: bool = |s, key, m| s.boolean(key, m);
 }
 
 impl SparsifierSettings {
@@ -118,7 +131,7 @@ impl SparsifierSettings {
     pub const ROUNDS: u64 = 4;
 
     /// Whether these settings are of another kind or schedule than the section's, so that times of the section do not hold for them.
-    pub(super) fn has_other_times(&self, section: &SparsifierSettings) -> bool {
+    pub(in crate::train) fn has_other_times(&self, section: &SparsifierSettings) -> bool {
         let other_kind = self.kind.is_some_and(|kind| Some(kind) != section.kind);
         other_kind || self.schedule.is_some_and(|schedule| schedule != section.schedule.unwrap_or_default())
     }
@@ -135,21 +148,11 @@ impl SparsifierSettings {
             (base.start_level, base.until, base.rounds) = (None, None, None);
             (base.at, base.factors) = (None, None);
         }
-        SparsifierSettings {
-            kind: self.kind.or(base.kind),
-            criterion: self.criterion.or(base.criterion),
-            level: self.level.or(base.level),
-            block: self.block.or(base.block),
-            zeros_per_block: self.zeros_per_block.or(base.zeros_per_block),
-            norm: self.norm.or(base.norm),
-            nearliness: self.nearliness.or(base.nearliness),
-            schedule: self.schedule.or(base.schedule),
-            start_level: self.start_level.or(base.start_level),
-            until: self.until.or(base.until),
-            rounds: self.rounds.or(base.rounds),
-            at: self.at.clone().or(base.at),
-            factors: self.factors.clone().or(base.factors),
-            in_place: self.in_place.or(base.in_place),
-        }
+        self.or(base)
+    }
+
+    /// The settings of a section, where there is one.
+    pub(in crate::train) fn read_present(section: &mut Section<'_>, m: &mut Mistakes) -> Option<Self> {
+        section.is_present().then(|| Self::read(section, m))
     }
 }

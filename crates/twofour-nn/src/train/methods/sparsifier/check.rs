@@ -1,47 +1,30 @@
-//! Settings of a sparsifier against each other, against the run and against the layers.
+//! Settings of a sparsifier against each other and against the run.
 
 use twofour::layer::WeightGradient;
 
 use super::{
-    LayerOverride, LevelScheduleKind, Mistakes, Recipe, SparsifierCriterion, SparsifierKind, SparsifierSettings,
-    SparsitySettings,
-    layers::globs,
-    parse::Sections,
-    reader::{Section, name_of},
-    resolve::gradient_of,
+    super::{CheckedPart, step_of},
+    LevelScheduleKind, SparsifierCriterion, SparsifierKind, SparsifierPlan, SparsifierSettings,
 };
-use crate::train::{SparsifierPlan, SparsifierRule};
+use crate::settings::{Mistakes, name_of};
 
-/// A sparsifier's settings with their section and with those around it.
-pub(super) struct CheckedSparsifier<'a> {
-    /// The settings of sparsity, those of the sparsifier among them.
-    pub(super) settings: &'a SparsitySettings,
-    /// The section of sparsity.
-    pub(super) around: &'a Section<'a>,
-    /// The sparsifier's own section.
-    pub(super) section: &'a Section<'a>,
-    /// The name of the section of sparsity.
-    pub(super) name: &'static str,
-    pub(super) steps: u64,
-}
-
-impl CheckedSparsifier<'_> {
-    fn key(&self, key: &str) -> String {
+impl CheckedPart<'_> {
+    fn own_key(&self, key: &str) -> String {
         format!("{}.sparsifier.{key}", self.name)
     }
 
-    fn add(&self, m: &mut Mistakes, key: &str, problem: impl Into<String>) {
-        m.add(self.section.place(key), self.key(key), problem);
+    fn add_own(&self, m: &mut Mistakes, key: &str, problem: impl Into<String>) {
+        m.add(self.sparsifier.place(key), self.own_key(key), problem);
     }
 
     fn missing(&self, m: &mut Mistakes, key: &str, what: &str) {
-        if !m.has(&self.key(key)) {
-            m.add(self.section.own_place(), self.key(key), format!("is missing: {what}"));
+        if !m.has(&self.own_key(key)) {
+            m.add(self.sparsifier.own_place(), self.own_key(key), format!("is missing: {what}"));
         }
     }
 
     /// Notes every contradiction.
-    pub(super) fn check(&self, m: &mut Mistakes) {
+    pub(super) fn check_sparsifier(&self, m: &mut Mistakes) {
         let own = self.settings.sparsifier.clone().unwrap_or_default();
         let Some(kind) = own.kind else {
             let kinds = "the rule of masks, \"2:4\", \"weight-norm\", \"unstructured\" or \"nearly-diagonal\"";
@@ -49,16 +32,13 @@ impl CheckedSparsifier<'_> {
             return;
         };
         self.check_rule(kind, &own, m);
-        if !m.has(&self.key("schedule")) {
+        if !m.has(&self.own_key("schedule")) {
             self.check_schedule(kind, &own, m);
-            self.check_times(&own, m);
+            self.check_levels(&own, m);
         }
-        if own.in_place == Some(true)
-            && self.settings.weight_gradient.is_some()
-            && gradient_of(self.settings) == WeightGradient::Dense
-        {
+        if own.in_place == Some(true) && self.settings.weight_gradient == Some(WeightGradient::Dense) {
             let problem = "excluded by in_place: what is pruned stays zero, so its gradient is masked";
-            m.add(self.around.place("weight_gradient"), format!("{}.weight_gradient", self.name), problem);
+            m.add(self.section.place("weight_gradient"), format!("{}.weight_gradient", self.name), problem);
         }
     }
 
@@ -75,19 +55,19 @@ impl CheckedSparsifier<'_> {
             ("nearliness", own.nearliness.is_some() && !is_diagonal, "only \"nearly-diagonal\" has a band"),
         ] {
             if is_given {
-                self.add(m, key, format!("excluded by the kind \"{}\": {why}", name_of(kind)));
+                self.add_own(m, key, format!("excluded by the kind \"{}\": {why}", name_of(kind)));
             }
         }
         let elements = own.block.map_or(4, |[rows, cols]| rows.saturating_mul(cols));
         if let Some(zeros) = own.zeros_per_block.filter(|zeros| is_norm && *zeros > elements) {
             let problem = format!("found {zeros}, expected at most the {elements} elements of a block");
-            self.add(m, "zeros_per_block", problem);
+            self.add_own(m, "zeros_per_block", problem);
         }
         match own.nearliness {
             None if is_diagonal => self.missing(m, "nearliness", "the number of diagonals of the band, an odd one"),
             Some(even) if is_diagonal && even.is_multiple_of(2) => {
                 let problem = format!("found {even}, expected an odd number: as many diagonals on either side");
-                self.add(m, "nearliness", problem);
+                self.add_own(m, "nearliness", problem);
             }
             _ => {}
         }
@@ -105,12 +85,16 @@ impl CheckedSparsifier<'_> {
             ("factors", own.factors.is_some() && schedule != Steps, "only \"steps\" has them"),
         ] {
             if is_given {
-                self.add(m, key, format!("excluded by the schedule \"{}\": {why}", name_of(schedule)));
+                self.add_own(m, key, format!("excluded by the schedule \"{}\": {why}", name_of(schedule)));
             }
         }
         let is_diagonal = kind == SparsifierKind::NearlyDiagonal;
         if is_diagonal && !matches!(schedule, Constant | OneShot) {
-            self.add(m, "schedule", "excluded by the kind \"nearly-diagonal\": its band does not depend on a level");
+            self.add_own(
+                m,
+                "schedule",
+                "excluded by the kind \"nearly-diagonal\": its band does not depend on a level",
+            );
         }
         for (key, is_given, why) in [
             ("mask_every", schedule == OneShot, "excluded by the schedule \"one-shot\": its mask is chosen once"),
@@ -122,12 +106,16 @@ impl CheckedSparsifier<'_> {
                 _ => self.settings.mask_every.is_some(),
             };
             if is_given && is_set {
-                m.add(self.around.place(key), format!("{}.{key}", self.name), why);
+                m.add(self.section.place(key), format!("{}.{key}", self.name), why);
             }
         }
         let level = own.level.unwrap_or(if kind == SparsifierKind::TwoOfFour { 1.0 } else { 0.5 });
         if let Some(start) = own.start_level.filter(|start| schedule == Cubic && *start > level) {
-            self.add(m, "start_level", format!("found {start}, expected at most the level {level} that it goes to"));
+            self.add_own(
+                m,
+                "start_level",
+                format!("found {start}, expected at most the level {level} that it goes to"),
+            );
         }
         if schedule != Steps {
             return;
@@ -141,26 +129,26 @@ impl CheckedSparsifier<'_> {
             && at.len() != factors.len()
         {
             let problem = format!("found {}, expected as many as `at` has, {}", factors.len(), at.len());
-            self.add(m, "factors", problem);
+            self.add_own(m, "factors", problem);
         }
     }
 
     /// The steps at which the level changes, within those in which layers are masked.
-    fn check_times(&self, own: &SparsifierSettings, m: &mut Mistakes) {
+    fn check_levels(&self, own: &SparsifierSettings, m: &mut Mistakes) {
         use LevelScheduleKind::{Cubic, Iterative, Steps};
         if m.has("training.steps") || ["begin", "end"].iter().any(|key| m.has(&format!("{}.{key}", self.name))) {
             return;
         }
         let (schedule, steps) = (own.schedule.unwrap_or_default(), self.steps);
-        let step_of = |share: f64| (share * steps as f64).round() as u64;
+        let step_of = |share: f64| step_of(share, steps);
         let begin = self.settings.begin.map_or_else(|| SparsifierPlan::default_begin(own, steps), step_of);
         let end = self.settings.end.map_or(steps, step_of);
         let until = SparsifierPlan::until(own, steps);
-        if own.criterion == Some(SparsifierCriterion::Saliency) && begin == 0 {
+        if own.criterion.is_some_and(SparsifierCriterion::reads_gradient) && begin == 0 {
             let problem = "found the first step, expected a later one: with the criterion \"saliency\" masks are chosen by the gradient of the step before";
             match schedule {
-                Steps => self.add(m, "at", problem),
-                _ => m.add(self.around.place("begin"), format!("{}.begin", self.name), problem),
+                Steps => self.add_own(m, "at", problem),
+                _ => m.add(self.section.place("begin"), format!("{}.begin", self.name), problem),
             }
         }
         match schedule {
@@ -168,46 +156,20 @@ impl CheckedSparsifier<'_> {
                 let problem = format!(
                     "the level would be reached at step {until} of {steps}, expected a step after {begin}, where layers are masked first, and at most {end}"
                 );
-                self.add(m, "until", problem);
+                self.add_own(m, "until", problem);
             }
             Iterative if own.rounds.unwrap_or(SparsifierSettings::ROUNDS).saturating_sub(1) > until - begin => {
                 let rounds = own.rounds.unwrap_or(SparsifierSettings::ROUNDS);
-                self.add(m, "rounds", format!("found {rounds}, beyond the {} steps that they have", until - begin));
+                self.add_own(m, "rounds", format!("found {rounds}, beyond the {} steps that they have", until - begin));
             }
             Steps => {
                 let at: Vec<u64> = own.at.iter().flatten().map(|share| step_of(*share)).collect();
                 if !at.is_sorted_by(|a, b| a < b) || at.last().is_some_and(|last| *last >= end) {
                     let problem = format!("found the steps {at:?}, expected ascending ones before step {end}");
-                    self.add(m, "at", problem);
+                    self.add_own(m, "at", problem);
                 }
             }
             _ => {}
         }
-    }
-}
-
-/// Notes bands that are wider than a layer's weight.
-pub(super) fn check_bands(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
-    if !m.is_empty() {
-        return;
-    }
-    let settings = &recipe.sparsity;
-    let Ok(plan) = recipe.sparsity_plan() else { return };
-    for (name, outputs, inputs) in recipe.model_config().linear_layers() {
-        let rule = plan.part_of(&name).and_then(|part| part.sparsifier.as_ref()).map(|own| own.rule);
-        let Some(SparsifierRule::NearlyDiagonal { nearliness }) = rule else { continue };
-        let widest = 2 * outputs.min(inputs) - 1;
-        if nearliness as usize <= widest {
-            continue;
-        }
-        let has_layer = |own: &LayerOverride| globs(&own.layers).iter().any(|glob| glob.is_match(&name));
-        let own = settings.overrides.iter().position(has_layer).and_then(|at| sections.override_sparsifiers.get(at));
-        let (section, key) = match own {
-            Some(section) => (section, "sparsity.override.sparsifier.nearliness"),
-            None => (&sections.sparsifier, "sparsity.sparsifier.nearliness"),
-        };
-        let problem = format!("found {nearliness}, expected at most the {widest} diagonals of {name:?}");
-        m.add(section.place("nearliness"), key, problem);
-        return;
     }
 }

@@ -11,14 +11,14 @@ use super::{Mistakes, Override, Place};
 
 /// A value and its place.
 #[derive(Debug, Clone)]
-pub(super) struct Node {
-    pub(super) place: Place,
-    pub(super) value: Value,
+pub(crate) struct Node {
+    pub(crate) place: Place,
+    pub(crate) value: Value,
 }
 
 /// A value of TOML.
 #[derive(Debug, Clone)]
-pub(super) enum Value {
+pub(crate) enum Value {
     Text(String),
     /// `None` below -2^63 and above 2^63 - 1.
     Integer(Option<i64>),
@@ -31,7 +31,7 @@ pub(super) enum Value {
 
 impl Value {
     /// What it is, for a message.
-    pub(super) fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         match self {
             Value::Text(text) => format!("{text:?}"),
             Value::Integer(Some(value)) => value.to_string(),
@@ -46,7 +46,7 @@ impl Value {
 }
 
 /// Parses a recipe's text and applies the overrides, later ones last. Syntax errors are all reported; the rest is still read.
-pub(super) fn parse(text: &str, overrides: &[Override], mistakes: &mut Mistakes) -> BTreeMap<String, Node> {
+pub(crate) fn parse(text: &str, overrides: &[Override], mistakes: &mut Mistakes) -> BTreeMap<String, Node> {
     let (document, errors) = DeTable::parse_recoverable(text);
     for error in errors {
         let place = error.span().map_or(Place::Absent, |span| Place::Line(line_of(text, span.start)));

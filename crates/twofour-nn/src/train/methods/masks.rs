@@ -1,0 +1,69 @@
+//! Masks that a method chooses itself.
+
+use std::{any::Any, fmt::Debug};
+
+use twofour::{
+    Mask, MatrixRef,
+    file::{PlannedTensor, Reader},
+};
+
+use super::SparsityPlan;
+use crate::Result;
+
+/// A layer whose masks a method chooses.
+#[derive(Debug, Clone, Copy)]
+pub struct MaskedLayer<'a> {
+    /// Its part of the plan.
+    pub plan: &'a SparsityPlan,
+    /// The name of its weight.
+    pub weight: &'a str,
+    /// Rows and columns of its weight.
+    pub shape: (usize, usize),
+}
+
+/// What a mask is chosen by.
+#[derive(Debug)]
+pub struct WeightOnHost<'a> {
+    /// The name of the weight.
+    pub name: &'a str,
+    /// The master weight.
+    pub master: MatrixRef<'a, f32>,
+    /// The gradient of the last step, of every element, where [`HostMasks::reads_gradient`] says so; none before the first step.
+    pub gradient: Option<&'a [f32]>,
+}
+
+/// The masks of layers that compute with dense GEMMs under a mask, as a method chooses them on the host.
+pub trait HostMasks: Debug + Send + Any {
+    /// Whether the mask of a weight depends on its gradient.
+    fn reads_gradient(&self, weight: &str) -> bool {
+        let _ = weight;
+        false
+    }
+
+    /// Chooses the mask of a weight after so many steps; returns it with the number of elements that changed.
+    ///
+    /// # Errors
+    /// A weight or a gradient that is not finite.
+    fn choose(&mut self, weight: &WeightOnHost<'_>, steps_done: u64) -> Result<(Mask, u64)>;
+
+    /// The present mask of a weight.
+    fn mask(&self, weight: &str) -> Option<&Mask>;
+
+    /// The share of the weight that its mask prunes by the method's schedule, where it has one.
+    fn level(&self, weight: &str) -> Option<f64> {
+        let _ = weight;
+        None
+    }
+
+    /// What a checkpoint has of it: tensors with their bytes.
+    fn tensors(&self) -> Vec<(PlannedTensor, Vec<u8>)>;
+
+    /// What a checkpoint's metadata have of it.
+    fn metadata(&self) -> Vec<(String, String)>;
+
+    /// Goes back to what a checkpoint has.
+    ///
+    /// # Errors
+    /// What is not there, or does not fit; nothing has changed then.
+    fn load(&mut self, reader: &Reader) -> Result<()>;
+}
