@@ -46,7 +46,8 @@ pub enum Error {
     },
 
     /// A name or glob that no linear layer of the model has.
-    #[error("no linear layer matches {}; nothing was changed", unmatched.iter().map(ToString::to_string).collect::<Vec<_>>().join(", nor "))]
+    #[error("no linear layer matches {}; nothing was \
+             changed", unmatched.iter().map(ToString::to_string).collect::<Vec<_>>().join(", nor "))]
     NoSuchLayer {
         /// What was asked for, each with the names most like it.
         unmatched: Vec<Unmatched>,
@@ -84,7 +85,8 @@ pub enum Error {
     /// A tensor on a device where the operation does not compute.
     #[error(
         "{what}: on {found:?}, where this operation does not compute{}; move it with `to_device`",
-        if cfg!(feature = "cuda") { "" } else { " (without the feature `cuda` all of twofour-candle computes on the CPU)" }
+        if cfg!(feature = "cuda") { "" } else { " (without the feature `cuda` all of twofour-candle computes on the \
+                                                 CPU)" }
     )]
     Device {
         /// Which tensor.
@@ -125,7 +127,8 @@ pub enum Error {
     },
 
     /// Parameters for which the backward pass left no gradient. Nothing was updated.
-    #[error("no gradient arrived for {}; an operator on the way drops it, or the loss does not depend on them", parameters.join(", "))]
+    #[error("no gradient arrived for {}; an operator on the way drops it, or the loss does not depend on \
+             them", parameters.join(", "))]
     MissingGradient {
         /// Their names.
         parameters: Vec<String>,

@@ -1,5 +1,5 @@
-//! On a GPU: operators, layers and the optimizer on CUDA tensors against those on the CPU. Without a device the tests skip; with `TWOFOUR_REQUIRE_GPU` set
-//! they fail.
+//! On a GPU: operators, layers and the optimizer on CUDA tensors against those on the CPU. Without a device the tests
+//! skip; with `TWOFOUR_REQUIRE_GPU` set they fail.
 #![cfg(feature = "cuda")]
 
 use candle_core::{CudaDevice, DType, Device, Result, Tensor, Var, backprop::GradStore};
@@ -57,7 +57,8 @@ fn bits(tensor: &Tensor) -> Vec<u32> {
     flat(tensor).into_iter().map(f32::to_bits).collect()
 }
 
-/// The largest difference, relative to the largest expected magnitude (at least 0.02), or infinity where an element is not finite.
+/// The largest difference, relative to the largest expected magnitude (at least 0.02), or infinity where an element is
+/// not finite.
 fn distance(found: &Tensor, expected: &Tensor) -> f32 {
     assert_eq!((found.dims(), found.dtype()), (expected.dims(), expected.dtype()));
     let (found, expected) = (flat(found), flat(expected));

@@ -35,7 +35,8 @@ pub fn product(rows: usize, cols: usize) -> Result<usize> {
 
 /// Memory that a call reads or writes.
 pub trait Memory {
-    /// Returns the address, after checking the device, data type and number of elements, and its alignment to an element.
+    /// Returns the address, after checking the device, data type and number of elements, and its alignment to an
+    /// element.
     ///
     /// # Errors
     /// [`Error::OtherDevice`], [`Error::SliceType`], [`Error::Length`], [`Error::Pointer`].

@@ -1,7 +1,8 @@
 //! An on-disk cache of machine code: each source is compiled once per architecture and compiler.
 //!
-//! A file begins with its contents' SHA-256, and its name depends on all inputs of the contents. A damaged file is ignored. Files are written under a
-//! temporary name and renamed, so that processes that compile the same kernel concurrently do not interfere.
+//! A file begins with its contents' SHA-256, and its name depends on all inputs of the contents. A damaged file is
+//! ignored. Files are written under a temporary name and renamed, so that processes that compile the same kernel
+//! concurrently do not interfere.
 
 use std::path::{Path, PathBuf};
 
@@ -29,7 +30,8 @@ impl Cache {
         Self { folder: folder.into() }
     }
 
-    /// Returns the user's cache: `TWOFOUR_CACHE`, or `twofour` in `XDG_CACHE_HOME`, in `~/.cache`, or in the folder for temporary files.
+    /// Returns the user's cache: `TWOFOUR_CACHE`, or `twofour` in `XDG_CACHE_HOME`, in `~/.cache`, or in the folder for
+    /// temporary files.
     pub fn of_user() -> Self {
         let variable = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let folder = variable("TWOFOUR_CACHE").unwrap_or_else(|| {
@@ -44,7 +46,8 @@ impl Cache {
         &self.folder
     }
 
-    /// Returns the machine code of a source that is on disk, undamaged. Without a compiler, code compiled by any version is accepted.
+    /// Returns the machine code of a source that is on disk, undamaged. Without a compiler, code compiled by any
+    /// version is accepted.
     pub fn get(&self, source: &Source, architecture: Architecture) -> Option<Vec<u8>> {
         match Compiler::find() {
             Some(compiler) => read(&self.path(source, architecture, &version(compiler))),
@@ -72,7 +75,8 @@ impl Cache {
     /// Compiles a source, regardless of the cache, and stores the code.
     ///
     /// # Errors
-    /// [`Error::NoCompiler`], [`Error::Compile`], and [`Error::Io`] and [`Error::Core`] where the file cannot be written.
+    /// [`Error::NoCompiler`], [`Error::Compile`], and [`Error::Io`] and [`Error::Core`] where the file cannot be
+    /// written.
     pub fn compile(&self, source: &Source, architecture: Architecture) -> Result<Compiled> {
         let compiler = Compiler::find().ok_or(Error::NoCompiler { kernel: source.name().to_owned(), architecture })?;
         let compiled = compiler.compile(source, architecture)?;

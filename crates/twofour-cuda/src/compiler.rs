@@ -36,8 +36,9 @@ impl fmt::Debug for Compiler {
 }
 
 impl Compiler {
-    /// Loads NVRTC from the folder that `TWOFOUR_NVRTC` names, from the system's library path, or from a CUDA toolkit's or Python environment's
-    /// folders (`CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda`, `VIRTUAL_ENV`). Returns `None` if it is not found.
+    /// Loads NVRTC from the folder that `TWOFOUR_NVRTC` names, from the system's library path, or from a CUDA toolkit's
+    /// or Python environment's folders (`CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda`, `VIRTUAL_ENV`). Returns `None` if
+    /// it is not found.
     pub fn find() -> Option<Self> {
         Nvrtc::find().map(Self)
     }
@@ -64,7 +65,8 @@ impl Compiler {
             "--std=c++17".into(),
             "-default-device".into(),
             "--ptxas-options=-v".into(),
-            // Masks and optimizers must be bit for bit those of the CPU: no FMA contraction, and no flush of subnormal numbers.
+            // Masks and optimizers must be bit for bit those of the CPU: no FMA contraction, and no flush of subnormal
+            // numbers.
             format!("--fmad={}", source.contracts_fma()),
             "--ftz=false".into(),
         ];

@@ -1,4 +1,5 @@
-//! A map whose values are computed once per key: different keys at the same time, the same key by one thread while others wait for it.
+//! A map whose values are computed once per key: different keys at the same time, the same key by one thread while
+//! others wait for it.
 
 use std::{
     collections::HashMap,
@@ -6,7 +7,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// Values that stay once they have been computed. A computation that fails leaves no value: the next caller tries again.
+/// Values that stay once they have been computed. A computation that fails leaves no value: the next caller tries
+/// again.
 pub(crate) struct OnceMap<K, V> {
     slots: Mutex<HashMap<K, Arc<Mutex<Option<V>>>>>,
 }
@@ -18,7 +20,8 @@ impl<K, V> Default for OnceMap<K, V> {
 }
 
 impl<K: Eq + Hash, V: Copy> OnceMap<K, V> {
-    /// Returns the value of a key, which `compute` computes if there is none yet. Only calls with the same key wait for each other.
+    /// Returns the value of a key, which `compute` computes if there is none yet. Only calls with the same key wait for
+    /// each other.
     pub(crate) fn get_or_try_insert<E>(&self, key: K, compute: impl FnOnce() -> Result<V, E>) -> Result<V, E> {
         // The map is locked for the look-up only; the slot is locked while its value is computed.
         let slot = self.slots.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().clone();

@@ -1,4 +1,5 @@
-//! On a device: a step of AdamW with masked decay gives the bits of the same operations on a CPU. Without a device the tests skip.
+//! On a device: a step of AdamW with masked decay gives the bits of the same operations on a CPU. Without a device the
+//! tests skip.
 
 mod support;
 
@@ -59,7 +60,8 @@ fn check<G: Arithmetic + DeviceRepr>(bench: &Bench, element: DataType, rows: usi
             gradient_scale: Some(bench.at(&scale_there)),
             skip: None,
         };
-        // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
+        // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been
+        // waited for.
         let run = || unsafe { adamw.step(bench.stream(), parameter, SETTINGS, step) }.unwrap();
         if number < 3 {
             run();
@@ -91,8 +93,9 @@ fn steps_are_those_of_the_cpu() {
     check::<bf16>(&bench, DataType::BF16, 3, 111, false);
 }
 
-/// The engine of `twofour-nn` on a CPU: a frozen second moment if there is a step that it is frozen at, and the strengths of pruned elements' decay by the
-/// gradient and beside the moments. Returns the sum of the magnitudes of the second moment's changes.
+/// The engine of `twofour-nn` on a CPU: a frozen second moment if there is a step that it is frozen at, and the
+/// strengths of pruned elements' decay by the gradient and beside the moments. Returns the sum of the magnitudes of the
+/// second moment's changes.
 fn in_phase(
     [w, m, v]: [&mut [f32]; 3],
     g: &[f32],
@@ -123,8 +126,8 @@ fn in_phase(
     sum
 }
 
-/// Three steps that are watched, then one that moves, then two that are frozen, with decay of pruned elements if there is a mask. With the step's number on the
-/// device, the steps are graphs.
+/// Three steps that are watched, then one that moves, then two that are frozen, with decay of pruned elements if there
+/// is a mask. With the step's number on the device, the steps are graphs.
 fn check_phases<G: Arithmetic + DeviceRepr>(
     bench: &Bench,
     element: DataType,
@@ -182,7 +185,8 @@ fn check_phases<G: Arithmetic + DeviceRepr>(
         // On the device, the rate of the settings is not read.
         let settings =
             AdamWSettings { learning_rate: if on_device { f64::NAN } else { SETTINGS.learning_rate }, ..SETTINGS };
-        // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
+        // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been
+        // waited for.
         let run = || unsafe {
             if on_device {
                 adamw.advance(bench.stream(), schedule, settings).unwrap();
@@ -250,7 +254,8 @@ fn the_sum_of_changes_repeats_and_is_zero_where_nothing_changes() {
             mean: ChangeMean::Arithmetic,
         };
         let phase = AdamWPhase { second_moment, ..Default::default() };
-        // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
+        // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been
+        // waited for.
         unsafe { adamw.step_in_phase(bench.stream(), parameter, SETTINGS, step, phase) }.unwrap();
         bench.down(&changes)[0]
     };
@@ -287,7 +292,8 @@ fn a_graph_of_a_step_counts_and_follows_the_learning_rate() {
     // The learning rate of the settings is not read.
     let settings = AdamWSettings { learning_rate: f64::NAN, ..SETTINGS };
     bench.wait();
-    // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
+    // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited
+    // for.
     let graph = bench.captured(|| unsafe {
         adamw.advance(bench.stream(), schedule, settings).unwrap();
         adamw.step(bench.stream(), parameter, settings, step).unwrap();

@@ -1,4 +1,5 @@
-//! On a device: the layer's passes over borrowed memory, as a framework's tensors are, compute what the CPU computes. Without a device the tests skip.
+//! On a device: the layer's passes over borrowed memory, as a framework's tensors are, compute what the CPU computes.
+//! Without a device the tests skip.
 
 mod support;
 

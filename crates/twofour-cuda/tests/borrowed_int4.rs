@@ -1,4 +1,5 @@
-//! On a device: int4 weights in borrowed memory multiply as their dequantized numbers do. Without a device the tests skip.
+//! On a device: int4 weights in borrowed memory multiply as their dequantized numbers do. Without a device the tests
+//! skip.
 
 mod support;
 

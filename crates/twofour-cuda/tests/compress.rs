@@ -1,4 +1,5 @@
-//! On a device: what is compressed in one direction is what the CPU makes, bit for bit, by every rule and between all types. Without a device the tests skip.
+//! On a device: what is compressed in one direction is what the CPU makes, bit for bit, by every rule and between all
+//! types. Without a device the tests skip.
 
 mod support;
 
@@ -56,7 +57,8 @@ fn check<I: Input, O: Output>(bench: &Bench, case: &Case<'_, I>, rule: CompressR
         wrong: bench.at(&wrong),
     };
     let dense = DenseWeight { data: bench.at(&there) + (before * I::ELEMENT.bytes()) as u64, rows, cols };
-    // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
+    // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited
+    // for.
     unsafe { compressor.run(bench.stream(), dense, axis, rule, to) }.unwrap();
     same(&format!("{what}: values"), &found_values.found(bench, &what), values);
     same(&format!("{what}: metadata"), &found_meta.found(bench, &what), &meta);
@@ -185,7 +187,8 @@ agree! {
     bf16_to_e5m2: bf16, F8E5M2;
 }
 
-/// Groups of every size there is, each with elements of about its own: from those of which sums and products lose bits to those of which they overflow.
+/// Groups of every size there is, each with elements of about its own: from those of which sums and products lose bits
+/// to those of which they overflow.
 fn groups_of_every_size<T: Input + Output>(numbers: impl Fn(u32) -> T, exponents: u32, mantissa: u32) {
     let Some(bench) = bench() else { return };
     let (rows, cols) = (512, 2048);
@@ -238,7 +241,8 @@ fn a_soft_threshold_in_a_graph() {
     let dense = DenseWeight { data: bench.at(&there), rows, cols };
     let rule = CompressRule::Estimate(Estimator::SoftThreshold);
     bench.wait();
-    // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
+    // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited
+    // for.
     let graph = bench.captured(|| unsafe { compressor.run(bench.stream(), dense, Axis::Row, rule, to) }.unwrap());
     graph.launch().unwrap();
     let found: Vec<bf16> = bench.down(&values).into_iter().map(bf16::from_bits).collect();
@@ -265,7 +269,8 @@ fn a_graph_draws_other_numbers_at_each_replay() {
         let dense = DenseWeight { data: bench.at(&there), rows, cols };
         let (rule, seed_at) = (CompressRule::Estimate(mvue(7)), bench.at(&seed));
         bench.wait();
-        // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
+        // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been
+        // waited for.
         let graph = bench.captured(|| unsafe {
             compressor.run(bench.stream(), dense, Axis::Row, rule, to).unwrap();
             compressor.advance(bench.stream(), seed_at).unwrap();
@@ -305,7 +310,8 @@ fn the_first_that_is_wrong<I: Input>() {
                 wrong: bench.at(&wrong),
             };
             let dense = DenseWeight { data: bench.at(&there), rows, cols };
-            // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
+            // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been
+            // waited for.
             unsafe { compressor.run(bench.stream(), dense, axis, CompressRule::Estimate(estimator), to) }.unwrap();
             let error = first_nan(bench.down(&wrong)[0], cols).unwrap_err();
             let expected = if estimator == Estimator::Magnitude { (40, 5) } else { (30, 9) };

@@ -1,4 +1,5 @@
-//! On several devices and from several threads at once: everybody gets the same bytes. With one device its threads still meet; without any the test skips.
+//! On several devices and from several threads at once: everybody gets the same bytes. With one device its threads
+//! still meet; without any the test skips.
 
 mod support;
 
@@ -41,7 +42,8 @@ fn results(device: Device) -> Vec<Vec<u8>> {
     };
     let dense = DenseWeight { data: bench.at(&there), rows: FEATURES, cols: REDUCTION };
     let rule = CompressRule::Estimate(Estimator::Mvue { seed: 9 });
-    // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
+    // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited
+    // for.
     unsafe { compressor.run(bench.stream(), dense, Axis::Row, rule, to) }.unwrap();
     let mut all = vec![bench.down(&values), bench.down(&meta)];
     for tokens in [3, 300] {
@@ -52,7 +54,8 @@ fn results(device: Device) -> Vec<Vec<u8>> {
         let x = bench.up(&x);
         let out = bench.poisoned(tokens * FEATURES * 2, 0xFFu8);
         let operands = GemmOperands { weight: packed, x: bench.at(&x), out: bench.at(&out), workspace: 0 };
-        // SAFETY: the weight was compressed above; X and the result are as long as the problem asks for; all live until the stream has been waited for.
+        // SAFETY: the weight was compressed above; X and the result are as long as the problem asks for; all live until
+        // the stream has been waited for.
         unsafe { gemm.run(bench.stream(), operands, Epilogue::default()) }.unwrap();
         all.push(bench.down(&out));
     }

@@ -1,6 +1,8 @@
-//! Where a thread of the Hopper kernels looks for its metadata, against the orders that weights are compressed to: without a GPU.
+//! Where a thread of the Hopper kernels looks for its metadata, against the orders that weights are compressed to:
+//! without a GPU.
 //!
-//! The formulas are those of `gemm_sm90.cu`, `stream_sm90.cu` and `direct.cu`; which rows and columns a lane of `wgmma.sp` holds codes of is the instruction's.
+//! The formulas are those of `gemm_sm90.cu`, `stream_sm90.cu` and `direct.cu`; which rows and columns a lane of
+//! `wgmma.sp` holds codes of is the instruction's.
 
 use half::bf16;
 use twofour::{Compressed, Element, F8E4M3, layout::sm90};
@@ -64,8 +66,8 @@ fn eight_bit_elements() {
     }
 }
 
-/// `direct.cu` gives groups other places in a step's two products than in W: each lane reads 16 contiguous bytes of a row. Where its values, codes and activations
-/// come from, lane by lane, against what the instruction multiplies.
+/// `direct.cu` gives groups other places in a step's two products than in W: each lane reads 16 contiguous bytes of a
+/// row. Where its values, codes and activations come from, lane by lane, against what the instruction multiplies.
 #[test]
 fn groups_that_change_places() {
     // What a lane makes of the words of its row and that row and 8: see `product_codes`.
@@ -78,12 +80,13 @@ fn groups_that_change_places() {
     let even = words_of_16(None);
     let mut places = std::collections::HashSet::new();
     for group in 0..16 {
-        // The lane of four that reads the group's values, the product it passes them to, and as which of its eight groups: lane t's registers 0 and 1
-        // are the product's group t, 2 and 3 its group t + 4.
+        // The lane of four that reads the group's values, the product it passes them to, and as which of its eight
+        // groups: lane t's registers 0 and 1 are the product's group t, 2 and 3 its group t + 4.
         let (t, which, second) = (group / 4, group % 4 / 2, group % 2);
         let of_product = 4 * second + t;
         assert!(places.insert((which, of_product)), "{group}: the place is taken");
-        // X: lane t of four holds columns 8 i + 2 t and the next of the product in register i, which are half of a group.
+        // X: lane t of four holds columns 8 i + 2 t and the next of the product in register i, which are half of a
+        // group.
         for column in [0, 2] {
             let (i, t) = ((4 * of_product + column) / 8, (4 * of_product + column) % 8 / 2);
             let byte = t / 2 * 32 + t % 2 * 4 + which * 16 + i % 2 * 64 + i / 2 * 8;

@@ -53,7 +53,8 @@ proptest! {
         let problem = GemmProblem { x_element, epilogue, ..GemmProblem::plain(element, BF16, features, tokens, reduction) };
         for architecture in [Architecture::SM_89, Architecture::SM_90] {
             let best = GemmMethod::best(problem, architecture, 132).unwrap();
-            prop_assert!(GemmMethod::all(problem, architecture).contains(&best), "{best:?} for {problem:?} on {architecture}");
+            prop_assert!(GemmMethod::all(problem, architecture).contains(&best), "{best:?} for {problem:?} on \
+                                                                                  {architecture}");
         }
     }
 

@@ -1,4 +1,5 @@
-//! On a device: masks and compressed bytes are those of the CPU, for random and for adversarial weights. Without a device the tests skip.
+//! On a device: masks and compressed bytes are those of the CPU, for random and for adversarial weights. Without a
+//! device the tests skip.
 
 mod support;
 
@@ -22,7 +23,8 @@ use twofour_cuda::{
     },
 };
 
-/// What the CPU makes of a weight and a mask, in the output type: a weight is multiplied and rounded after its mask was chosen.
+/// What the CPU makes of a weight and a mask, in the output type: a weight is multiplied and rounded after its mask was
+/// chosen.
 fn expected<I: Input, O: Output>(weight: &[I], mask: &Mask, factor: Option<f32>) -> Compressed<O> {
     let rounded: Vec<O> = weight.iter().map(|v| O::from_f32(factor.map_or(v.to_f32(), |f| v.to_f32() * f))).collect();
     Compressed::from_masked(MatrixRef::new(mask.rows(), mask.cols(), &rounded).unwrap(), mask).unwrap()
@@ -101,7 +103,8 @@ fn check_both_ways<I: Input, O: Output>(bench: &Bench, rows: usize, cols: usize,
     };
     let dense = DenseWeight { data: w, rows, cols };
     let watch = Watch { nan: bench.at(&nan), flips: Some((bench.at(&before), bench.at(&flipped))) };
-    // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
+    // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited
+    // for.
     unsafe { pruner.both_ways(bench.stream(), dense, MaskChoice::Rule(rule), to, order, watch) }.unwrap();
     packed.check(bench, &format!("{what}, chosen"));
     other.check(bench, &format!("{what}, chosen, the transpose"));
@@ -121,7 +124,8 @@ fn check_both_ways<I: Input, O: Output>(bench: &Bench, rows: usize, cols: usize,
         let watch = Watch { flips: None, ..watch };
         // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the graph has run.
         unsafe { pruner.both_ways(bench.stream(), dense, MaskChoice::Given, to, order, watch) }.unwrap();
-        // SAFETY: weight, tiles and result are allocated above, as long as the shape asks for, and live until the graph has run.
+        // SAFETY: weight, tiles and result are allocated above, as long as the shape asks for, and live until the graph
+        // has run.
         unsafe { pruner.apply_mask(bench.stream(), dense, tiles_at, out_at) }.unwrap();
     });
     graph.launch().unwrap();
@@ -136,7 +140,8 @@ fn check_both_ways<I: Input, O: Output>(bench: &Bench, rows: usize, cols: usize,
     same(&what, &out.found(bench, &what), bytemuck::cast_slice(&kept));
 }
 
-/// Numbers to be pruned: Gaussian-like ones, or such as have ties, zeros of both signs, huge ones, infinities and subnormal ones.
+/// Numbers to be pruned: Gaussian-like ones, or such as have ties, zeros of both signs, huge ones, infinities and
+/// subnormal ones.
 fn numbers<T: Input>(len: usize, adversarial: bool, seed: u64) -> Vec<T> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = move || {
@@ -201,7 +206,8 @@ fn check_rows<I: Input, O: Output>(
         let packed = Side::new(bench, &expected, order);
         let to =
             BothWays { packed: Some(packed.at(bench)), tiles: Some(bench.at(&found_tiles)), ..BothWays::default() };
-        // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
+        // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been
+        // waited for.
         unsafe { pruner.both_ways(bench.stream(), dense, choice, to, order, watch) }.unwrap();
         packed.check(bench, &format!("{what}, {choice:?}"));
     }
@@ -333,7 +339,8 @@ fn the_first_nan_is_told() {
         let nan = bench.up(&[NO_NAN]);
         let watch = Watch { nan: bench.at(&nan), flips: None };
         let to = BothWays { packed: Some(to), ..BothWays::default() };
-        // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
+        // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been
+        // waited for.
         unsafe { pruner.both_ways(bench.stream(), dense, MaskChoice::Rule(rule), to, MetaOrder::Canonical, watch) }
             .unwrap();
         let error = first_nan(bench.down(&nan)[0], cols).unwrap_err();

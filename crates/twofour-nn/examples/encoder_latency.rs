@@ -1,9 +1,11 @@
 //! Median time of a batch through encoders on the CPU, in interleaved rounds: dense, 2:4, compressed.
 //!
-//! `cargo run --release -p twofour-nn --example encoder_latency -- DIR ... [--dtype f32|bf16|f16] [--batch 4,16,64] [--tokens 128] [--rounds 15]`
+//! `cargo run --release -p twofour-nn --example encoder_latency -- DIR ... [--dtype f32|bf16|f16] [--batch 4,16,64]
+//! [--tokens 128] [--rounds 15]`
 //!
-//! Each DIR is a BERT as transformers stores it; the first is what the others are compared with. A round runs every model once for every batch size, in an order that
-//! changes from round to round. It prints one JSON object. `RAYON_NUM_THREADS` sets the number of threads.
+//! Each DIR is a BERT as transformers stores it; the first is what the others are compared with. A round runs every
+//! model once for every batch size, in an order that changes from round to round. It prints one JSON object.
+//! `RAYON_NUM_THREADS` sets the number of threads.
 
 use std::{collections::BTreeMap, path::Path, time::Instant};
 

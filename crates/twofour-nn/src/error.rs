@@ -82,7 +82,9 @@ pub enum Error {
 
     /// Too many consecutive steps with a loss or gradients that are not finite.
     #[error(
-        "step {step}: the loss or a gradient was NaN or infinite in {count} consecutive steps; train again with a lower learning rate or a longer warm-up, into a new folder, because a run goes on only with the settings that it began with"
+        "step {step}: the loss or a gradient was NaN or infinite in {count} consecutive steps; train again with a \
+         lower learning rate or a longer warm-up, into a new folder, because a run goes on only with the settings that \
+         it began with"
     )]
     Diverged {
         /// The last of these steps.
@@ -93,7 +95,8 @@ pub enum Error {
 
     /// A model whose scores of tokens are NaN or infinite.
     #[error(
-        "{what}: the model's scores of tokens are NaN or infinite; look for weights that are not finite, for a damaged configuration, and, where it computes in f16, try bf16 or f32"
+        "{what}: the model's scores of tokens are NaN or infinite; look for weights that are not finite, for a damaged \
+         configuration, and, where it computes in f16, try bf16 or f32"
     )]
     NotFinite {
         /// What was computed from them.
@@ -142,7 +145,8 @@ pub enum Error {
 
     /// Trainers of the same model that no longer have the same weights.
     #[error(
-        "after {step} steps {what} differs between ranks {} and {}; go on from the last checkpoint; if it happens again, one of the devices computes wrongly, or they are of different kinds",
+        "after {step} steps {what} differs between ranks {} and {}; go on from the last checkpoint; if it happens \
+         again, one of the devices computes wrongly, or they are of different kinds",
         ranks[0], ranks[1]
     )]
     RanksDiffer {

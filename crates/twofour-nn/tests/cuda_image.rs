@@ -1,4 +1,5 @@
-//! On a device: image encoders on the GPU against the same on the CPU. Without a device the tests skip; with `TWOFOUR_REQUIRE_GPU` set they fail.
+//! On a device: image encoders on the GPU against the same on the CPU. Without a device the tests skip; with
+//! `TWOFOUR_REQUIRE_GPU` set they fail.
 #![cfg(feature = "cuda")]
 
 mod support;

@@ -5,7 +5,8 @@ use std::{collections::HashMap, path::Path, process::Command};
 
 use twofour_nn::model::SentenceEncoder;
 
-/// Writes models of sentence-transformers with every pooling, linear layers and normalization into folders, and their embeddings of sentences to `expected.json`.
+/// Writes models of sentence-transformers with every pooling, linear layers and normalization into folders, and their
+/// embeddings of sentences to `expected.json`.
 const SCRIPT: &str = r#"
 import json, os, shutil, sys, warnings
 warnings.filterwarnings("ignore")

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-/// The shape of attention. Query head `h` attends to the keys and values of head `h / (heads / kv_heads)`: grouped queries (Ainslie et al., "GQA", 2023).
+/// The shape of attention. Query head `h` attends to the keys and values of head `h / (heads / kv_heads)`: grouped
+/// queries (Ainslie et al., "GQA", 2023).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
     /// Sequences.
@@ -24,7 +25,8 @@ pub struct AttentionShape {
 /// What becomes of the scores `q kᵀ` before their softmax. The default is `q kᵀ / sqrt(head_dim)` of all keys.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ScoreOptions {
-    /// A token attends only to those at a distance below this: itself and `window - 1` before it, and without the causal mask as many behind it.
+    /// A token attends only to those at a distance below this: itself and `window - 1` before it, and without the
+    /// causal mask as many behind it.
     pub window: Option<usize>,
     /// The factor of scores, instead of `1 / sqrt(head_dim)`.
     pub scale: Option<f32>,

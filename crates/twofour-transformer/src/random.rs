@@ -1,7 +1,7 @@
 //! Counter-based random numbers: the n-th number of a stream depends on the seed, the stream and n alone.
 //!
-//! So training resumes exactly where it stopped with nothing to save but a step number, and the order in which weights are
-//! initialised does not matter.
+//! So training resumes exactly where it stopped with nothing to save but a step number, and the order in which weights
+//! are initialised does not matter.
 
 /// A stream of random numbers addressed by index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +30,8 @@ impl Stream {
 
     /// Uniform on `0..bound`; `bound` must be positive.
     pub fn below(self, index: u64, bound: u64) -> u64 {
-        // The high half of a 128-bit product (Lemire, 2019), without its rejection step: the bias is below bound / 2^64.
+        // The high half of a 128-bit product (Lemire, 2019), without its rejection step: the bias is below bound /
+        // 2^64.
         ((u128::from(self.bits(index)) * u128::from(bound)) >> 64) as u64
     }
 

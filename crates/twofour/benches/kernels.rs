@@ -1,7 +1,7 @@
 //! Micro-benchmarks of one kernel at a time: `cargo bench -p twofour`.
 //!
-//! Small and cache-resident, to see a change of the instructions in a minute. `twofour-bench cpu` measures what counts for a user: weights from memory,
-//! interleaved with a dense baseline.
+//! Small and cache-resident, to see a change of the instructions in a minute. `twofour-bench cpu` measures what counts
+//! for a user: weights from memory, interleaved with a dense baseline.
 #![allow(missing_docs)] // The macro of divan makes public items.
 
 use divan::{
@@ -183,7 +183,8 @@ mod compress {
     }
 }
 
-/// What it costs to split a layer's work: a pass over as many numbers as the layer keeps, in eight parts, from a thread outside rayon's pool.
+/// What it costs to split a layer's work: a pass over as many numbers as the layer keeps, in eight parts, from a thread
+/// outside rayon's pool.
 #[divan::bench_group(max_time = 0.5)]
 mod threads {
     use rayon::prelude::*;

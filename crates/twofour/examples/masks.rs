@@ -1,10 +1,10 @@
-//! Compares the selectors: what they keep, how stable they are, what they cost.
-//! `cargo run --release -p twofour --example masks -- [MODEL.safetensors]`; without a model, on Gaussian weights [4096, 4096].
-//! `RAYON_NUM_THREADS` sets the threads.
+//! Compares the selectors: what they keep, how stable they are, what they cost. `cargo run --release -p twofour
+//! --example masks -- [MODEL.safetensors]`; without a model, on Gaussian weights [4096, 4096]. `RAYON_NUM_THREADS` sets
+//! the threads.
 //!
-//! The figures in `docs/explanation/masks.md` come from here. Of a model, every two-dimensional tensor of floats with at least 64 rows and
-//! columns is taken together. The flip rate is that between the masks before and after adding Gaussian noise of 1 % of the
-//! weights' root mean square.
+//! The figures in `docs/explanation/masks.md` come from here. Of a model, every two-dimensional tensor of floats with
+//! at least 64 rows and columns is taken together. The flip rate is that between the masks before and after adding
+//! Gaussian noise of 1 % of the weights' root mean square.
 
 use std::time::{Duration, Instant};
 

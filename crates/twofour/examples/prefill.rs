@@ -1,5 +1,5 @@
-//! Times products with many tokens against the `gemm` crate's dense f32 product:
-//! `cargo run --release -p twofour --example prefill -- [rows] [cols] [tokens] [rounds]`. `RAYON_NUM_THREADS` sets the threads.
+//! Times products with many tokens against the `gemm` crate's dense f32 product: `cargo run --release -p twofour
+//! --example prefill -- [rows] [cols] [tokens] [rounds]`. `RAYON_NUM_THREADS` sets the threads.
 //!
 //! Contenders take turns in one process; figures are medians.
 

@@ -1,7 +1,9 @@
-//! Time of the pruning methods for one layer: `cargo run --release -p twofour --example solvers -- ROWS COLS [TOKENS] [ROUNDS] [METHOD]`.
+//! Time of the pruning methods for one layer: `cargo run --release -p twofour --example solvers -- ROWS COLS [TOKENS]
+//! [ROUNDS] [METHOD]`.
 //!
-//! METHOD is `norms`, `wanda`, `ria`, `hessian`, `sparsegpt` (the Hessian given), `sparsegpt-f64` or all of them. One line a method and round: its name and seconds. Weights and activations
-//! are random; `bench/peers/sparsegpt.py` runs this in turns with the published algorithm in torch.
+//! METHOD is `norms`, `wanda`, `ria`, `hessian`, `sparsegpt` (the Hessian given), `sparsegpt-f64` or all of them. One
+//! line a method and round: its name and seconds. Weights and activations are random; `bench/peers/sparsegpt.py` runs
+//! this in turns with the published algorithm in torch.
 
 use std::{error::Error, time::Instant};
 

@@ -6,10 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// The type of a tensor's elements: of weights, activations, results and accumulators. CUDA kernels number data types in this order.
+/// The type of a tensor's elements: of weights, activations, results and accumulators. CUDA kernels number data types
+/// in this order.
 ///
-/// Two other vocabularies exist because others define them: [`StoredDType`](crate::file::StoredDType), all that safetensors files may hold, and the
-/// types of the frameworks.
+/// Two other vocabularies exist because others define them: [`StoredDType`](crate::file::StoredDType), all that
+/// safetensors files may hold, and the types of the frameworks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs)]
@@ -93,8 +94,9 @@ impl FromStr for DataType {
     }
 }
 
-/// Evaluates an expression with `T` naming the Rust type of a data type of weights: all but i32. The expression is generic over
-/// [`Element`](crate::Element) and returns a `Result` whose error can be made from [`Error`]; i32 is [`Error::UnsupportedDType`].
+/// Evaluates an expression with `T` naming the Rust type of a data type of weights: all but i32. The expression is
+/// generic over [`Element`](crate::Element) and returns a `Result` whose error can be made from [`Error`]; i32 is
+/// [`Error::UnsupportedDType`].
 ///
 /// ```
 /// use twofour::{DataType, Element, match_element};

@@ -83,7 +83,8 @@ fn narrow_bf16(value: f32) -> bf16 {
 fn widen_f16(value: f16) -> f32 {
     let bits = u32::from(value.to_bits());
     let magnitude = (bits & 0x7FFF) << 13;
-    // The exponents' biases differ by 112. Subnormal numbers are whole multiples of 2^-24, and normal ones in f32, whose subnormal ones are slow.
+    // The exponents' biases differ by 112. Subnormal numbers are whole multiples of 2^-24, and normal ones in f32,
+    // whose subnormal ones are slow.
     let subnormal = ((bits & 0x3FF) as f32 * power_of_two(-24)).to_bits();
     let finite = if bits & 0x7C00 == 0 { subnormal } else { magnitude + (112 << 23) };
     let quiet = if bits & 0x7FFF > 0x7C00 { 1 << 22 } else { 0 };
@@ -97,7 +98,8 @@ fn widen_f16(value: f16) -> f32 {
 fn narrow_f16(value: f32) -> f16 {
     let bits = value.to_bits();
     let magnitude = bits & 0x7FFF_FFFF;
-    // Adding a half to even and cutting 13 bits rounds; a carry runs into the exponent, and from 65520 on into infinity.
+    // Adding a half to even and cutting 13 bits rounds; a carry runs into the exponent, and from 65520 on into
+    // infinity.
     let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(0xFFF + (magnitude >> 13 & 1)) >> 13;
     // The last place of a half is that of the least subnormal number.
     let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
@@ -125,14 +127,14 @@ impl Arithmetic for i8 {
     }
 }
 
-/// An 8-bit float with 4 exponent and 3 mantissa bits, no infinity (OCP `E4M3`, torch's `float8_e4m3fn`). Stored, pruned
-/// and compressed; CPU kernels do not multiply it.
+/// An 8-bit float with 4 exponent and 3 mantissa bits, no infinity (OCP `E4M3`, torch's `float8_e4m3fn`). Stored,
+/// pruned and compressed; CPU kernels do not multiply it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(transparent)]
 pub struct F8E4M3(pub u8);
 
-/// An 8-bit float with 5 exponent and 2 mantissa bits (OCP `E5M2`, torch's `float8_e5m2`). Stored, pruned and compressed; CPU
-/// kernels do not multiply it.
+/// An 8-bit float with 5 exponent and 2 mantissa bits (OCP `E5M2`, torch's `float8_e5m2`). Stored, pruned and
+/// compressed; CPU kernels do not multiply it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(transparent)]
 pub struct F8E5M2(pub u8);
@@ -161,14 +163,14 @@ impl Element for F8E5M2 {
     }
 }
 
-/// Returns two to the power of `exponent`, which lies between -126 and 127. Unlike `f32::powi`, whose precision may differ between
-/// platforms, it is exact.
+/// Returns two to the power of `exponent`, which lies between -126 and 127. Unlike `f32::powi`, whose precision may
+/// differ between platforms, it is exact.
 const fn power_of_two(exponent: i32) -> f32 {
     f32::from_bits(((exponent + 127) as u32) << 23)
 }
 
-/// The magnitude of an 8-bit float with `fraction` bits of fraction, whose smallest exponent is `least` and whose largest code is `most`: the nearest, ties to
-/// even, and the largest for all that is larger. NaN is all ones.
+/// The magnitude of an 8-bit float with `fraction` bits of fraction, whose smallest exponent is `least` and whose
+/// largest code is `most`: the nearest, ties to even, and the largest for all that is larger. NaN is all ones.
 fn nearest(value: f32, fraction: i32, least: i32, most: u8) -> u8 {
     let magnitude = value.abs();
     if magnitude.is_nan() {

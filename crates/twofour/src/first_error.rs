@@ -4,8 +4,8 @@ use rayon::prelude::*;
 
 use crate::Result;
 
-/// Does `work` for every item and returns the first item's error, in the order of the items, whichever thread is the quickest: rayon's own
-/// `try_for_each` returns any. What comes after the first error may be left out.
+/// Does `work` for every item and returns the first item's error, in the order of the items, whichever thread is the
+/// quickest: rayon's own `try_for_each` returns any. What comes after the first error may be left out.
 pub(crate) fn first_error<I: IndexedParallelIterator>(
     items: I,
     work: impl Fn(I::Item) -> Result<()> + Sync + Send,

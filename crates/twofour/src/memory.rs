@@ -1,6 +1,7 @@
 //! Memory that the system may refuse.
 //!
-//! Where a tensor's memory is refused, the answer is [`Error::OutOfMemory`]. Small allocations are Rust's ordinary ones, which end the process.
+//! Where a tensor's memory is refused, the answer is [`Error::OutOfMemory`]. Small allocations are Rust's ordinary
+//! ones, which end the process.
 
 use std::cell::Cell;
 
@@ -12,8 +13,8 @@ thread_local! {
     static IS_ATTEMPT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is allocating memory whose refusal it reports as an error. A global allocator that ends the process where memory is refused
-/// must return null to such an allocation.
+/// Whether this thread is allocating memory whose refusal it reports as an error. A global allocator that ends the
+/// process where memory is refused must return null to such an allocation.
 pub fn is_attempt() -> bool {
     IS_ATTEMPT.get()
 }

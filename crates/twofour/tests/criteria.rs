@@ -108,7 +108,8 @@ fn solve(reader: &Reader, name: &str, settings: SparseGpt) -> (Solved, Hessian) 
     (solved, hessian)
 }
 
-/// Masks equal on 99.9 %, weights within 1e-3 in the rows whose masks are equal. (A row with another choice at a near tie is another, equally good, row.)
+/// Masks equal on 99.9 %, weights within 1e-3 in the rows whose masks are equal. (A row with another choice at a near
+/// tie is another, equally good, row.)
 fn agrees(name: &str, settings: SparseGpt) -> Solved {
     let reader = oracle("sparsegpt.safetensors");
     let (solved, _) = solve(&reader, name, settings);
@@ -188,7 +189,8 @@ fn sparsegpt_with_integers_is_that_of_the_paper_in_float64() {
     }
 }
 
-/// What the methods are for: on correlated inputs SparseGPT's outputs are nearer to the dense layer's than Wanda's, and those nearer than magnitude's.
+/// What the methods are for: on correlated inputs SparseGPT's outputs are nearer to the dense layer's than Wanda's, and
+/// those nearer than magnitude's.
 #[test]
 fn the_order_of_the_methods() {
     let reader = oracle("sparsegpt.safetensors");

@@ -1,4 +1,5 @@
-//! The cases that PyTorch's own tests hold its 2:4 support to, with torch on a CPU as the oracle (`fixtures/peers/make.py`).
+//! The cases that PyTorch's own tests hold its 2:4 support to, with torch on a CPU as the oracle
+//! (`fixtures/peers/make.py`).
 
 use std::path::PathBuf;
 
@@ -53,8 +54,9 @@ fn r1_conversions_are_torchs_bit_for_bit() {
     }
 }
 
-/// R1 in f32: torch's pattern is 1:2 there (an f32 stands for two 16-bit elements that go together). Our general N:M selection prunes
-/// to it; a 1:2 weight is 2:4 too, so our compressed values are torch's, and the 2:4 mask of the halves has torch's metadata.
+/// R1 in f32: torch's pattern is 1:2 there (an f32 stands for two 16-bit elements that go together). Our general N:M
+/// selection prunes to it; a 1:2 weight is 2:4 too, so our compressed values are torch's, and the 2:4 mask of the
+/// halves has torch's metadata.
 #[test]
 fn r1_f32_is_one_of_two() {
     let reader = oracle();
@@ -75,8 +77,9 @@ fn r1_f32_is_one_of_two() {
     }
 }
 
-/// R2: what becomes of each of the 16 masks of a group. torch coerces the five with more than two elements and drops values by
-/// position; here they are errors. torch gives groups with fewer than two elements other codes than we do; the dense values are the same.
+/// R2: what becomes of each of the 16 masks of a group. torch coerces the five with more than two elements and drops
+/// values by position; here they are errors. torch gives groups with fewer than two elements other codes than we do;
+/// the dense values are the same.
 #[test]
 fn r2_all_sixteen_patterns() {
     // Columns 0 to 3 of the mask, and torch's code.
@@ -113,8 +116,9 @@ fn r2_all_sixteen_patterns() {
     }
 }
 
-/// R3: greedy selection by signed value. torch's CPU reference breaks ties by position and its kernels by their network, as we do, so
-/// the comparison is on data without ties; the network's ties are in the fixtures beside the selector.
+/// R3: greedy selection by signed value. torch's CPU reference breaks ties by position and its kernels by their
+/// network, as we do, so the comparison is on data without ties; the network's ties are in the fixtures beside the
+/// selector.
 #[test]
 fn r3_greedy_masks_are_torchs() {
     let reader = oracle();

@@ -1,4 +1,5 @@
-//! The rules of [`twofour::role`] against the weights of every model type of transformers: `fixtures/transformers/tensors.py` wrote their names, shapes and modules.
+//! The rules of [`twofour::role`] against the weights of every model type of transformers:
+//! `fixtures/transformers/tensors.py` wrote their names, shapes and modules.
 
 use std::collections::{BTreeMap, BTreeSet};
 

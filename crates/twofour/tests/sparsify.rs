@@ -1,4 +1,5 @@
-//! Sparsifiers against `torch.ao.pruning` (`fixtures/criteria/masks.py`), and their life from `prepare` to `squash_mask`.
+//! Sparsifiers against `torch.ao.pruning` (`fixtures/criteria/masks.py`), and their life from `prepare` to
+//! `squash_mask`.
 
 use std::{collections::BTreeMap, path::PathBuf};
 

@@ -189,7 +189,8 @@ pub(crate) fn sum_of_squares(gradients: &[&Tensor]) -> Result<f64> {
     Ok(sum)
 }
 
-/// The norm of gradients on one device as one vector; NaN or infinite where an element is. Squares are summed in f64, and the norm is rounded to f32. Waits.
+/// The norm of gradients on one device as one vector; NaN or infinite where an element is. Squares are summed in f64,
+/// and the norm is rounded to f32. Waits.
 fn norm(device: &CudaDevice, gradients: &[&Tensor]) -> Result<f64> {
     let context = context::of(device)?;
     let wide = |gradient: &&Tensor| gradient.to_dtype(DType::F32)?.contiguous();

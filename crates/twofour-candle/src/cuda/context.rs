@@ -10,7 +10,8 @@ use twofour_cuda::layer::LayerContext;
 
 use crate::{Error, Result};
 
-/// The contexts that were asked for. They live as long as the process: a program has few devices, and kernels and plans are worth keeping.
+/// The contexts that were asked for. They live as long as the process: a program has few devices, and kernels and plans
+/// are worth keeping.
 static CONTEXTS: Mutex<Option<HashMap<DeviceId, LayerContext>>> = Mutex::new(None);
 
 /// The context that launches on the stream of a device. Contexts of one GPU share kernels and plans.

@@ -11,7 +11,8 @@ use super::{
 };
 use crate::Result;
 
-/// [`crate::ops::cross_entropy()`] for CUDA logits and targets that have been checked: all are classes, one for each row.
+/// [`crate::ops::cross_entropy()`] for CUDA logits and targets that have been checked: all are classes, one for each
+/// row.
 pub(crate) fn cross_entropy(logits: &Tensor, targets: &[u32], classes: usize) -> candle_core::Result<Tensor> {
     let rows = targets.len();
     let targets = Tensor::new(targets, logits.device())?;

@@ -104,7 +104,8 @@ impl Layer {
         self.0.bytes()
     }
 
-    /// What the mask keeps of the master as it is now, rounded to the activations' type, as a dense tensor of the master's dtype.
+    /// What the mask keeps of the master as it is now, rounded to the activations' type, as a dense tensor of the
+    /// master's dtype.
     pub(crate) fn kept(&self, master: &Tensor) -> Result<Tensor> {
         let mut layer = self.0.try_clone()?;
         with_master(master, self.0.context(), |slice| layer.repack(slice))?;

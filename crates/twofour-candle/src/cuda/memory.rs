@@ -52,7 +52,8 @@ macro_rules! for_element {
     };
 }
 
-/// Elements that launches read. While it lives the storage is borrowed; when it is dropped, candle notes that the stream has read the memory.
+/// Elements that launches read. While it lives the storage is borrowed; when it is dropped, candle notes that the
+/// stream has read the memory.
 #[derive(Debug)]
 pub(super) struct Read<'a> {
     slice: DeviceSlice<'a>,
@@ -81,7 +82,8 @@ impl Write<'_> {
 /// The elements of a contiguous argument of an operator.
 ///
 /// # Errors
-/// [`Error::Stream`] for memory of another stream, [`Error::DType`] for a dtype without kernels; a view that is not contiguous.
+/// [`Error::Stream`] for memory of another stream, [`Error::DType`] for a dtype without kernels; a view that is not
+/// contiguous.
 pub(super) fn read<'a>(
     what: &'static str,
     context: &'a LayerContext,
@@ -91,8 +93,8 @@ pub(super) fn read<'a>(
     let (range, dtype) = checked(what, context, storage, layout)?;
     let (base, read) = base(storage, dtype, context.stream())?;
     let address = base + (range.start * dtype.bytes()) as u64;
-    // SAFETY: the elements are within the storage, which is borrowed while the slice is; candle frees its memory in stream order, on the stream that all
-    // calls with this context launch on.
+    // SAFETY: the elements are within the storage, which is borrowed while the slice is; candle frees its memory in
+    // stream order, on the stream that all calls with this context launch on.
     let slice = unsafe { DeviceSlice::from_raw(context.device(), address, range.len(), dtype) };
     Ok(Read { slice, _read: read })
 }
@@ -111,8 +113,8 @@ pub(super) fn write<'a>(
     let stream: &CudaStream = context.stream();
     let (base, written) = for_element!(dtype, T => storage.as_cuda_slice_mut::<T>()?.device_ptr_mut(stream));
     let address = base + (range.start * dtype.bytes()) as u64;
-    // SAFETY: the elements are within the storage, which is borrowed exclusively while the slice is; candle frees its memory in stream order, on the stream
-    // that all calls with this context launch on.
+    // SAFETY: the elements are within the storage, which is borrowed exclusively while the slice is; candle frees its
+    // memory in stream order, on the stream that all calls with this context launch on.
     let slice = unsafe { DeviceSliceMut::from_raw(context.device(), address, range.len(), dtype) };
     Ok(Write { slice, _written: written })
 }
@@ -121,7 +123,8 @@ fn base<'a>(storage: &'a CudaStorage, dtype: DataType, stream: &'a CudaStream) -
     Ok(for_element!(dtype, T => storage.as_cuda_slice::<T>()?.device_ptr(stream)))
 }
 
-/// The range and the data type of the elements, after checking that they are contiguous and that their stream is the context's.
+/// The range and the data type of the elements, after checking that they are contiguous and that their stream is the
+/// context's.
 fn checked(
     what: &'static str,
     context: &LayerContext,
@@ -176,7 +179,8 @@ impl Output {
     /// Allocates it. Its elements are undefined until they are written.
     pub(super) fn new(device: &CudaDevice, shape: impl Into<Shape>, dtype: DType) -> Result<Self> {
         let shape = shape.into();
-        // SAFETY: every operator of this module writes all elements of its results before anything reads them, in stream order.
+        // SAFETY: every operator of this module writes all elements of its results before anything reads them, in
+        // stream order.
         let storage = unsafe { device.alloc_uninit(&shape, dtype) }?;
         Ok(Output { storage, shape })
     }

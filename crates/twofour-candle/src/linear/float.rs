@@ -42,7 +42,8 @@ pub(crate) fn write_as<A: Float, B: Float>(out: &mut [A], f: impl FnOnce(&mut [B
     Ok(())
 }
 
-/// Lets `f` change values in type `B`: in place where it is the same type, and otherwise widened before and rounded after.
+/// Lets `f` change values in type `B`: in place where it is the same type, and otherwise widened before and rounded
+/// after.
 pub(crate) fn update_as<A: Float, B: Float>(values: &mut [A], f: impl FnOnce(&mut [B]) -> Result<()>) -> Result<()> {
     if bytemuck_same::<A, B>() {
         return f(bytemuck::cast_slice_mut(values));

@@ -1,7 +1,7 @@
 //! Linear layers that are dense, 2:4 for training, or 2:4 compressed for inference.
 //!
-//! A model holds [`AnyLinear`] where it would hold `candle_nn::Linear`, and says by what name ([`HasLinears`]). Then the
-//! functions of this module turn its layers from one form into another, by name:
+//! A model holds [`AnyLinear`] where it would hold `candle_nn::Linear`, and says by what name ([`HasLinears`]). Then
+//! the functions of this module turn its layers from one form into another, by name:
 //!
 //! | function | from | to |
 //! |---|---|---|
@@ -17,7 +17,8 @@
 //!
 //! [`SparseActivationLinear`] prunes the layer's input instead of its weight.
 //!
-//! With the feature `cuda`, dense and sparse layers compute on CUDA tensors, too; a compressed layer computes on the CPU.
+//! With the feature `cuda`, dense and sparse layers compute on CUDA tensors, too; a compressed layer computes on the
+//! CPU.
 //!
 //! [`LinearOperand`] is the same layer on slices, for operators that span more than one layer. For models whose layers
 //! are fixed as `candle_nn::Linear`, [`prune_on_load`] prunes their weights while they load.
@@ -168,12 +169,12 @@ impl AnyLinear {
         }
     }
 
-    /// `y = x·Wᵀ + bias` for `x` of shape `[.., in]`, with gradients on candle's tape. What [`Module::forward`] does, with
-    /// this crate's error.
+    /// `y = x·Wᵀ + bias` for `x` of shape `[.., in]`, with gradients on candle's tape. What [`Module::forward`] does,
+    /// with this crate's error.
     ///
     /// # Errors
-    /// An input of another dtype than the weight (a compressed layer takes f32, bf16 and f16), of another last dimension,
-    /// or on another device.
+    /// An input of another dtype than the weight (a compressed layer takes f32, bf16 and f16), of another last
+    /// dimension, or on another device.
     pub fn apply(&self, x: &Tensor) -> Result<Tensor> {
         match self {
             AnyLinear::Dense(linear) => {
@@ -200,8 +201,8 @@ impl AnyLinear {
         }
     }
 
-    /// A dense layer that computes what this one does: of a sparse layer with [`AnyLinear::effective_weight`], a copy that no optimizer
-    /// knows; the master stays as it is. The bias is shared.
+    /// A dense layer that computes what this one does: of a sparse layer with [`AnyLinear::effective_weight`], a copy
+    /// that no optimizer knows; the master stays as it is. The bias is shared.
     ///
     /// # Errors
     /// A compressed layer, which has no master.
@@ -212,9 +213,10 @@ impl AnyLinear {
         }
     }
 
-    /// A compressed copy for inference on the CPU: of a sparse layer with its present mask, of a dense one if its weight is 2:4
-    /// along rows already. `dtype` is f32 (17/32 of the dense f32 weight's bytes), bf16 or f16 (9/16 of the dense weight's in the same type), or i8
-    /// (a scale for each row; inputs are quantized to 8 bits for each token).
+    /// A compressed copy for inference on the CPU: of a sparse layer with its present mask, of a dense one if its
+    /// weight is 2:4 along rows already. `dtype` is f32 (17/32 of the dense f32 weight's bytes), bf16 or f16 (9/16 of
+    /// the dense weight's in the same type), or i8 (a scale for each row; inputs are quantized to 8 bits for each
+    /// token).
     ///
     /// # Errors
     /// [`twofour::Error::UnsupportedDType`] for another dtype;

@@ -17,11 +17,11 @@ use crate::{Error, Result};
 
 /// A model that shows its linear layers by name.
 ///
-/// [`has_linears!`](crate::has_linears) writes the implementation for a struct. [`AnyLinear`] itself, `Vec`, `Option` and
-/// `Box` of what has linears have them too; an element of a `Vec` is named by its index.
+/// [`has_linears!`](crate::has_linears) writes the implementation for a struct. [`AnyLinear`] itself, `Vec`, `Option`
+/// and `Box` of what has linears have them too; an element of a `Vec` is named by its index.
 pub trait HasLinears {
-    /// Calls `f` for each linear layer with its fully-qualified dotted name, such as `blocks.0.attention.query`, always in
-    /// the same order, until the first error.
+    /// Calls `f` for each linear layer with its fully-qualified dotted name, such as `blocks.0.attention.query`, always
+    /// in the same order, until the first error.
     ///
     /// # Errors
     /// The error of `f`.
@@ -128,8 +128,8 @@ impl Default for SparsifyConfig {
 /// layers that changed: those that are sparse already stay as they are.
 ///
 /// # Errors
-/// [`Error::NoSuchLayer`] for a glob that matches no layer, [`Error::InLayer`] for a layer that cannot be sparse. The model is
-/// then as it was.
+/// [`Error::NoSuchLayer`] for a glob that matches no layer, [`Error::InLayer`] for a layer that cannot be sparse. The
+/// model is then as it was.
 pub fn sparsify(model: &mut dyn HasLinears, config: &SparsifyConfig) -> Result<Vec<String>> {
     let names = linear_names(model)?;
     let (include, exclude) = (Globs::new(&config.include)?, Globs::new(&config.exclude)?);
@@ -147,8 +147,8 @@ pub fn sparsify(model: &mut dyn HasLinears, config: &SparsifyConfig) -> Result<V
 /// layer that is sparse already gets the settings given and a new mask. Returns the names in the model's order.
 ///
 /// # Errors
-/// [`Error::NoSuchLayer`] with near misses for names that the model does not have, [`Error::InLayer`] for a layer that cannot
-/// be sparse. The model is then as it was.
+/// [`Error::NoSuchLayer`] with near misses for names that the model does not have, [`Error::InLayer`] for a layer that
+/// cannot be sparse. The model is then as it was.
 pub fn swap_linear_with_semi_sparse_linear(
     model: &mut dyn HasLinears,
     config: &BTreeMap<String, SparseSettings>,
@@ -161,12 +161,14 @@ pub fn swap_linear_with_semi_sparse_linear(
     replace(model, |name, linear| config.get(name).map(|settings| linear.sparse(*settings)).transpose())
 }
 
-/// Makes every sparse layer dense again: a layer that computes what the sparse one did, so that the mask that was trained stays. Where the weight
-/// is a variable, its pruned elements become zero in it, so an optimizer or a `VarMap` that has the variable has the new layer's weight. To go on with
-/// the dense master weights, copy them before. Returns the names.
+/// Makes every sparse layer dense again: a layer that computes what the sparse one did, so that the mask that was
+/// trained stays. Where the weight is a variable, its pruned elements become zero in it, so an optimizer or a `VarMap`
+/// that has the variable has the new layer's weight. To go on with the dense master weights, copy them before. Returns
+/// the names.
 ///
 /// # Errors
-/// [`Error::InLayer`] where the weight is also that of another layer, which pruning would change. The model is then as it was.
+/// [`Error::InLayer`] where the weight is also that of another layer, which pruning would change. The model is then as
+/// it was.
 pub fn swap_semi_sparse_linear_with_linear(model: &mut dyn HasLinears) -> Result<Vec<String>> {
     let masters = untied_masters(model)?;
     let mut pruned = Vec::new();

@@ -14,12 +14,13 @@ use crate::Result;
 
 /// A linear layer's products on f32 slices: what another operator runs inside its own forward and backward.
 ///
-/// It is the layer as it was when [`AnyLinear::operand`](super::AnyLinear::operand) made it, and cheap to make: a packed
-/// weight is shared, a dense one is the layer's own tensor, only the bias is copied. Make one for each forward pass and
-/// keep it for the backward pass; do not keep it over an optimizer's step, which changes a dense weight in place.
+/// It is the layer as it was when [`AnyLinear::operand`](super::AnyLinear::operand) made it, and cheap to make: a
+/// packed weight is shared, a dense one is the layer's own tensor, only the bias is copied. Make one for each forward
+/// pass and keep it for the backward pass; do not keep it over an optimizer's step, which changes a dense weight in
+/// place.
 ///
-/// Slices are row-major: `x`, `dx` are `[tokens, in]`, `y`, `dy` are `[tokens, out]`, `dw` is `[out, in]`, `db` is `[out]`.
-/// All products run in parallel on rayon's current pool.
+/// Slices are row-major: `x`, `dx` are `[tokens, in]`, `y`, `dy` are `[tokens, out]`, `dw` is `[out, in]`, `db` is
+/// `[out]`. All products run in parallel on rayon's current pool.
 #[derive(Debug, Clone)]
 pub struct LinearOperand {
     pub(super) product: Weight,
@@ -53,7 +54,8 @@ impl LinearOperand {
 
     /// `y = act(x·Wᵀ + bias)`.
     ///
-    /// A weight in bf16 or f16 is multiplied with `x` rounded to that type; one in i8 with `x` quantized for each token.
+    /// A weight in bf16 or f16 is multiplied with `x` rounded to that type; one in i8 with `x` quantized for each
+    /// token.
     ///
     /// # Errors
     /// [`Error::Length`](crate::Error::Length) where a slice does not fit.
@@ -64,8 +66,8 @@ impl LinearOperand {
     /// `dx = dy·W`.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) where a slice does not fit, [`Error::WrongForm`](crate::Error::WrongForm) for an
-    /// i8 weight.
+    /// [`Error::Length`](crate::Error::Length) where a slice does not fit,
+    /// [`Error::WrongForm`](crate::Error::WrongForm) for an i8 weight.
     pub fn input_gradient(&self, dy: &[f32], tokens: usize, dx: &mut [f32]) -> Result<()> {
         self.product.input_gradient(dy, self.dims(tokens), dx)
     }
@@ -73,8 +75,8 @@ impl LinearOperand {
     /// `dw = dyᵀ·x`: dense, or what a sparse layer's [`WeightGradient`](super::WeightGradient) asks for.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) where a slice does not fit; [`Error::TwoFour`](crate::Error::TwoFour) for a NaN or an
-    /// infinity that is to be estimated.
+    /// [`Error::Length`](crate::Error::Length) where a slice does not fit; [`Error::TwoFour`](crate::Error::TwoFour)
+    /// for a NaN or an infinity that is to be estimated.
     pub fn weight_gradient(&self, dy: &[f32], x: &[f32], tokens: usize, dw: &mut [f32]) -> Result<()> {
         self.product.weight_gradient(dy, x, self.dims(tokens), dw)
     }

@@ -18,7 +18,8 @@ use crate::{Error, Result};
 const INPUT: &str = "the input of a linear layer";
 const GRADIENT: &str = "the gradient of a linear layer";
 
-/// An error unless the input of a layer has the dtype of its activations and a last dimension of as many elements as the layer has inputs.
+/// An error unless the input of a layer has the dtype of its activations and a last dimension of as many elements as
+/// the layer has inputs.
 pub(super) fn expect_input(x: &Tensor, activations: DType, in_features: usize) -> Result<()> {
     if x.dtype() != activations {
         return Err(Error::DType { what: INPUT, found: x.dtype(), expected: format!("{activations:?}") });

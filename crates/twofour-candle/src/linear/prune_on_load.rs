@@ -1,8 +1,8 @@
 //! Pruning the weights of unmodified candle models while they load.
 //!
 //! The layers of candle's models are fixed as `candle_nn::Linear`, so they cannot be swapped from outside; but every
-//! parameter passes through the model's `VarBuilder`. The model then computes with dense weights that are 2:4: right for
-//! evaluating what pruning costs, not faster.
+//! parameter passes through the model's `VarBuilder`. The model then computes with dense weights that are 2:4: right
+//! for evaluating what pruning costs, not faster.
 
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::{Init, VarBuilder, var_builder::SimpleBackend};
@@ -27,7 +27,8 @@ pub struct PruneOnLoad<B> {
 
 /// A `VarBuilder` over `source` that prunes the parameters whose names match a glob of `include` and none of `exclude`.
 ///
-/// Globs are matched against whole parameter names, such as `encoder.layer.0.attention.query.weight`; `*` matches dots too.
+/// Globs are matched against whole parameter names, such as `encoder.layer.0.attention.query.weight`; `*` matches dots
+/// too.
 ///
 /// # Errors
 /// [`Error::Glob`](crate::Error::Glob).

@@ -19,12 +19,14 @@ use crate::{Error, Result};
 /// What a training forward pass does with the mask and the packed weight before it multiplies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refresh {
-    /// The first forward pass and every `k`-th after it chooses the mask anew; all others pack the present values of the master.
+    /// The first forward pass and every `k`-th after it chooses the mask anew; all others pack the present values of
+    /// the master.
     Every(NonZeroU64),
-    /// Every forward pass packs the present values; the mask changes only when [`SparseLinear::refresh_mask`] is called.
+    /// Every forward pass packs the present values; the mask changes only when [`SparseLinear::refresh_mask`] is
+    /// called.
     OnRequest,
-    /// Nothing: mask and values change only when [`SparseLinear::refresh_mask`] or [`SparseLinear::repack`] is called, once per
-    /// optimizer step, and all micro-steps of a step use the same packed weight.
+    /// Nothing: mask and values change only when [`SparseLinear::refresh_mask`] or [`SparseLinear::repack`] is called,
+    /// once per optimizer step, and all micro-steps of a step use the same packed weight.
     ByCaller,
 }
 
@@ -54,8 +56,8 @@ pub struct SparseSettings {
     pub refresh: Refresh,
     /// What the weight gradient is.
     pub weight_gradient: WeightGradient,
-    /// Which product computes the input gradient. On a CPU the packed rows serve both products, and a packed transpose has to be
-    /// won back: `cargo bench --bench training` measures both.
+    /// Which product computes the input gradient. On a CPU the packed rows serve both products, and a packed transpose
+    /// has to be won back: `cargo bench --bench training` measures both.
     pub input_gradient: InputGradient,
 }
 
@@ -68,9 +70,9 @@ impl SparseSettings {
 
 /// A trainable 2:4 linear layer, `y = x·(mask ⊙ W)ᵀ + bias`.
 ///
-/// `W`, the dense master weight, is a tensor (usually of a `Var`) that the optimizer updates and that the layer never changes.
-/// Mask, packed weight and products are those of [`twofour::layer::SparseLinear`] on the CPU and, with the feature `cuda`, of
-/// `twofour_cuda::layer::SparseLinear` for CUDA tensors, with the same masks to the bit.
+/// `W`, the dense master weight, is a tensor (usually of a `Var`) that the optimizer updates and that the layer never
+/// changes. Mask, packed weight and products are those of [`twofour::layer::SparseLinear`] on the CPU and, with the
+/// feature `cuda`, of `twofour_cuda::layer::SparseLinear` for CUDA tensors, with the same masks to the bit.
 ///
 /// | master on | dtype of the master | dtype of activations |
 /// |---|---|---|
@@ -78,12 +80,12 @@ impl SparseSettings {
 /// | a GPU | bf16, f16 | the master's |
 /// | a GPU | f32 | bf16, or f16 by [`SparseLinear::with_activations`]; the weight gradient is f32 |
 ///
-/// In [`Mode::Train`] a forward pass chooses the mask and packs the master's values in one pass, as [`Refresh`] says. In
-/// [`Mode::Evaluate`] nothing is packed after the first forward pass: after changing the master weight in that mode, call
-/// [`SparseLinear::set_mode`] again.
+/// In [`Mode::Train`] a forward pass chooses the mask and packs the master's values in one pass, as [`Refresh`] says.
+/// In [`Mode::Evaluate`] nothing is packed after the first forward pass: after changing the master weight in that mode,
+/// call [`SparseLinear::set_mode`] again.
 ///
-/// On a GPU forward passes and gradients wait for nothing. A NaN in the master is then not an error of the forward pass, whose result is NaN:
-/// [`SparseLinear::check`] reports its place.
+/// On a GPU forward passes and gradients wait for nothing. A NaN in the master is then not an error of the forward
+/// pass, whose result is NaN: [`SparseLinear::check`] reports its place.
 ///
 /// A clone shares the master, the mask and the count of forward passes.
 #[derive(Debug, Clone)]
@@ -114,11 +116,12 @@ pub(super) struct Saved {
 }
 
 impl SparseLinear {
-    /// A layer over a master weight `[out, in]` and a bias `[out]`, whose storage it shares with other holders of the tensors.
+    /// A layer over a master weight `[out, in]` and a bias `[out]`, whose storage it shares with other holders of the
+    /// tensors.
     ///
     /// # Errors
-    /// A weight that is neither on the CPU nor, with the feature `cuda`, on a GPU, not f32, bf16 or f16, or not a matrix; a bias that does not fit; a NaN
-    /// in the master; a packed transpose without a transposable mask.
+    /// A weight that is neither on the CPU nor, with the feature `cuda`, on a GPU, not f32, bf16 or f16, or not a
+    /// matrix; a bias that does not fit; a NaN in the master; a packed transpose without a transposable mask.
     pub fn new(weight: Tensor, bias: Option<Tensor>, settings: SparseSettings) -> Result<Self> {
         let activations = match (weight.device(), weight.dtype()) {
             (Device::Cuda(_), DType::F32) => DType::BF16,
@@ -187,7 +190,8 @@ impl SparseLinear {
         self.state().forwards
     }
 
-    /// The share of mask elements that the last refresh changed; `None` before the first. On a GPU the call waits for it.
+    /// The share of mask elements that the last refresh changed; `None` before the first. On a GPU the call waits for
+    /// it.
     ///
     /// # Errors
     /// The driver's.
@@ -234,7 +238,8 @@ impl SparseLinear {
         state.is_current = false;
     }
 
-    /// Chooses the mask anew from the master as it is now and packs what it keeps; returns the flip rate, for which the call waits on a GPU.
+    /// Chooses the mask anew from the master as it is now and packs what it keeps; returns the flip rate, for which the
+    /// call waits on a GPU.
     ///
     /// # Errors
     /// A NaN in the master, with its place.
@@ -253,8 +258,8 @@ impl SparseLinear {
         self.state().layer.repack(&self.weight)
     }
 
-    /// Waits, and reports a NaN in the master that the present mask was chosen from, with its place; with [`MaskRule::SoftThreshold`] an infinity, too. On
-    /// the CPU the forward pass has reported it.
+    /// Waits, and reports a NaN in the master that the present mask was chosen from, with its place; with
+    /// [`MaskRule::SoftThreshold`] an infinity, too. On the CPU the forward pass has reported it.
     ///
     /// # Errors
     /// That NaN; the driver's.
@@ -295,8 +300,8 @@ impl SparseLinear {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// The layer's products for one forward pass and its backward pass. In [`Mode::Train`] this is a forward pass: it may
-    /// refresh the mask.
+    /// The layer's products for one forward pass and its backward pass. In [`Mode::Train`] this is a forward pass: it
+    /// may refresh the mask.
     pub(super) fn operand(&self) -> Result<LinearOperand> {
         expect_cpu("the weight of a layer inside another operator", &self.weight)?;
         let (out_features, in_features) = self.weight.dims2()?;

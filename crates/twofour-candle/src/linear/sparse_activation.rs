@@ -20,13 +20,16 @@ use crate::{Error, Result};
 const INPUT: &str = "the input of a linear layer";
 const GRADIENT: &str = "the gradient of a linear layer";
 
-/// A trainable linear layer over a pruned input, `y = P(f(x))·Wᵀ + bias`: `f` is the layer's [`InputActivation`](layer::InputActivation), and `P` keeps a
-/// 2:4 mask that is chosen for every input, along tokens and along features at once (Haziza et al., "Accelerating Transformer Inference and Training with 2:4
-/// Activation Sparsity", 2025).
+/// A trainable linear layer over a pruned input, `y = P(f(x))·Wᵀ + bias`: `f` is the layer's
+/// [`InputActivation`](layer::InputActivation), and `P` keeps a 2:4 mask that is chosen for every input, along tokens
+/// and along features at once (Haziza et al., "Accelerating Transformer Inference and Training with 2:4 Activation
+/// Sparsity", 2025).
 ///
-/// The weight `[out, in]` is dense. Leading dimensions of `x` `[.., in]` count as one, tokens. Forward pass and weight gradient are sparse products, the
-/// input gradient is a dense one. Products are those of [`twofour::layer::SparseActivationLinear`], on the CPU for f32, bf16 and f16, and, with the feature
-/// `cuda`, of `twofour_cuda::layer::SparseActivationLinear` for CUDA tensors of bf16 and f16. Weight, bias and input are of one dtype.
+/// The weight `[out, in]` is dense. Leading dimensions of `x` `[.., in]` count as one, tokens. Forward pass and weight
+/// gradient are sparse products, the input gradient is a dense one. Products are those of
+/// [`twofour::layer::SparseActivationLinear`], on the CPU for f32, bf16 and f16, and, with the feature `cuda`, of
+/// `twofour_cuda::layer::SparseActivationLinear` for CUDA tensors of bf16 and f16. Weight, bias and input are of one
+/// dtype.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -50,8 +53,8 @@ impl SparseActivationLinear {
     /// A layer over a weight `[out, in]` and a bias `[out]`, whose storage it shares with other holders of the tensors.
     ///
     /// # Errors
-    /// A weight that is neither on the CPU nor, with the feature `cuda`, on a GPU, or not a matrix of f32, bf16 or f16, on a GPU of bf16 or f16; a bias that
-    /// does not fit.
+    /// A weight that is neither on the CPU nor, with the feature `cuda`, on a GPU, or not a matrix of f32, bf16 or f16,
+    /// on a GPU of bf16 or f16; a bias that does not fit.
     pub fn new(weight: Tensor, bias: Option<Tensor>, settings: SparseActivationSettings) -> Result<Self> {
         check_parameters(&weight, bias.as_ref())?;
         for_float!("the weight", weight.dtype(), T => { let _: Option<T> = None; Ok(()) })?;
@@ -80,8 +83,9 @@ impl SparseActivationLinear {
     /// `y = P(f(x))·Wᵀ + bias`, with gradients on candle's tape.
     ///
     /// # Errors
-    /// An input of another dtype than the weight, of another last dimension, or on another device; on the CPU an input with a NaN, with its place. On a GPU
-    /// the call does not wait, and [`SparseActivationLinear::mask_of`] reports a NaN.
+    /// An input of another dtype than the weight, of another last dimension, or on another device; on the CPU an input
+    /// with a NaN, with its place. On a GPU the call does not wait, and [`SparseActivationLinear::mask_of`] reports a
+    /// NaN.
     pub fn apply(&self, x: &Tensor) -> Result<Tensor> {
         self.expect(x)?;
         #[cfg(feature = "cuda")]

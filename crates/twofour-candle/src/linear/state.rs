@@ -1,8 +1,8 @@
 //! The masks of a model's sparse layers as tensors, for checkpoints.
 //!
 //! A mask that is refreshed less often than at every forward pass cannot be worked out from the weights, so exact
-//! resuming needs it saved. Layer `name` gives `name.mask`, u32 of shape `[out, 2 * ceil(in / 64)]`, the words of the mask
-//! with the lower half of each first, and `name.forwards`, i64 of shape `[1]`.
+//! resuming needs it saved. Layer `name` gives `name.mask`, u32 of shape `[out, 2 * ceil(in / 64)]`, the words of the
+//! mask with the lower half of each first, and `name.forwards`, i64 of shape `[1]`.
 
 use std::collections::HashMap;
 
@@ -37,8 +37,8 @@ pub fn masks(model: &mut dyn HasLinears) -> Result<HashMap<String, Tensor>> {
 /// Puts back what [`masks`] gave; `tensors` may hold others besides.
 ///
 /// # Errors
-/// [`Error::State`] where a sparse layer's mask or count is missing or does not fit, [`Error::InLayer`] where a mask is not
-/// 2:4; nothing is changed then.
+/// [`Error::State`] where a sparse layer's mask or count is missing or does not fit, [`Error::InLayer`] where a mask is
+/// not 2:4; nothing is changed then.
 pub fn load_masks(model: &mut dyn HasLinears, tensors: &HashMap<String, Tensor>) -> Result<()> {
     check_masks(model, tensors)?.put_back(model)
 }

@@ -143,7 +143,8 @@ impl Trainable {
     }
 }
 
-/// The layer of a weight of `T`s, to be changed: in place unless an earlier forward pass still waits for its backward pass.
+/// The layer of a weight of `T`s, to be changed: in place unless an earlier forward pass still waits for its backward
+/// pass.
 fn layer_mut<T: Stored>(weight: &mut Weight) -> Result<&mut SparseLinear<T>> {
     match T::layer_mut(weight) {
         Some(layer) => Ok(Arc::make_mut(layer)),

@@ -72,8 +72,8 @@ pub(super) use for_layer;
 pub(crate) type Dims = (usize, usize, usize);
 
 impl Weight {
-    /// `y = act(x·Wᵀ + bias)`; `x` is `[tokens, in]`, `y` is `[tokens, out]`. Where `T` is not the weight's type, `x` is
-    /// converted to it and `y` from it. A packed weight has its own bias.
+    /// `y = act(x·Wᵀ + bias)`; `x` is `[tokens, in]`, `y` is `[tokens, out]`. Where `T` is not the weight's type, `x`
+    /// is converted to it and `y` from it. A packed weight has its own bias.
     pub(crate) fn forward<T: Float>(&self, x: &[T], dims: Dims, epilogue: Epilogue<'_>, y: &mut [T]) -> Result<()> {
         fn sparse<T: Float, B: Float>(
             layer: &SparseLinear<B>,

@@ -7,8 +7,9 @@ use super::rows;
 
 /// Mean of `-log softmax(logits)[target]` over all rows, in nats, as a scalar with a gradient for the logits.
 ///
-/// `logits` is `[.., classes]`; `targets` holds one index (u32 or u8) for each of its rows. Neither probabilities nor their
-/// logarithms are stored. Targets are read on the CPU: of CUDA logits give targets on the CPU, or the call waits for the device.
+/// `logits` is `[.., classes]`; `targets` holds one index (u32 or u8) for each of its rows. Neither probabilities nor
+/// their logarithms are stored. Targets are read on the CPU: of CUDA logits give targets on the CPU, or the call waits
+/// for the device.
 ///
 /// # Errors
 /// A target that is no class, as many targets as there are rows not given, or no rows at all.

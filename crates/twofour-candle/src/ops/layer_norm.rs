@@ -7,7 +7,8 @@ use super::rows;
 
 /// `(x - mean) / sqrt(var + eps) * gain + bias` over the last dimension of `x`, with gradients for all three.
 ///
-/// `x` is `[.., n]`, `gain` and `bias` are `[n]`; the variance is the biased one. Computed in f32, returned in the dtype of `x`.
+/// `x` is `[.., n]`, `gain` and `bias` are `[n]`; the variance is the biased one. Computed in f32, returned in the
+/// dtype of `x`.
 ///
 /// # Errors
 /// Shapes that do not fit, or tensors on different devices.

@@ -7,10 +7,11 @@ use twofour_transformer::cpu::rope::{rotate, rotate_back};
 
 use super::rows;
 
-/// Rotates `x: [.., positions, d]` by the angles whose cosines and sines are `cos, sin: [positions, d/2]`, with a gradient
-/// for `x` (the tables are constants).
+/// Rotates `x: [.., positions, d]` by the angles whose cosines and sines are `cos, sin: [positions, d/2]`, with a
+/// gradient for `x` (the tables are constants).
 ///
-/// Element `i < d/2` of a row is paired with element `i + d/2`, as in Llama. Computed in f32, returned in the dtype of `x`.
+/// Element `i < d/2` of a row is paired with element `i + d/2`, as in Llama. Computed in f32, returned in the dtype of
+/// `x`.
 ///
 /// # Errors
 /// An odd `d`, or tables of another shape.
@@ -21,7 +22,8 @@ pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     };
     if !d.is_multiple_of(2) || cos.dims() != [positions, d / 2] || sin.dims() != cos.dims() {
         bail!(
-            "rope: x has {positions} positions of {d} elements, so the tables must be [{positions}, {}] and d even; found {:?} and {:?}",
+            "rope: x has {positions} positions of {d} elements, so the tables must be [{positions}, {}] and d even; \
+             found {:?} and {:?}",
             d / 2,
             cos.dims(),
             sin.dims()

@@ -1,4 +1,5 @@
-//! AdamW (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019) as one in-place operator for each parameter.
+//! AdamW (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019) as one in-place operator for each
+//! parameter.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -44,9 +45,9 @@ impl Default for AdamWConfig {
 
 /// AdamW over named parameters.
 ///
-/// One pass over each parameter, its gradient and its two moments, in parallel on rayon's current pool or, with the feature `cuda`, as one kernel on
-/// candle's stream. Moments are f32, whatever the parameter's dtype: f32, bf16 or f16. From the same gradients a step has the same bits on a CPU, with
-/// any number of threads, and on a GPU.
+/// One pass over each parameter, its gradient and its two moments, in parallel on rayon's current pool or, with the
+/// feature `cuda`, as one kernel on candle's stream. Moments are f32, whatever the parameter's dtype: f32, bf16 or f16.
+/// From the same gradients a step has the same bits on a CPU, with any number of threads, and on a GPU.
 #[derive(Debug)]
 pub struct AdamW {
     parameters: Vec<Parameter>,
@@ -91,8 +92,8 @@ impl AdamW {
     /// Adds parameters with a weight decay of their own: 0 for biases and norms, as is usual.
     ///
     /// # Errors
-    /// A parameter that is neither on the CPU nor, with the feature `cuda`, on a GPU, or not f32, bf16 or f16; a name or a variable that is there already; a weight decay
-    /// that is negative or not finite.
+    /// A parameter that is neither on the CPU nor, with the feature `cuda`, on a GPU, or not f32, bf16 or f16; a name
+    /// or a variable that is there already; a weight decay that is negative or not finite.
     pub fn add(&mut self, parameters: impl IntoIterator<Item = (String, Var)>, weight_decay: f64) -> Result<()> {
         expect_finite("the weight decay", weight_decay)?;
         let mut names: HashSet<_> = self.parameters.iter().map(|p| p.name.clone()).collect();
@@ -125,12 +126,12 @@ impl AdamW {
         self.steps
     }
 
-    /// The norm of all gradients taken as one vector, summed in f64. On a GPU the sum is taken in another order, its root is rounded to f32, and the call waits
-    /// for it.
+    /// The norm of all gradients taken as one vector, summed in f64. On a GPU the sum is taken in another order, its
+    /// root is rounded to f32, and the call waits for it.
     ///
     /// # Errors
-    /// [`Error::MissingGradient`], and [`Error::NonFiniteGradient`] with the first parameter whose gradient holds an infinity
-    /// or a NaN.
+    /// [`Error::MissingGradient`], and [`Error::NonFiniteGradient`] with the first parameter whose gradient holds an
+    /// infinity or a NaN.
     pub fn gradient_norm(&self, gradients: &GradStore) -> Result<f64> {
         let pairs = self.pair(gradients)?;
         let sum = moments::sum_of_squares(&pairs.iter().map(|(_, gradient)| *gradient).collect::<Vec<_>>())?;
@@ -149,18 +150,18 @@ impl AdamW {
     /// One step along the gradients as they are.
     ///
     /// # Errors
-    /// [`Error::MissingGradient`] where a parameter has none; [`Error::Shape`] or [`Error::DType`] for a gradient that does not
-    /// fit. Nothing is updated then.
+    /// [`Error::MissingGradient`] where a parameter has none; [`Error::Shape`] or [`Error::DType`] for a gradient that
+    /// does not fit. Nothing is updated then.
     pub fn step(&mut self, gradients: &GradStore) -> Result<()> {
         self.step_scaled(gradients, 1.0)
     }
 
-    /// One step along the gradients, scaled down so that their global norm is at most `max_norm`. Returns the norm they had.
-    /// The gradients are read twice and not written.
+    /// One step along the gradients, scaled down so that their global norm is at most `max_norm`. Returns the norm they
+    /// had. The gradients are read twice and not written.
     ///
     /// # Errors
-    /// As [`AdamW::step`]; [`Error::NonFiniteGradient`] where a gradient holds an infinity or a NaN: nothing is updated, and
-    /// training may go on with the next batch. [`Error::Setting`] for a `max_norm` that is not positive.
+    /// As [`AdamW::step`]; [`Error::NonFiniteGradient`] where a gradient holds an infinity or a NaN: nothing is
+    /// updated, and training may go on with the next batch. [`Error::Setting`] for a `max_norm` that is not positive.
     pub fn step_clipped(&mut self, gradients: &GradStore, max_norm: f64) -> Result<f64> {
         if max_norm.is_nan() || max_norm <= 0.0 {
             let expected = "a number above 0; infinity does not clip";
@@ -223,8 +224,9 @@ impl AdamW {
             .collect()
     }
 
-    /// The moments and the count of steps as tensors on the CPU: `name.first_moment`, `name.second_moment` (f32, of the parameter's shape)
-    /// and `steps` (i64, `[1]`). With the parameters and the settings they are all that exact resuming needs.
+    /// The moments and the count of steps as tensors on the CPU: `name.first_moment`, `name.second_moment` (f32, of the
+    /// parameter's shape) and `steps` (i64, `[1]`). With the parameters and the settings they are all that exact
+    /// resuming needs.
     ///
     /// # Errors
     /// candle's own.
@@ -271,7 +273,8 @@ impl AdamW {
     }
 }
 
-/// For code that is generic over candle's optimizers. Parameters are named by their position; every one must get a gradient.
+/// For code that is generic over candle's optimizers. Parameters are named by their position; every one must get a
+/// gradient.
 impl candle_nn::Optimizer for AdamW {
     type Config = AdamWConfig;
 

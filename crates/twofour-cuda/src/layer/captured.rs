@@ -22,7 +22,8 @@ impl FreeCount {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a note that counts when it is dropped. An owner of memory holds it before the memory, so that the count is raised before the memory is freed.
+    /// Returns a note that counts when it is dropped. An owner of memory holds it before the memory, so that the count
+    /// is raised before the memory is freed.
     pub(crate) fn note(&self) -> FreeNote {
         FreeNote(self.clone())
     }
@@ -40,16 +41,18 @@ impl Drop for FreeNote {
 
 /// Launches of calls of this crate that were captured in a CUDA graph on a context's stream.
 ///
-/// What changes from replay to replay is in device memory: ids, seeds, step numbers, learning rates. All memory must be that of the capture:
-/// [`CapturedWork::replay`] returns `false`, and launches nothing, once a [`DeviceBuffer`](super::DeviceBuffer), a layer or a schedule of the device has been
-/// dropped since, because the graph may use what they held.
+/// What changes from replay to replay is in device memory: ids, seeds, step numbers, learning rates. All memory must be
+/// that of the capture: [`CapturedWork::replay`] returns `false`, and launches nothing, once a
+/// [`DeviceBuffer`](super::DeviceBuffer), a layer or a schedule of the device has been dropped since, because the graph
+/// may use what they held.
 pub struct CapturedWork {
     graph: Option<CudaGraph>,
     context: LayerContext,
     freed: u64,
 }
 
-// SAFETY: a graph is used by one thread at a time, because `replay` and dropping require exclusive access, and the driver lets any thread use it.
+// SAFETY: a graph is used by one thread at a time, because `replay` and dropping require exclusive access, and the
+// driver lets any thread use it.
 unsafe impl Send for CapturedWork {}
 
 impl fmt::Debug for CapturedWork {
@@ -58,7 +61,8 @@ impl fmt::Debug for CapturedWork {
     }
 }
 
-/// Ends the capture of a stream where that has failed before it reached the driver, so that later calls on the stream are launched.
+/// Ends the capture of a stream where that has failed before it reached the driver, so that later calls on the stream
+/// are launched.
 fn abandon(stream: &CudaStream) {
     // SAFETY: the stream is valid for as long as it is borrowed.
     unsafe {
@@ -71,8 +75,8 @@ fn abandon(stream: &CudaStream) {
 }
 
 impl CapturedWork {
-    /// Captures what `work` launches on the context's stream; nothing runs. `work` must launch nothing on other streams, must not wait, and must have run before, so
-    /// that plans, kernels and memory are there.
+    /// Captures what `work` launches on the context's stream; nothing runs. `work` must launch nothing on other
+    /// streams, must not wait, and must have run before, so that plans, kernels and memory are there.
     ///
     /// # Errors
     /// Those of `work`, such as [`Error::Capturing`]; [`Error::Driver`] where the driver cannot capture a call.

@@ -36,7 +36,8 @@ pub(super) fn dense(
     let TimedPlan { plan, .. } = context.dense(problem)?;
     let mut work = context.work();
     let [workspace] = work.parts([WORKSPACE_BYTES])?;
-    // SAFETY: the operands come from slices that have been found to be as long as the problem reads and writes; the stream is of the plan's device.
+    // SAFETY: the operands come from slices that have been found to be as long as the problem reads and writes; the
+    // stream is of the plan's device.
     unsafe { plan.run(context.raw(), a, b, d, workspace) }
 }
 
@@ -72,7 +73,8 @@ pub(super) fn prepare_unpacked(
     Ok(())
 }
 
-/// Launches `dx = dy · W` for `dy` `[tokens, rows]` as a dense GEMM with the packed weight `[rows, cols]`, unpacked into the workspace.
+/// Launches `dx = dy · W` for `dy` `[tokens, rows]` as a dense GEMM with the packed weight `[rows, cols]`, unpacked
+/// into the workspace.
 pub(super) fn unpacked_product(
     context: &LayerContext,
     (packed, (rows, cols), dtype): (Packed, (usize, usize), DataType),
@@ -87,16 +89,17 @@ pub(super) fn unpacked_product(
     let mut work = context.work();
     let [unpacked, workspace] = work.parts(unpacked_bytes((rows, cols), dtype))?;
     let stream = context.raw();
-    // SAFETY: the operands come from slices that have been found to be as long as the weight and the tokens require, the workspace has been allocated for the unpacked
-    // weight, and the stream is of their device.
+    // SAFETY: the operands come from slices that have been found to be as long as the weight and the tokens require,
+    // the workspace has been allocated for the unpacked weight, and the stream is of their device.
     unsafe {
         unpacker.run(stream, packed, (rows, cols), unpacked)?;
         plan.run(stream, unpacked, dy, dx, workspace)
     }
 }
 
-/// Returns the fastest of several plans for a problem, once or several times, by medians of interleaved launches on random numbers. This also loads the library's kernels,
-/// which is impossible while a stream is being captured. Returns the first plan, without a time, where there is no memory for the trial, and where the context times nothing.
+/// Returns the fastest of several plans for a problem, once or several times, by medians of interleaved launches on
+/// random numbers. This also loads the library's kernels, which is impossible while a stream is being captured. Returns
+/// the first plan, without a time, where there is no memory for the trial, and where the context times nothing.
 pub(super) fn fastest(
     context: &LayerContext,
     (problem, batches): (DenseProblem, usize),

@@ -12,8 +12,9 @@ use crate::{
     raw::elementwise::ElementFunction,
 };
 
-/// A dense linear layer `y = x · Wᵀ + b`, computed by cuBLASLt in f32 sums, without TF32. Weight `[out_features, in_features]`, bias and activations are of one
-/// type: f32, f16 or bf16. GEMMs are planned by the first call for a number of tokens, and those with a bias or an auxiliary tensor once for its address.
+/// A dense linear layer `y = x · Wᵀ + b`, computed by cuBLASLt in f32 sums, without TF32. Weight `[out_features,
+/// in_features]`, bias and activations are of one type: f32, f16 or bf16. GEMMs are planned by the first call for a
+/// number of tokens, and those with a bias or an auxiliary tensor once for its address.
 ///
 /// The gradient of the bias is [`crate::layer::bias_gradient`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -79,9 +80,11 @@ impl DenseLinear {
     /// Computes `y = x · Wᵀ + b` for `x` `[tokens, in_features]` and `y` `[tokens, out_features]`.
     ///
     /// # Errors
-    /// [`Error::DataType`] for other types than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a
-    /// tensor that does not fit; [`Error::Dimension`] for a layer without features; [`Error::NoLibrary`] where cuBLASLt is missing, and [`Error::Vendor`] where
-    /// it fails; [`Error::Capturing`] where a GEMM must be planned during a capture; those of allocating workspace; [`Error::Driver`].
+    /// [`Error::DataType`] for other types than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`],
+    /// [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit; [`Error::Dimension`] for a layer
+    /// without features; [`Error::NoLibrary`] where cuBLASLt is missing, and [`Error::Vendor`] where it fails;
+    /// [`Error::Capturing`] where a GEMM must be planned during a capture; those of allocating workspace;
+    /// [`Error::Driver`].
     pub fn forward(
         &self,
         context: &LayerContext,
@@ -101,7 +104,8 @@ impl DenseLinear {
         if tokens == 0 {
             return Ok(());
         }
-        // SAFETY: the bias has been found to be as long as the layer requires, and the plan runs while it is borrowed, here and at later calls with its address.
+        // SAFETY: the bias has been found to be as long as the layer requires, and the plan runs while it is borrowed,
+        // here and at later calls with its address.
         let plan = unsafe { context.dense_with_epilogue(problem, DenseEpilogue::Bias, (bias, 0)) }?.plan;
         let mut work = context.work();
         let [workspace] = work.parts([WORKSPACE_BYTES])?;
@@ -109,7 +113,8 @@ impl DenseLinear {
         unsafe { plan.run(context.raw(), weight, x, y, workspace) }
     }
 
-    /// Computes `pre = x · Wᵀ + b` as [`DenseLinear::forward`] does, and `y = activation(pre)`; both are `[tokens, out_features]`. GELU is `x Φ(x)`.
+    /// Computes `pre = x · Wᵀ + b` as [`DenseLinear::forward`] does, and `y = activation(pre)`; both are `[tokens,
+    /// out_features]`. GELU is `x Φ(x)`.
     ///
     /// # Errors
     /// Those of [`DenseLinear::forward`].
@@ -131,10 +136,12 @@ impl DenseLinear {
         unsafe { kernels.apply(context.raw(), ElementFunction::Activation(activation), pre, y, len) }
     }
 
-    /// Computes `pre = x · Wᵀ + b` and `y = gelu(pre)` in one GEMM, with GELU's approximation by tanh: cuBLASLt's epilogue. `pre` must be aligned to 16 bytes.
+    /// Computes `pre = x · Wᵀ + b` and `y = gelu(pre)` in one GEMM, with GELU's approximation by tanh: cuBLASLt's
+    /// epilogue. `pre` must be aligned to 16 bytes.
     ///
     /// # Errors
-    /// Those of [`DenseLinear::forward`]; [`Error::Vendor`] where the library has no such GEMM, as for f32 or features that are not multiples of 8.
+    /// Those of [`DenseLinear::forward`]; [`Error::Vendor`] where the library has no such GEMM, as for f32 or features
+    /// that are not multiples of 8.
     pub fn forward_tanh_gelu(
         &self,
         context: &LayerContext,
@@ -160,9 +167,10 @@ impl DenseLinear {
         )
     }
 
-    /// Computes the gradient of the pre-activation before this layer, `dpre = (dy · W) ⊙ gelu'(pre)`, for this layer's `dy` `[tokens, out_features]` and the
-    /// previous layer's pre-activation `[tokens, in_features]`, in one GEMM, with GELU's approximation by tanh; and the gradient of the previous layer's bias,
-    /// `[in_features]` of the activations' type, where it is wanted. `pre` must be aligned to 16 bytes.
+    /// Computes the gradient of the pre-activation before this layer, `dpre = (dy · W) ⊙ gelu'(pre)`, for this layer's
+    /// `dy` `[tokens, out_features]` and the previous layer's pre-activation `[tokens, in_features]`, in one GEMM, with
+    /// GELU's approximation by tanh; and the gradient of the previous layer's bias, `[in_features]` of the activations'
+    /// type, where it is wanted. `pre` must be aligned to 16 bytes.
     ///
     /// # Errors
     /// Those of [`DenseLinear::forward_tanh_gelu`].
@@ -201,8 +209,8 @@ impl DenseLinear {
             return Ok(());
         }
         crate::arguments::expect_pointers(&[("the pre-activation", operands.1, 16)])?;
-        // SAFETY: the operands have been found to be as long as the problem requires, and the plan runs while they are borrowed, here and at later calls with their
-        // addresses.
+        // SAFETY: the operands have been found to be as long as the problem requires, and the plan runs while they are
+        // borrowed, here and at later calls with their addresses.
         let plan = unsafe { context.dense_with_epilogue(problem, epilogue, operands) }?.plan;
         let mut work = context.work();
         let [workspace] = work.parts([WORKSPACE_BYTES])?;
@@ -263,8 +271,9 @@ impl DenseLinear {
         dense(context, self.weight_problem(dtype, tokens, accumulate), x, dy, dw)
     }
 
-    /// Computes `dW` as [`DenseLinear::weight_gradient`] does, and `db`, the column sums of `dy`, to f32 `[out_features]`. Where both are overwritten and cuBLASLt
-    /// is faster so, one GEMM computes both; the additions of the bias gradient are then in another order.
+    /// Computes `dW` as [`DenseLinear::weight_gradient`] does, and `db`, the column sums of `dy`, to f32
+    /// `[out_features]`. Where both are overwritten and cuBLASLt is faster so, one GEMM computes both; the additions of
+    /// the bias gradient are then in another order.
     ///
     /// # Errors
     /// Those of [`DenseLinear::forward`].
@@ -284,7 +293,8 @@ impl DenseLinear {
         let vector = db.at("the bias gradient", context, DataType::F32, self.out_features)?;
         let plan = if tokens > 0 && accumulate == Accumulate::Overwrite {
             let problem = self.weight_problem(dtype, tokens, accumulate);
-            // SAFETY: the vector has been found to be as long as the output features, and is borrowed at every run of its plan.
+            // SAFETY: the vector has been found to be as long as the output features, and is borrowed at every run of
+            // its plan.
             unsafe { context.dense_with_bias_gradient(problem, vector) }?
         } else {
             None

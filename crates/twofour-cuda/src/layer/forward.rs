@@ -27,18 +27,19 @@ pub struct Forward<'a> {
     pub bias: Option<DeviceSlice<'a>>,
     /// The activation.
     pub activation: Activation,
-    /// The destination of the pre-activation, `[tokens, out_features]`, which [`activation_gradient`] requires. The activation is then applied to the
-    /// stored values, which are rounded to their type.
+    /// The destination of the pre-activation, `[tokens, out_features]`, which [`activation_gradient`] requires. The
+    /// activation is then applied to the stored values, which are rounded to their type.
     pub pre_activation: Option<DeviceSliceMut<'a>>,
 }
 
 impl SparseLinear {
-    /// Launches `y = activation(x · Wᵀ + bias)` with the packed weight, for `x` `[tokens, in_features]` and `y` `[tokens, out_features]`. The GEMM accumulates in f32.
+    /// Launches `y = activation(x · Wᵀ + bias)` with the packed weight, for `x` `[tokens, in_features]` and `y`
+    /// `[tokens, out_features]`. The GEMM accumulates in f32.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::SliceType`](crate::Error::SliceType) and [`Error::OtherDevice`](crate::Error::OtherDevice)
-    /// for a slice with another length, type or device; [`Error::Capturing`](crate::Error::Capturing) where a plan is missing while the stream is
-    /// captured.
+    /// [`Error::Length`](crate::Error::Length), [`Error::SliceType`](crate::Error::SliceType) and
+    /// [`Error::OtherDevice`](crate::Error::OtherDevice) for a slice with another length, type or device;
+    /// [`Error::Capturing`](crate::Error::Capturing) where a plan is missing while the stream is captured.
     pub fn forward(
         &self,
         x: DeviceSlice<'_>,
@@ -64,11 +65,13 @@ impl SparseLinear {
         unsafe { context.elementwise(dtype)?.apply(context.raw(), function, pre, y, outputs) }
     }
 
-    /// Launches `dx = dy · W` with the packed weight, for the gradient `dy` `[tokens, out_features]` of the pre-activation and `dx` `[tokens, in_features]`.
-    /// The GEMM uses the packed transpose where there is one, otherwise it is dense, with the weight unpacked to the workspace.
+    /// Launches `dx = dy · W` with the packed weight, for the gradient `dy` `[tokens, out_features]` of the
+    /// pre-activation and `dx` `[tokens, in_features]`. The GEMM uses the packed transpose where there is one,
+    /// otherwise it is dense, with the weight unpacked to the workspace.
     ///
     /// # Errors
-    /// Those of [`SparseLinear::forward`]; [`Error::NoLibrary`](crate::Error::NoLibrary) where the GEMM is dense and cuBLASLt is not installed.
+    /// Those of [`SparseLinear::forward`]; [`Error::NoLibrary`](crate::Error::NoLibrary) where the GEMM is dense and
+    /// cuBLASLt is not installed.
     pub fn input_gradient(&self, dy: DeviceSlice<'_>, tokens: usize, dx: DeviceSliceMut<'_>) -> Result<()> {
         let (context, dtype) = (&self.context, self.dtype);
         let dy = dy.expect("the output gradient", context, dtype, elements(tokens, self.out_features)?)?;
@@ -167,7 +170,8 @@ pub(super) fn linear(
     let gemm = context.gemm(GemmProblem { epilogue: epilogue.kind(), ..problem })?;
     let mut work = context.work();
     let [workspace] = work.parts([workspace_bytes(&gemm, x, out)])?;
-    // SAFETY: the operands come from slices that have been found to be as long as the problem reads and writes; the stream is of the plan's device.
+    // SAFETY: the operands come from slices that have been found to be as long as the problem reads and writes; the
+    // stream is of the plan's device.
     unsafe { gemm.run(context.raw(), GemmOperands { weight, x, out, workspace }, epilogue) }
 }
 
@@ -176,8 +180,8 @@ pub(super) fn workspace_bytes(gemm: &Gemm, x: DevicePtr, out: DevicePtr) -> usiz
     if (x | out).is_multiple_of(16) { gemm.workspace_bytes() } else { gemm.unaligned_workspace_bytes() }
 }
 
-/// Launches `dy ← dy · activation'(pre)` for `[tokens, out_features]` tensors of f32, f16 or bf16. It replaces the gradient of a layer's output by
-/// that of its pre-activation, from which the other gradients are computed.
+/// Launches `dy ← dy · activation'(pre)` for `[tokens, out_features]` tensors of f32, f16 or bf16. It replaces the
+/// gradient of a layer's output by that of its pre-activation, from which the other gradients are computed.
 ///
 /// # Errors
 /// Those of [`SparseLinear::forward`].

@@ -22,9 +22,9 @@ use crate::{
 };
 
 impl SparseLinear {
-    /// Launches the weight gradient of the layer's settings, `dyᵀ · x`, for the gradient `dy` `[tokens, out_features]` of the pre-activation, `x`
-    /// `[tokens, in_features]` and `dw` `[out_features, in_features]`, of f32 or of the activations' type. With an MVUE each call uses its own seed
-    /// ([`SparseLinear::set_seed`]).
+    /// Launches the weight gradient of the layer's settings, `dyᵀ · x`, for the gradient `dy` `[tokens, out_features]`
+    /// of the pre-activation, `x` `[tokens, in_features]` and `dw` `[out_features, in_features]`, of f32 or of the
+    /// activations' type. With an MVUE each call uses its own seed ([`SparseLinear::set_seed`]).
     ///
     /// # Errors
     /// Those of [`SparseLinear::forward`]; [`Error::NoLibrary`] where the GEMM is dense and cuBLASLt is not installed.
@@ -80,8 +80,8 @@ impl SparseLinear {
         let (plan, elementwise) = (context.dense(problem)?.plan, context.elementwise(output)?);
         let mut work = context.work();
         let [product, workspace] = work.parts([4 * rows * cols, WORKSPACE_BYTES])?;
-        // SAFETY: the slices have been found to be as long as the weight and the tokens require, the workspace has been allocated for the product, and the
-        // stream is of their device.
+        // SAFETY: the slices have been found to be as long as the weight and the tokens require, the workspace has been
+        // allocated for the product, and the stream is of their device.
         unsafe {
             plan.run(context.raw(), x, dy, product, workspace)?;
             elementwise.add_where_kept(context.raw(), product, tiles, dw, rows, cols)
@@ -120,8 +120,8 @@ impl SparseLinear {
         };
         let gradient = DenseWeight { data: dy, rows: tokens, cols: self.out_features };
         let (stream, rule) = (context.raw(), CompressRule::Estimate(estimator));
-        // SAFETY: the slices have been found to be as long as the weight and the tokens require, the workspace has been allocated for the estimate, and
-        // the stream is of their device.
+        // SAFETY: the slices have been found to be as long as the weight and the tokens require, the workspace has been
+        // allocated for the estimate, and the stream is of their device.
         unsafe {
             self.compressor.run(stream, gradient, Axis::Column, rule, to)?;
             self.compressor.advance(stream, self.seed_at())?;
@@ -129,8 +129,9 @@ impl SparseLinear {
         }
     }
 
-    /// Launches [`SparseLinear::weight_gradient`] and [`SparseLinear::bias_gradient`]. Where the weight gradient is dense and overwritten, and `db`
-    /// has its type, one GEMM computes both; the additions of the bias gradient are then in another order.
+    /// Launches [`SparseLinear::weight_gradient`] and [`SparseLinear::bias_gradient`]. Where the weight gradient is
+    /// dense and overwritten, and `db` has its type, one GEMM computes both; the additions of the bias gradient are
+    /// then in another order.
     ///
     /// # Errors
     /// Those of both calls.
@@ -152,7 +153,8 @@ impl SparseLinear {
         expect_gradient(output, dtype)?;
         let vector = db.expect("the bias gradient", context, output, self.out_features)?;
         let problem = dense_weight_gradient(self, tokens, accumulate, output);
-        // SAFETY: the vector has been found to be as long as the output features, and is passed to every run of its plan.
+        // SAFETY: the vector has been found to be as long as the output features, and is passed to every run of its
+        // plan.
         let plan = unsafe { context.dense_with_bias_gradient(problem, vector) }?;
         let Some(plan) = plan else {
             self.weight_gradient(dy, x, tokens, accumulate, dw.reborrow())?;
@@ -163,11 +165,13 @@ impl SparseLinear {
         let dw = dw.expect("the weight gradient", context, output, elements(self.out_features, self.in_features)?)?;
         let mut work = context.work();
         let [workspace] = work.parts([WORKSPACE_BYTES])?;
-        // SAFETY: the slices have been found to be as long as the problem reads and writes; the stream is of the plan's device.
+        // SAFETY: the slices have been found to be as long as the problem reads and writes; the stream is of the plan's
+        // device.
         unsafe { plan.run(context.raw(), x, dy, dw, workspace) }
     }
 
-    /// Launches the bias gradient: the column sums of `dy` `[tokens, out_features]`, in f32, to `db` `[out_features]` of f32, f16 or bf16.
+    /// Launches the bias gradient: the column sums of `dy` `[tokens, out_features]`, in f32, to `db` `[out_features]`
+    /// of f32, f16 or bf16.
     ///
     /// # Errors
     /// Those of [`SparseLinear::forward`].
@@ -201,12 +205,13 @@ pub fn bias_gradient(
     let [workspace] = work.parts([kernel.workspace_bytes(tokens, features)])?;
     let accumulate = accumulate == Accumulate::Add;
     let to = ColumnSumsTarget { sums, dtype: db.dtype(), accumulate, workspace };
-    // SAFETY: the slices have been found to be as long as the tokens and features require, and the stream is of their device.
+    // SAFETY: the slices have been found to be as long as the tokens and features require, and the stream is of their
+    // device.
     unsafe { kernel.run(context.raw(), matrix, tokens, features, to) }
 }
 
-/// Launches what [`activation_gradient`](super::activation_gradient) and [`bias_gradient`] do, in one pass: `dy ← dy · activation'(pre)` for `[tokens, features]`
-/// tensors, and its column sums to `db` `[features]`.
+/// Launches what [`activation_gradient`](super::activation_gradient) and [`bias_gradient`] do, in one pass: `dy ← dy ·
+/// activation'(pre)` for `[tokens, features]` tensors, and its column sums to `db` `[features]`.
 ///
 /// # Errors
 /// Those of [`SparseLinear::forward`].
@@ -228,7 +233,8 @@ pub fn activation_and_bias_gradient(
     let mut work = context.work();
     let [workspace] = work.parts([kernel.workspace_bytes(tokens, features)])?;
     let to = ColumnSumsTarget { sums, dtype: db.dtype(), accumulate: accumulate == Accumulate::Add, workspace };
-    // SAFETY: the slices have been found to be as long as the tokens and features require, and the stream is of their device.
+    // SAFETY: the slices have been found to be as long as the tokens and features require, and the stream is of their
+    // device.
     unsafe { kernel.run_through(context.raw(), activation, (input, gradient), (tokens, features), to) }
 }
 
@@ -262,7 +268,8 @@ pub(super) fn prepare(layer: &SparseLinear, tokens: usize, accumulate: Accumulat
     Ok(())
 }
 
-/// Returns the problem of the dense weight gradient: row-major `[out_features, in_features]` is column-major `[in_features, out_features]`.
+/// Returns the problem of the dense weight gradient: row-major `[out_features, in_features]` is column-major
+/// `[in_features, out_features]`.
 fn dense_weight_gradient(
     layer: &SparseLinear,
     tokens: usize,
@@ -281,7 +288,8 @@ fn dense_weight_gradient(
     }
 }
 
-/// Returns the problem of a weight gradient `[out_features, in_features]` whose packed operand is the estimate of the transposed output gradient.
+/// Returns the problem of a weight gradient `[out_features, in_features]` whose packed operand is the estimate of the
+/// transposed output gradient.
 pub(super) fn sampled_problem(
     (dtype, output): (DataType, DataType),
     (out_features, in_features): (usize, usize),

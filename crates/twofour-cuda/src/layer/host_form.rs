@@ -25,7 +25,8 @@ pub(super) fn encode<T: Element>(weight: &Compressed<T>) -> Result<(Vec<u8>, Vec
     Ok((bytemuck::cast_slice(weight.values()).to_vec(), meta))
 }
 
-/// Returns the canonical form of a `[rows, cols]` weight from the bytes of its values and metadata, which may be longer than needed.
+/// Returns the canonical form of a `[rows, cols]` weight from the bytes of its values and metadata, which may be longer
+/// than needed.
 ///
 /// # Errors
 /// [`Error::Length`] for fewer bytes, [`Error::Core`] for metadata that is none.
@@ -47,7 +48,8 @@ pub(super) fn decode<T: Element>(values: &[u8], meta: &[u8], rows: usize, cols: 
     cropped(&bytemuck::pod_collect_to_vec::<u8, T>(&values[..bytes.values]), &words, padded_cols, rows, cols)
 }
 
-/// Returns the weight `[rows, cols]` whose values and metadata are padded to more rows and to `padded_cols` columns, a multiple of 32.
+/// Returns the weight `[rows, cols]` whose values and metadata are padded to more rows and to `padded_cols` columns, a
+/// multiple of 32.
 ///
 /// # Errors
 /// [`Error::Core`] for metadata that is none.

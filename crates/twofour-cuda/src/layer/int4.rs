@@ -1,7 +1,7 @@
 //! GEMMs with an int4 weight of any shape, and its packed form in host memory.
 //!
-//! A packed weight is one run of bytes: values, metadata and scales in the order of [`twofour::layout::lanes`], of a weight that zeros complete to a
-//! multiple of 16 rows and 128 columns.
+//! A packed weight is one run of bytes: values, metadata and scales in the order of [`twofour::layout::lanes`], of a
+//! weight that zeros complete to a multiple of 16 rows and 128 columns.
 
 use half::f16;
 use twofour::{
@@ -119,8 +119,8 @@ impl Int4Place {
     }
 }
 
-/// Launches `y = activation(x · Wᵀ + bias)` for `x` `[tokens, cols]` and `y` `[tokens, rows]` of f16 or bf16, 64 tokens at a time. Operands that are not
-/// aligned or not a multiple of the weight's padding are copied on the device.
+/// Launches `y = activation(x · Wᵀ + bias)` for `x` `[tokens, cols]` and `y` `[tokens, rows]` of f16 or bf16, 64 tokens
+/// at a time. Operands that are not aligned or not a multiple of the weight's padding are copied on the device.
 pub(super) fn int4_linear(
     context: &LayerContext,
     weight: Int4Place,
@@ -163,7 +163,8 @@ pub(super) fn int4_linear(
     let mut epilogue = epilogue;
     if let (Some(copies), Some(bias)) = (&copies, bias) {
         let rows_of = (pitched(bias, rows), pitched(wide_bias, features));
-        // SAFETY: the bias comes from a slice whose length was checked to be `rows`; its copy was allocated for `features`; the stream is of their device.
+        // SAFETY: the bias comes from a slice whose length was checked to be `rows`; its copy was allocated for
+        // `features`; the stream is of their device.
         unsafe { copies.rows(stream, rows_of, 1, rows * size, features * size) }?;
         epilogue.bias = Some(wide_bias);
     }
@@ -172,19 +173,20 @@ pub(super) fn int4_linear(
         let (mut from, to) = (x + (first * cols * size) as u64, out + (first * rows * size) as u64);
         if let (Some(copies), true) = (&copies, copy_x) {
             let rows_of = (pitched(from, cols), pitched(wide_x, reduction));
-            // SAFETY: the input comes from a slice whose length was checked to be `tokens * cols`, and `count` rows are left of it; the workspace was allocated for
-            // their copies; the stream is of their device.
+            // SAFETY: the input comes from a slice whose length was checked to be `tokens * cols`, and `count` rows are
+            // left of it; the workspace was allocated for their copies; the stream is of their device.
             unsafe { copies.rows(stream, rows_of, count, cols * size, reduction * size) }?;
             from = wide_x;
         }
         let into = if copy_out { wide_out } else { to };
         let gemm = if count == most { &whole } else { last.as_ref().unwrap_or(&whole) };
-        // SAFETY: the weight has the [`bytes`] that its shape requires; input and output come from slices whose lengths were checked, or were allocated above
-        // for `most` tokens; the stream is of their device.
+        // SAFETY: the weight has the [`bytes`] that its shape requires; input and output come from slices whose lengths
+        // were checked, or were allocated above for `most` tokens; the stream is of their device.
         unsafe { gemm.run(stream, weight, from, into, epilogue) }?;
         if let (Some(copies), true) = (&copies, copy_out) {
             let rows_of = (pitched(wide_out, features), pitched(to, rows));
-            // SAFETY: the output comes from a slice whose length was checked to be `tokens * rows`, and `count` rows are left of it; the stream is of their device.
+            // SAFETY: the output comes from a slice whose length was checked to be `tokens * rows`, and `count` rows
+            // are left of it; the stream is of their device.
             unsafe { copies.rows(stream, rows_of, count, rows * size, rows * size) }?;
         }
     }

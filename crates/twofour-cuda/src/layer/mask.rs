@@ -75,8 +75,8 @@ impl TileMask {
     }
 }
 
-/// Returns a hash that every tile's bits and place take part in: words of four tiles, mixed as MurmurHash3 mixes its end (Appleby, public domain), so that a difference
-/// in one word spreads over all bits before the next one.
+/// Returns a hash that every tile's bits and place take part in: words of four tiles, mixed as MurmurHash3 mixes its
+/// end (Appleby, public domain), so that a difference in one word spreads over all bits before the next one.
 fn hash(tiles: &[u16]) -> u64 {
     let word = |four: &[u16]| four.iter().fold(0u64, |word, tile| word << 16 | u64::from(*tile));
     let mix = |hash: u64, word: u64| {

@@ -59,7 +59,8 @@ macro_rules! accessors {
                 self.region.dtype
             }
 
-            /// Returns the address, after checking the device, data type and number of elements. It may be null for no elements.
+            /// Returns the address, after checking the device, data type and number of elements. It may be null for no
+            /// elements.
             pub(crate) fn expect(
                 &self,
                 what: &'static str,
@@ -120,7 +121,8 @@ impl<'a> DeviceSlice<'a> {
 }
 
 impl DeviceSlice<'_> {
-    /// Returns the same bits as elements of another type of the same size, such as an f32 whose bits a call wrote as an id.
+    /// Returns the same bits as elements of another type of the same size, such as an f32 whose bits a call wrote as an
+    /// id.
     ///
     /// # Errors
     /// [`Error::SliceType`] for a type of another size.
@@ -128,20 +130,24 @@ impl DeviceSlice<'_> {
         Ok(Self { region: self.region.as_type(dtype)?, memory: PhantomData })
     }
 
-    /// Returns a slice of borrowed memory, such as another framework's tensor: `len` elements from an address on, which is a multiple of an element's size.
+    /// Returns a slice of borrowed memory, such as another framework's tensor: `len` elements from an address on, which
+    /// is a multiple of an element's size.
     ///
     /// # Safety
-    /// The memory is on the device, valid and not written until the streams of all calls that it is passed to have passed those calls.
+    /// The memory is on the device, valid and not written until the streams of all calls that it is passed to have
+    /// passed those calls.
     pub unsafe fn from_raw(device: &Device, address: DevicePtr, len: usize, dtype: DataType) -> Self {
         Self { region: Region { address, len, dtype, ordinal: device.context().ordinal() }, memory: PhantomData }
     }
 }
 
 impl DeviceSliceMut<'_> {
-    /// Returns a mutable slice of borrowed memory: `len` elements from an address on, which is a multiple of an element's size.
+    /// Returns a mutable slice of borrowed memory: `len` elements from an address on, which is a multiple of an
+    /// element's size.
     ///
     /// # Safety
-    /// The memory is on the device and valid, and nothing else reads or writes it, until the streams of all calls that it is passed to have passed those calls.
+    /// The memory is on the device and valid, and nothing else reads or writes it, until the streams of all calls that
+    /// it is passed to have passed those calls.
     pub unsafe fn from_raw(device: &Device, address: DevicePtr, len: usize, dtype: DataType) -> Self {
         Self { region: Region { address, len, dtype, ordinal: device.context().ordinal() }, memory: PhantomData }
     }
@@ -225,10 +231,12 @@ impl DeviceBuffer {
         self.write_bytes(bytemuck::cast_slice(ids))
     }
 
-    /// Launches the copy of ids to the device, and returns once they have been copied from host memory: the stream is not synchronized.
+    /// Launches the copy of ids to the device, and returns once they have been copied from host memory: the stream is
+    /// not synchronized.
     ///
     /// # Errors
-    /// Those of [`DeviceBuffer::write`]; [`Error::Capturing`] while the stream is being captured, because a graph would repeat the ids.
+    /// Those of [`DeviceBuffer::write`]; [`Error::Capturing`] while the stream is being captured, because a graph would
+    /// repeat the ids.
     pub fn enqueue_ids(&mut self, ids: &[u32]) -> Result<()> {
         self.expect("the ids", &self.context, DataType::I32, ids.len())?;
         self.context.expect_not_capturing("copying ids")?;

@@ -1,7 +1,8 @@
 //! The 2:4 sparse linear layer over device memory.
 //!
-//! This module decides when a mask is chosen, what is packed and reused, and which GEMM computes which gradient; [`twofour::layer`] does so for
-//! slices on the CPU, with the same names and enums. Front ends call one of the two. The kernels below it, over raw pointers, are in [`crate::raw`].
+//! This module decides when a mask is chosen, what is packed and reused, and which GEMM computes which gradient;
+//! [`twofour::layer`] does so for slices on the CPU, with the same names and enums. Front ends call one of the two. The
+//! kernels below it, over raw pointers, are in [`crate::raw`].
 //!
 //! | type | for |
 //! |---|---|
@@ -14,8 +15,9 @@
 //! | [`CapturedWork`] | calls that were captured in a CUDA graph |
 //! | [`DeviceSlice`], [`DeviceSliceMut`], [`DeviceBuffer`] | length-checked device memory, borrowed or owned |
 //!
-//! Calls launch work on the context's stream and return. Results repeat bit for bit. After [`SparseLinear::prepare`] a CUDA graph can capture calls,
-//! because what changes from step to step (seeds, step numbers and learning rates) is in device memory.
+//! Calls launch work on the context's stream and return. Results repeat bit for bit. After [`SparseLinear::prepare`] a
+//! CUDA graph can capture calls, because what changes from step to step (seeds, step numbers and learning rates) is in
+//! device memory.
 
 pub mod borrowed;
 mod captured;

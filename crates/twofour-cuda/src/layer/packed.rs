@@ -18,7 +18,8 @@ use super::{
 };
 use crate::{Activation, DataType, Error, Result, problem::GemmProblem, raw::gemm::Epilogue};
 
-/// A 2:4 linear layer for inference in device memory, `y = activation(x · Wᵀ + bias)`, packed once. Activations are of f16 or bf16.
+/// A 2:4 linear layer for inference in device memory, `y = activation(x · Wᵀ + bias)`, packed once. Activations are of
+/// f16 or bf16.
 ///
 /// | weight | activations in the GEMM |
 /// |---|---|
@@ -49,10 +50,12 @@ pub(super) enum PackedWeight {
 }
 
 impl PackedLinear {
-    /// Packs a compressed weight `[out_features, in_features]` of f16 or bf16, with a bias `[out_features]`; activations are of the same type.
+    /// Packs a compressed weight `[out_features, in_features]` of f16 or bf16, with a bias `[out_features]`;
+    /// activations are of the same type.
     ///
     /// # Errors
-    /// [`Error::DataType`] for another type, [`Error::Length`] for a bias of another length, [`Error::OutOfMemory`], [`Error::Driver`].
+    /// [`Error::DataType`] for another type, [`Error::Length`] for a bias of another length, [`Error::OutOfMemory`],
+    /// [`Error::Driver`].
     pub fn new<T: Element>(
         context: &LayerContext,
         weight: &Compressed<T>,
@@ -64,11 +67,13 @@ impl PackedLinear {
         Self::with(context, weight, shape, bias, activation, dtype)
     }
 
-    /// Packs a compressed weight of 8-bit integers or floats with a scale for each row; activations are of `dtype`, f16 or bf16.
+    /// Packs a compressed weight of 8-bit integers or floats with a scale for each row; activations are of `dtype`, f16
+    /// or bf16.
     ///
     /// # Errors
-    /// [`Error::DataType`] for another type, [`Error::Length`] for scales or a bias of another length, [`Error::Unsupported`] for 8-bit floats before
-    /// compute capability 8.9, [`Error::OutOfMemory`], [`Error::Driver`].
+    /// [`Error::DataType`] for another type, [`Error::Length`] for scales or a bias of another length,
+    /// [`Error::Unsupported`] for 8-bit floats before compute capability 8.9, [`Error::OutOfMemory`],
+    /// [`Error::Driver`].
     pub fn scaled<T: Element>(
         context: &LayerContext,
         weight: &Compressed<T>,
@@ -147,12 +152,13 @@ impl PackedLinear {
         Ok(Self { context: context.clone(), weight, bias, activation, dtype, out_features, in_features })
     }
 
-    /// Launches `y = activation(x · Wᵀ + bias)` for `x` `[tokens, in_features]` and `y` `[tokens, out_features]`. The GEMM accumulates in f32; for
-    /// integers it is exact.
+    /// Launches `y = activation(x · Wᵀ + bias)` for `x` `[tokens, in_features]` and `y` `[tokens, out_features]`. The
+    /// GEMM accumulates in f32; for integers it is exact.
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for a slice with another length, type or device; [`Error::Capturing`] where
-    /// a plan is missing while the stream is captured: one call with the same number of tokens before the capture plans it.
+    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for a slice with another length, type or
+    /// device; [`Error::Capturing`] where a plan is missing while the stream is captured: one call with the same number
+    /// of tokens before the capture plans it.
     pub fn forward(&self, x: DeviceSlice<'_>, tokens: usize, y: DeviceSliceMut<'_>) -> Result<()> {
         let (context, dtype) = (&self.context, self.dtype);
         let inputs = elements(tokens, self.in_features)?;
@@ -185,8 +191,9 @@ impl PackedLinear {
         }
     }
 
-    /// Launches `y = activation(x · Wᵀ + bias)` for a weight of 8-bit integers and tokens that are quantized already: i8 `values` `[tokens, in_features]` with f32 `scales` `[tokens]`, as
-    /// `normalize_tokens` of `twofour-transformer` writes them. The results are those of [`PackedLinear::forward`] for the values before their quantization.
+    /// Launches `y = activation(x · Wᵀ + bias)` for a weight of 8-bit integers and tokens that are quantized already:
+    /// i8 `values` `[tokens, in_features]` with f32 `scales` `[tokens]`, as `normalize_tokens` of `twofour-transformer`
+    /// writes them. The results are those of [`PackedLinear::forward`] for the values before their quantization.
     ///
     /// # Errors
     /// [`Error::DataType`] for another weight; those of [`PackedLinear::forward`].
@@ -219,11 +226,12 @@ impl PackedLinear {
         super::forward::linear(context, problem, weight.packed(), x, epilogue, y)
     }
 
-    /// Launches `dx = dy · W` for the gradient `dy` `[tokens, out_features]` of the pre-activation and `dx` `[tokens, in_features]`. This is a dense
-    /// GEMM with the weight, which every call unpacks.
+    /// Launches `dx = dy · W` for the gradient `dy` `[tokens, out_features]` of the pre-activation and `dx` `[tokens,
+    /// in_features]`. This is a dense GEMM with the weight, which every call unpacks.
     ///
     /// # Errors
-    /// [`Error::DataType`] for a weight of another type than the activations, [`Error::NoLibrary`] where cuBLASLt is not installed; those of [`PackedLinear::forward`].
+    /// [`Error::DataType`] for a weight of another type than the activations, [`Error::NoLibrary`] where cuBLASLt is
+    /// not installed; those of [`PackedLinear::forward`].
     pub fn input_gradient(&self, dy: DeviceSlice<'_>, tokens: usize, dx: DeviceSliceMut<'_>) -> Result<()> {
         let (context, dtype) = (&self.context, self.dtype);
         let PackedWeight::Float(weight) = &self.weight else {
@@ -260,7 +268,8 @@ impl PackedLinear {
         }
     }
 
-    /// Returns whether the weight is of 8-bit integers with scales, so that [`PackedLinear::forward_quantized`] takes its input.
+    /// Returns whether the weight is of 8-bit integers with scales, so that [`PackedLinear::forward_quantized`] takes
+    /// its input.
     pub fn takes_quantized(&self) -> bool {
         matches!(self.weight, PackedWeight::Scaled { dtype: DataType::I8, .. })
     }

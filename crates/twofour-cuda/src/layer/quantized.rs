@@ -42,7 +42,8 @@ impl WeightScale {
     pub(super) fn update(&self, context: &LayerContext, weight: DenseWeight, master: DataType) -> Result<()> {
         let (quantizer, count) = (context.quantizer(master)?, weight.rows * weight.cols);
         zero(context, self.scale.amax)?;
-        // SAFETY: the weight is valid for its shape, the scale's memory was allocated for it, and the stream is of their device.
+        // SAFETY: the weight is valid for its shape, the scale's memory was allocated for it, and the stream is of
+        // their device.
         unsafe { quantizer.scale_to_floats(context.raw(), weight.data, count, self.dtype, self.scale) }
     }
 
@@ -69,7 +70,8 @@ fn zero(context: &LayerContext, at: DevicePtr) -> Result<()> {
     set.map_err(|error| Error::driver("resetting a scale", error))
 }
 
-/// Returns the bytes of the workspace's parts for a GEMM: quantized activations, their scales, scratch memory of the scale, and the GEMM's own workspace.
+/// Returns the bytes of the workspace's parts for a GEMM: quantized activations, their scales, scratch memory of the
+/// scale, and the GEMM's own workspace.
 fn bytes(problem: GemmProblem, gemm: usize) -> [usize; 4] {
     [problem.tokens * problem.reduction, 4 * problem.tokens, 8, gemm]
 }
@@ -87,8 +89,9 @@ pub(super) fn prepare(
     Ok(())
 }
 
-/// Launches a GEMM with a packed 8-bit weight. The activations `x` `[tokens, reduction]` of type `activations` are first quantized to the problem's
-/// X: to integers with a scale for each token, or to floats with one scale. The epilogue has the weight's scales.
+/// Launches a GEMM with a packed 8-bit weight. The activations `x` `[tokens, reduction]` of type `activations` are
+/// first quantized to the problem's X: to integers with a scale for each token, or to floats with one scale. The
+/// epilogue has the weight's scales.
 pub(super) fn quantized_linear(
     context: &LayerContext,
     problem: GemmProblem,
@@ -108,8 +111,8 @@ pub(super) fn quantized_linear(
     if of != DataType::I8 {
         zero(context, scale)?;
     }
-    // SAFETY: the slices have been found to be as long as the problem reads and writes, the workspace has been allocated for the quantized activations and
-    // their scales, and the stream is of their device.
+    // SAFETY: the slices have been found to be as long as the problem reads and writes, the workspace has been
+    // allocated for the quantized activations and their scales, and the stream is of their device.
     unsafe {
         if of == DataType::I8 {
             quantizer.rows_to_i8(stream, x, (tokens, cols), quantized, scales)?;

@@ -94,7 +94,8 @@ pub fn random_buffer(context: &LayerContext, dtype: DataType, len: usize) -> Res
 }
 
 impl PackedLinear {
-    /// Returns layers `[out_features, in_features]` with random 2:4 weights and without biases; activations are of `dtype`. The weights never are in host memory.
+    /// Returns layers `[out_features, in_features]` with random 2:4 weights and without biases; activations are of
+    /// `dtype`. The weights never are in host memory.
     ///
     /// # Errors
     /// Those of [`PackedLinear::new`].

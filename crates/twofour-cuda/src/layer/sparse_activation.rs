@@ -23,11 +23,12 @@ use crate::{
     },
 };
 
-/// A trainable linear layer over a pruned input in device memory, `y = P(f(x)) · Wᵀ + bias`. `f` is the layer's [`InputActivation`], and `P` prunes
-/// with a 2:4 mask that is selected for every input, along tokens and along features at once.
+/// A trainable linear layer over a pruned input in device memory, `y = P(f(x)) · Wᵀ + bias`. `f` is the layer's
+/// [`InputActivation`], and `P` prunes with a 2:4 mask that is selected for every input, along tokens and along
+/// features at once.
 ///
-/// The forward GEMM and the weight gradient are sparse, the input gradient is dense. `W` is `[out_features, in_features]`, of the activations' type;
-/// the caller owns it.
+/// The forward GEMM and the weight gradient are sparse, the input gradient is dense. `W` is `[out_features,
+/// in_features]`, of the activations' type; the caller owns it.
 #[derive(Debug, Clone)]
 pub struct SparseActivationLinear {
     context: LayerContext,
@@ -35,8 +36,8 @@ pub struct SparseActivationLinear {
     dtype: DataType,
 }
 
-/// A pruned input `[tokens, in_features]`, packed along features and along tokens: the state that the forward pass leaves to the backward pass.
-/// Allocated once, it serves every input of its shape.
+/// A pruned input `[tokens, in_features]`, packed along features and along tokens: the state that the forward pass
+/// leaves to the backward pass. Allocated once, it serves every input of its shape.
 #[derive(Debug)]
 pub struct PackedActivation {
     context: LayerContext,
@@ -55,7 +56,8 @@ impl PackedActivation {
     /// Allocates memory for inputs of `tokens` tokens and `features` features.
     ///
     /// # Errors
-    /// [`Error::Dimension`] for inputs without features, [`Error::OutOfMemory`], [`Error::Capturing`] while the stream is being captured.
+    /// [`Error::Dimension`] for inputs without features, [`Error::OutOfMemory`], [`Error::Capturing`] while the stream
+    /// is being captured.
     pub fn new(context: &LayerContext, dtype: DataType, tokens: usize, in_features: usize) -> Result<Self> {
         elements(tokens, in_features)?;
         expect_dimension("in_features", in_features, i32::MAX as usize)?;
@@ -88,7 +90,8 @@ impl PackedActivation {
         self.mask.read(&self.context)
     }
 
-    /// Returns the pruned input, `[tokens, in_features]`, compressed along features, as a copy in host memory; synchronizes the stream.
+    /// Returns the pruned input, `[tokens, in_features]`, compressed along features, as a copy in host memory;
+    /// synchronizes the stream.
     ///
     /// # Errors
     /// [`Error::SliceType`] where it has another type, [`Error::Driver`].
@@ -96,7 +99,8 @@ impl PackedActivation {
         self.rows.to_compressed(&self.context)
     }
 
-    /// Returns the transpose, `[in_features, tokens]`, compressed along tokens, as a copy in host memory; synchronizes the stream.
+    /// Returns the transpose, `[in_features, tokens]`, compressed along tokens, as a copy in host memory; synchronizes
+    /// the stream.
     ///
     /// # Errors
     /// Those of [`PackedActivation::packed`].
@@ -138,10 +142,12 @@ impl SparseActivationLinear {
         self.settings
     }
 
-    /// Launches the layer's activation of an input `[tokens, in_features]`, the pruning of the result and its packing along both axes.
+    /// Launches the layer's activation of an input `[tokens, in_features]`, the pruning of the result and its packing
+    /// along both axes.
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] where the input's length, type or device differs from the destination's, [`Error::Driver`].
+    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] where the input's length, type or device
+    /// differs from the destination's, [`Error::Driver`].
     pub fn pack(&self, x: DeviceSlice<'_>, packed: &mut PackedActivation) -> Result<()> {
         let (context, dtype) = (&self.context, self.dtype);
         self.expect_packed(packed)?;
@@ -176,12 +182,13 @@ impl SparseActivationLinear {
         let (dense, watch) =
             (DenseWeight { data, rows: tokens, cols: in_features }, Watch { nan: packed.wrong_at, flips: None });
         let (pruner, choice) = (context.pruner(dtype, dtype)?, MaskChoice::Rule(self.settings.rule));
-        // SAFETY: the input has been found to be as long as its shape requires, the rest was allocated for that shape, and the stream is of their device.
+        // SAFETY: the input has been found to be as long as its shape requires, the rest was allocated for that shape,
+        // and the stream is of their device.
         unsafe { pruner.both_ways(context.raw(), dense, choice, to, packed.rows.order(), watch) }
     }
 
-    /// Launches `y = P(f(x)) · Wᵀ + bias` for a packed input, with `weight` `[out_features, in_features]`, `bias` `[out_features]` and `y` `[tokens,
-    /// out_features]`. The GEMM accumulates in f32.
+    /// Launches `y = P(f(x)) · Wᵀ + bias` for a packed input, with `weight` `[out_features, in_features]`, `bias`
+    /// `[out_features]` and `y` `[tokens, out_features]`. The GEMM accumulates in f32.
     ///
     /// # Errors
     /// Those of [`SparseActivationLinear::pack`].
@@ -198,15 +205,16 @@ impl SparseActivationLinear {
         let weight = weight.expect("the weight", context, dtype, elements(out_features, x.in_features)?)?;
         let bias = bias.map(|bias| bias.expect("the bias", context, dtype, out_features)).transpose()?;
         let y = y.expect("the output", context, dtype, elements(x.tokens, out_features)?)?;
-        // The packed operand is the activation: the problem's `features` are tokens, and its `tokens` are output features.
+        // The packed operand is the activation: the problem's `features` are tokens, and its `tokens` are output
+        // features.
         let problem = GemmProblem::plain(dtype, dtype, x.tokens, out_features, x.in_features);
         let problem = GemmProblem { order: Order::FeaturesFirst, ..problem };
         let epilogue = Epilogue { token_bias: bias, ..Epilogue::default() };
         linear(context, problem, x.rows.packed(), weight, epilogue, y)
     }
 
-    /// Launches the weight gradient `dw = dyᵀ · P(f(x))` for `dy` `[tokens, out_features]` and `dw` `[out_features, in_features]`, of f32 or of the
-    /// activations' type. The GEMM accumulates in f32.
+    /// Launches the weight gradient `dw = dyᵀ · P(f(x))` for `dy` `[tokens, out_features]` and `dw` `[out_features,
+    /// in_features]`, of f32 or of the activations' type. The GEMM accumulates in f32.
     ///
     /// # Errors
     /// Those of [`SparseActivationLinear::pack`].
@@ -234,8 +242,8 @@ impl SparseActivationLinear {
         linear(context, problem, x.columns.packed(), dy, Epilogue::default(), dw)
     }
 
-    /// Launches the input gradient `dx = (dy · W) ⊙ f'(x)`, and applies the input's mask to it if the settings require it. `x` `[tokens,
-    /// in_features]` is the layer's input, before its activation.
+    /// Launches the input gradient `dx = (dy · W) ⊙ f'(x)`, and applies the input's mask to it if the settings require
+    /// it. `x` `[tokens, in_features]` is the layer's input, before its activation.
     ///
     /// # Errors
     /// Those of [`SparseActivationLinear::pack`]; [`Error::NoLibrary`] where cuBLASLt is not installed.

@@ -80,8 +80,9 @@ impl PackedBuffer {
         Ok(Self { _freed: context.free_note(), values, meta, rows, cols, dtype })
     }
 
-    /// Returns weights of zeros of `[rows, cols]` and of its transpose. The values of both are one allocation: without padding as long as the dense weight, whose memory
-    /// a layer that becomes sparse gives up. Memory in pieces of half its size would leave gaps.
+    /// Returns weights of zeros of `[rows, cols]` and of its transpose. The values of both are one allocation: without
+    /// padding as long as the dense weight, whose memory a layer that becomes sparse gives up. Memory in pieces of half
+    /// its size would leave gaps.
     pub(super) fn with_transpose(
         context: &LayerContext,
         dtype: DataType,

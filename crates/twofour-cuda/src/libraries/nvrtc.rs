@@ -56,7 +56,8 @@ impl Nvrtc {
         self.version
     }
 
-    /// Compiles a file to a cubin, and returns it with the compiler's log; on failure returns the failed call and the log.
+    /// Compiles a file to a cubin, and returns it with the compiler's log; on failure returns the failed call and the
+    /// log.
     pub(crate) fn compile(self, text: &CStr, name: &CStr, options: &[CString]) -> Result<(Vec<u8>, String), String> {
         let functions = self.functions;
         let succeed = |action: &str, status: c_int| match status {

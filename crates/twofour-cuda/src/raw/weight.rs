@@ -16,7 +16,8 @@ pub struct DenseWeight {
 }
 
 impl DenseWeight {
-    /// Returns whether every run of `elements` elements of a row, counted from the row's start, is aligned to its size in bytes.
+    /// Returns whether every run of `elements` elements of a row, counted from the row's start, is aligned to its size
+    /// in bytes.
     pub(crate) fn is_aligned(self, element: DataType, elements: usize) -> bool {
         self.cols.is_multiple_of(elements) && self.data.is_multiple_of((elements * element.bytes()) as u64)
     }
@@ -25,11 +26,13 @@ impl DenseWeight {
 /// The order of metadata, and the padding of a compressed weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MetaOrder {
-    /// The order on disk: `[rows, ceil(cols / 32)]` u32s, beside `[rows, 2 * ceil(cols / 4)]` values. Codes of groups past the end of a row are 0.
+    /// The order on disk: `[rows, ceil(cols / 32)]` u32s, beside `[rows, 2 * ceil(cols / 4)]` values. Codes of groups
+    /// past the end of a row are 0.
     Canonical,
-    /// The order of GEMM kernels ([`crate::raw::gemm`]): that of [`twofour::layout::sm90::encode_16`] and `encode_8`. The weight is padded: rows to a
-    /// multiple of 64, columns to a multiple of the tile's. The padding has values of zero and valid codes. Values are `[padded rows, padded columns
-    /// / 2]`, metadata takes `padded rows * padded columns / 8` bytes; [`crate::raw::gemm::packed_bytes`] returns both in bytes.
+    /// The order of GEMM kernels ([`crate::raw::gemm`]): that of [`twofour::layout::sm90::encode_16`] and `encode_8`.
+    /// The weight is padded: rows to a multiple of 64, columns to a multiple of the tile's. The padding has values of
+    /// zero and valid codes. Values are `[padded rows, padded columns / 2]`, metadata takes `padded rows * padded
+    /// columns / 8` bytes; [`crate::raw::gemm::packed_bytes`] returns both in bytes.
     Sm90(TileK),
 }
 
@@ -46,7 +49,8 @@ impl MetaOrder {
     }
 }
 
-/// The device pointers of a compressed weight: values and metadata, in the sizes of [`MetaOrder`]; both aligned to 16 bytes.
+/// The device pointers of a compressed weight: values and metadata, in the sizes of [`MetaOrder`]; both aligned to 16
+/// bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Packed {
     /// The values.

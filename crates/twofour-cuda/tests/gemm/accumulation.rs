@@ -9,7 +9,8 @@ use crate::{
     support::{bench, numbers::result},
 };
 
-/// What is added is what would be stored, bit for bit: by tiles that TMA stores and adds, one by one, and by kernels for few tokens.
+/// What is added is what would be stored, bit for bit: by tiles that TMA stores and adds, one by one, and by kernels
+/// for few tokens.
 #[test]
 fn accumulation_adds_what_would_be_stored() {
     let Some(bench) = bench() else { return };

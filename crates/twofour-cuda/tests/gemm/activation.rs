@@ -12,7 +12,8 @@ pub(crate) fn activated(activation: Activation, x: f64) -> f64 {
     }
 }
 
-/// How far a kernel's epilogue in f32 may be from a result. GELU of 16-bit results is a shorter one: its error is in the part that is subtracted from max(x, 0), at most 0.17.
+/// How far a kernel's epilogue in f32 may be from a result. GELU of 16-bit results is a shorter one: its error is in
+/// the part that is subtracted from max(x, 0), at most 0.17.
 pub(crate) fn inexact(activation: Activation, result: f64, output: DataType) -> f64 {
     let is_short = activation == Activation::Gelu && output.bytes() == 2;
     4e-7 * (result.abs() + 1.0) + if is_short { 3.5e-5 * result.abs().min(0.17) } else { 0.0 }

@@ -261,7 +261,8 @@ impl<'a, T: Number, X: Number> Given<'a, T, X> {
                 activation,
             },
         };
-        // SAFETY: all memory is allocated above and in `new`, as long as the problem asks for, and lives until the stream has been waited for.
+        // SAFETY: all memory is allocated above and in `new`, as long as the problem asks for, and lives until the
+        // stream has been waited for.
         unsafe { gemm.run(bench.stream(), operands, after) }.unwrap();
         let found = bench.down(&out);
         workspace.found(bench, &format!("{what}: workspace"));

@@ -1,5 +1,5 @@
-//! On a device: the results of GEMMs are those of a reference in f64, within the rounding of their data types, and nothing else is written. Without a
-//! device the tests skip.
+//! On a device: the results of GEMMs are those of a reference in f64, within the rounding of their data types, and
+//! nothing else is written. Without a device the tests skip.
 //!
 //! `bench/remote/gpu_run.sh` selects tests for racecheck by parts of their names.
 

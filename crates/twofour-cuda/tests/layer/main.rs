@@ -1,5 +1,5 @@
-//! On a device: the sparse layer over device memory passes the conformance tests that the one over slices passes, and can be captured in a graph.
-//! Without a device the tests skip.
+//! On a device: the sparse layer over device memory passes the conformance tests that the one over slices passes, and
+//! can be captured in a graph. Without a device the tests skip.
 
 mod capture;
 #[path = "../../../twofour/tests/layer/conformance.rs"]

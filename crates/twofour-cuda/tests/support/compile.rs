@@ -60,7 +60,8 @@ fn representatives(sources: &[Source]) -> Vec<&Source> {
     by_hash
 }
 
-/// Compute capabilities that stand for all: the oldest, Hopper's and the newest are on both sides of every version that a kernel asks for.
+/// Compute capabilities that stand for all: the oldest, Hopper's and the newest are on both sides of every version that
+/// a kernel asks for.
 const ARCHITECTURES: [Architecture; 3] = [Architecture::SM_80, Architecture::SM_90, Architecture::SM_120];
 
 /// Every template for those of [`ARCHITECTURES`] that it is for, or for all where it is for none of these.
@@ -69,7 +70,8 @@ fn template_pairs(sources: &[Source]) -> Vec<Pair<'_>> {
     all_pairs(sources).into_iter().filter(|pair| ARCHITECTURES.contains(&pair.1) || !stands(pair.0)).collect()
 }
 
-/// Every representative for one architecture, and those of [`template_pairs`]. The sources of a template are spread over the architectures.
+/// Every representative for one architecture, and those of [`template_pairs`]. The sources of a template are spread
+/// over the architectures.
 fn representative_pairs(sources: &[Source]) -> Vec<Pair<'_>> {
     let all = all_pairs(sources);
     let template_of: HashMap<&str, String> = sources.iter().map(|source| (source.name(), template(source))).collect();
@@ -112,7 +114,8 @@ pub(crate) fn expect_representative(sources: &[Source]) {
     assert!(pairs.iter().all(|(source, architecture)| source.is_for(*architecture)));
 }
 
-/// Compiles sources, and expects no spill and no warning. With `TWOFOUR_COMPILE_ALL` set, every source for every architecture that it is for. With `TWOFOUR_COMPILE_ONLY`, those whose names contain its value.
+/// Compiles sources, and expects no spill and no warning. With `TWOFOUR_COMPILE_ALL` set, every source for every
+/// architecture that it is for. With `TWOFOUR_COMPILE_ONLY`, those whose names contain its value.
 pub(crate) fn expect_compiled(sources: &[Source]) {
     let Some(compiler) = compiler() else { return };
     let every = std::env::var_os("TWOFOUR_COMPILE_ALL").is_some();

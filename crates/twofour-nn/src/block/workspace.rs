@@ -7,8 +7,8 @@ use crate::{
     engine::{Buffer as _, Engine, Kind},
 };
 
-/// A pool of buffers and packed activations. Fresh memory costs time, a training step takes the same memory again, and a step that is repeated must
-/// ([`StepOperations::repeat`](crate::engine::StepOperations::repeat)).
+/// A pool of buffers and packed activations. Fresh memory costs time, a training step takes the same memory again, and
+/// a step that is repeated must ([`StepOperations::repeat`](crate::engine::StepOperations::repeat)).
 #[derive(Debug)]
 pub struct Workspace<E: Engine> {
     free: HashMap<(Kind, usize), Vec<E::Buffer>>,
@@ -42,7 +42,8 @@ impl<E: Engine> Workspace<E> {
         self.take(engine, Kind::Compute, len)
     }
 
-    /// A packed activation of `(tokens, features)` that was given back, for [`LinearOperations::pack_squared_relu`](crate::engine::LinearOperations::pack_squared_relu).
+    /// A packed activation of `(tokens, features)` that was given back, for
+    /// [`LinearOperations::pack_squared_relu`](crate::engine::LinearOperations::pack_squared_relu).
     pub fn packed(&mut self, shape: (usize, usize)) -> Option<E::PackedActivation> {
         self.packed.get_mut(&shape)?.pop()
     }

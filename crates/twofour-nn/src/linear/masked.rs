@@ -14,7 +14,8 @@ use crate::{
 /// What happens to the weights that a mask prunes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Masking {
-    /// The master weight keeps them, and the straight-through estimator trains them: their gradients are those of a dense layer, so that they can regrow.
+    /// The master weight keeps them, and the straight-through estimator trains them: their gradients are those of a
+    /// dense layer, so that they can regrow.
     StraightThrough,
     /// The master weight keeps them, without gradients. They can regrow when the mask is chosen anew.
     Masked,

@@ -1,4 +1,5 @@
-//! The least value of a convex function: limited-memory BFGS (Liu and Nocedal, 1989; Algorithm 7.5 of Nocedal and Wright).
+//! The least value of a convex function: limited-memory BFGS (Liu and Nocedal, 1989; Algorithm 7.5 of Nocedal and
+//! Wright).
 
 use std::collections::VecDeque;
 
@@ -15,8 +16,9 @@ struct Pair {
     rho: f64,
 }
 
-/// Minimizes `function`, which returns a value and its gradient, from `x`: until the largest derivative is at most `tolerance`, no step decreases the value, or `most` iterations are
-/// done. Returns the place and the number of iterations.
+/// Minimizes `function`, which returns a value and its gradient, from `x`: until the largest derivative is at most
+/// `tolerance`, no step decreases the value, or `most` iterations are done. Returns the place and the number of
+/// iterations.
 pub(super) fn minimize(
     mut x: Vec<f64>,
     most: usize,

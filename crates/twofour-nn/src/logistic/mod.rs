@@ -36,8 +36,8 @@ impl<'a> Samples<'a> {
     /// Samples with `width` features each, and labels from 0 to `classes` - 1.
     ///
     /// # Errors
-    /// [`Error::Length`] for features that are not `width` a label; [`Error::Setting`] without samples, features or classes, or with a feature that is NaN or infinite;
-    /// [`Error::Token`] for a label beyond the classes.
+    /// [`Error::Length`] for features that are not `width` a label; [`Error::Setting`] without samples, features or
+    /// classes, or with a feature that is NaN or infinite; [`Error::Token`] for a label beyond the classes.
     pub fn new(features: &'a [f32], labels: &'a [u32], width: usize, classes: usize) -> Result<Self> {
         if width == 0 || labels.is_empty() || classes == 0 {
             let found = format!("{} samples of {width} features and {classes} classes", labels.len());
@@ -106,8 +106,9 @@ pub struct LogisticRegression {
 }
 
 impl LogisticRegression {
-    /// Fits weights w and intercepts by L-BFGS (Liu and Nocedal, 1989) in f64: the least `Σ cross-entropy + |w|² / (2 strength)` over features with mean 0 and variance 1, as
-    /// scikit-learn's `LogisticRegression(C=strength)` after a `StandardScaler`. The result does not depend on the number of threads.
+    /// Fits weights w and intercepts by L-BFGS (Liu and Nocedal, 1989) in f64: the least `Σ cross-entropy + |w|² / (2
+    /// strength)` over features with mean 0 and variance 1, as scikit-learn's `LogisticRegression(C=strength)` after a
+    /// `StandardScaler`. The result does not depend on the number of threads.
     ///
     /// # Errors
     /// [`Error::Setting`] for a strength that is not positive.
@@ -138,8 +139,9 @@ impl LogisticRegression {
         self.iterations
     }
 
-    /// The share of the samples whose class has the largest score; of equal scores the lower class counts. Samples of more features than the regression was fitted to count by
-    /// the first ones, samples of fewer by those that they have.
+    /// The share of the samples whose class has the largest score; of equal scores the lower class counts. Samples of
+    /// more features than the regression was fitted to count by the first ones, samples of fewer by those that they
+    /// have.
     pub fn accuracy(&self, samples: &Samples<'_>) -> f64 {
         let correct: usize = samples
             .chunks()

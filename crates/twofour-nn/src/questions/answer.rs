@@ -47,8 +47,9 @@ impl<T: KernelElement> AnswerFinder<T> {
         &self.encoder
     }
 
-    /// The answer to each question of a file: the stretch of at most 30 tokens with the highest sum of scores, over all windows of the question's text. `length` is the
-    /// most tokens of a window. `progress(done, of)` is called as questions are answered.
+    /// The answer to each question of a file: the stretch of at most 30 tokens with the highest sum of scores, over all
+    /// windows of the question's text. `length` is the most tokens of a window. `progress(done, of)` is called as
+    /// questions are answered.
     ///
     /// # Errors
     /// Those of [`Windows::new`] and of the model.

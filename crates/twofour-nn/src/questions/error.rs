@@ -17,7 +17,8 @@ pub enum QuestionsError {
     },
 
     /// The file is not in SQuAD's format.
-    #[error("{}: {reason}; expected JSON in SQuAD's format: `data`, of `paragraphs`, of a `context` and `qas`", path.display())]
+    #[error("{}: {reason}; expected JSON in SQuAD's format: `data`, of `paragraphs`, of a `context` and \
+             `qas`", path.display())]
     NotQuestions {
         /// The file.
         path: PathBuf,
@@ -44,7 +45,8 @@ pub enum QuestionsError {
     },
 
     /// A model without a head for answers.
-    #[error("{}: the model has no head for answers, `qa_outputs.weight` of [2, width] with its bias; fine-tune it on questions first", path.display())]
+    #[error("{}: the model has no head for answers, `qa_outputs.weight` of [2, width] with its bias; fine-tune it on \
+             questions first", path.display())]
     NoHead {
         /// The model's directory.
         path: PathBuf,

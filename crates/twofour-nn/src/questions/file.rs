@@ -11,8 +11,8 @@ use serde::Deserialize;
 use super::QuestionsError;
 use crate::Result;
 
-/// Texts, and questions whose answers are in them (Rajpurkar et al., "SQuAD: 100,000+ Questions for Machine Comprehension of Text", 2016). Version 1.1: every question has
-/// an answer.
+/// Texts, and questions whose answers are in them (Rajpurkar et al., "SQuAD: 100,000+ Questions for Machine
+/// Comprehension of Text", 2016). Version 1.1: every question has an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuestionFile {
     /// The texts.

@@ -1,4 +1,5 @@
-//! How good answers are: exact match and F1 over words, after the normalization of SQuAD's official evaluation (version 1.1).
+//! How good answers are: exact match and F1 over words, after the normalization of SQuAD's official evaluation (version
+//! 1.1).
 
 use std::collections::HashMap;
 

@@ -42,7 +42,8 @@ pub struct Windows {
 }
 
 impl WindowSettings {
-    /// Windows of that many tokens, of which at most a third, and at most 64, are of the question (64 is BERT's bound for SQuAD).
+    /// Windows of that many tokens, of which at most a third, and at most 64, are of the question (64 is BERT's bound
+    /// for SQuAD).
     pub fn of_length(length: usize) -> Self {
         WindowSettings { length, question: (length / 3).min(64) }
     }
@@ -86,7 +87,8 @@ impl Windows {
         starts.map(|start| self.window(file, question, start..count.min(start + room), &[])).collect()
     }
 
-    /// [`Windows::of`], each of the full length: a text that ends before is followed by the texts after it in the file, and by itself at the end.
+    /// [`Windows::of`], each of the full length: a text that ends before is followed by the texts after it in the file,
+    /// and by itself at the end.
     pub fn full(&self, file: &QuestionFile, question: usize) -> Vec<Window> {
         let mut windows = self.of(file, question);
         for window in &mut windows {

@@ -47,7 +47,8 @@ impl From<Tokenizer> for String {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataSettings {
-    /// Text files, joined in this order; relative to the recipe. Empty for a `vit`, and for a `bert` that learns answers.
+    /// Text files, joined in this order; relative to the recipe. Empty for a `vit`, and for a `bert` that learns
+    /// answers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub text: Vec<PathBuf>,
     /// Files of questions in SQuAD's JSON format for a `bert` that learns answers; relative to the recipe.
@@ -62,7 +63,8 @@ pub struct DataSettings {
     /// How text becomes tokens.
     #[serde(default)]
     pub tokenizer: Tokenizer,
-    /// The share that is kept for validation: of the text, at its end; of questions, those of the last texts; of images, by chance but always the same.
+    /// The share that is kept for validation: of the text, at its end; of questions, those of the last texts; of
+    /// images, by chance but always the same.
     #[serde(default = "tenth")]
     pub validation: f64,
 }

@@ -84,8 +84,9 @@ impl LoadedRecipe {
     /// Reads a recipe's file, applies the overrides, and reads the text, the questions or the images.
     ///
     /// # Errors
-    /// A file that cannot be read, and every mistake of the recipe: those of [`Recipe::parse`], and text that is absent, empty or shorter than
-    /// the context, questions whose answers are not where they are said to be, images or labels that are absent, damaged, or do not fit the model.
+    /// A file that cannot be read, and every mistake of the recipe: those of [`Recipe::parse`], and text that is
+    /// absent, empty or shorter than the context, questions whose answers are not where they are said to be, images or
+    /// labels that are absent, damaged, or do not fit the model.
     pub fn read(path: &Path, overrides: &[Override]) -> Result<LoadedRecipe, RecipeError> {
         let io = |source| RecipeError::Io { path: path.to_owned(), source };
         let not = |reason: String| RecipeError::NotARecipe { path: path.to_owned(), reason };
@@ -118,7 +119,8 @@ impl Recipe {
     /// Reads the files of `data.text` and joins them.
     ///
     /// # Errors
-    /// Every file that cannot be read or is empty; text with too few bytes for the context in its training or its validation part.
+    /// Every file that cannot be read or is empty; text with too few bytes for the context in its training or its
+    /// validation part.
     pub fn read_text(&self) -> Result<Vec<u8>, Mistakes> {
         let mut mistakes = Mistakes::default();
         let text = self.gather_text(&[], &mut mistakes);
@@ -186,7 +188,8 @@ impl Recipe {
         for (what, part) in [("training", bytes - validation), ("validation", validation)] {
             if part <= self.model.context {
                 let problem = format!(
-                    "{part} of {bytes} bytes are for {what}, which is not longer than the context of {}; give more text or a shorter context",
+                    "{part} of {bytes} bytes are for {what}, which is not longer than the context of {}; give more \
+                     text or a shorter context",
                     self.model.context
                 );
                 mistakes.add(Place::Absent, "data.text", problem);

@@ -30,8 +30,8 @@ pub enum MetricsError {
 
 /// An append-only file with one JSON object for each step.
 ///
-/// A run that goes on from a checkpoint cuts the file back to the checkpoint's step, and then writes the same lines that the process
-/// before it wrote, or would have written, but for `tokens_per_s`.
+/// A run that goes on from a checkpoint cuts the file back to the checkpoint's step, and then writes the same lines
+/// that the process before it wrote, or would have written, but for `tokens_per_s`.
 #[derive(Debug)]
 pub struct MetricsLog {
     path: PathBuf,
@@ -39,7 +39,8 @@ pub struct MetricsLog {
 }
 
 impl MetricsLog {
-    /// Opens the file, keeps the lines of the first `steps` steps, removes the others, and returns what it keeps. Lines that are damaged or missing are left out.
+    /// Opens the file, keeps the lines of the first `steps` steps, removes the others, and returns what it keeps. Lines
+    /// that are damaged or missing are left out.
     ///
     /// # Errors
     /// Those of the file system and of [`expect_replaceable`].

@@ -43,10 +43,12 @@ impl TextFile {
     /// Bytes that are read at once.
     const PART: usize = 1 << 20;
 
-    /// Opens a file, or reads a stream to its end. `stop` is asked again and again, and ends the reading where it is true.
+    /// Opens a file, or reads a stream to its end. `stop` is asked again and again, and ends the reading where it is
+    /// true.
     ///
     /// # Errors
-    /// [`TextError`] for a path that is no file and no stream, or a stream of more than [`TextFile::MAX_STREAM`] bytes; [`twofour::Error::Interrupted`].
+    /// [`TextError`] for a path that is no file and no stream, or a stream of more than [`TextFile::MAX_STREAM`] bytes;
+    /// [`twofour::Error::Interrupted`].
     pub fn open(path: impl AsRef<Path>, stop: &dyn Fn() -> bool) -> Result<Self> {
         let path = path.as_ref().to_owned();
         let io = |source| TextError::Io { path: path.clone(), source };
@@ -124,7 +126,8 @@ impl TextFile {
         String::from_utf8(read).map_err(|error| self.no_utf8(error.utf8_error().valid_up_to() as u64).into())
     }
 
-    /// Bytes of the file as text, without those at either end that belong to a character which the range cuts, and where they begin.
+    /// Bytes of the file as text, without those at either end that belong to a character which the range cuts, and
+    /// where they begin.
     ///
     /// # Errors
     /// Those of [`TextFile::read`]; bytes that are no UTF-8.

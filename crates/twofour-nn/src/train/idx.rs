@@ -22,7 +22,8 @@ pub enum IdxError {
         source: std::io::Error,
     },
     /// It does not begin with an IDX file's number.
-    #[error("{}: begins with {found:02x?}, and {what} begin with {expected}; name an IDX file, as it is or in gzip", path.display())]
+    #[error("{}: begins with {found:02x?}, and {what} begin with {expected}; name an IDX file, as it is or in \
+             gzip", path.display())]
     Magic {
         /// The file.
         path: PathBuf,
@@ -42,7 +43,8 @@ pub enum IdxError {
         sizes: Vec<u32>,
     },
     /// It has another length than its sizes require.
-    #[error("{}: {found} bytes after the sizes {sizes:?}, which require {expected}; the file is {}", path.display(), if found < expected { "truncated" } else { "longer than an IDX file" })]
+    #[error("{}: {found} bytes after the sizes {sizes:?}, which require {expected}; the file is \
+             {}", path.display(), if found < expected { "truncated" } else { "longer than an IDX file" })]
     Length {
         /// The file.
         path: PathBuf,
@@ -54,7 +56,8 @@ pub enum IdxError {
         found: u64,
     },
     /// Images and labels of different numbers.
-    #[error("{} has {images} images, and {} has {labels} labels; expected one label for each image", images_path.display(), labels_path.display())]
+    #[error("{} has {images} images, and {} has {labels} labels; expected one label for each \
+             image", images_path.display(), labels_path.display())]
     Counts {
         /// The file of images.
         images_path: PathBuf,

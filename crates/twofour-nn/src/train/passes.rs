@@ -2,8 +2,8 @@
 
 use crate::random::Stream;
 
-/// The samples of a step that takes `batch` of them. Every pass over the samples takes each once, in an order of its own, which depends on the seed and the number of the pass
-/// alone.
+/// The samples of a step that takes `batch` of them. Every pass over the samples takes each once, in an order of its
+/// own, which depends on the seed and the number of the pass alone.
 pub(super) fn drawn(samples: &[u32], batch: usize, seed: u64, step: u64) -> Vec<u32> {
     let count = samples.len() as u64;
     let first = step.wrapping_mul(batch as u64);

@@ -6,10 +6,11 @@ use crate::{
     questions::{QuestionFile, Window, WindowSettings, Windows},
 };
 
-/// Windows of questions and texts, all of one length, in a training and a validation part. A text that is longer than a window is in several, which overlap by half; a window
-/// without the whole answer has its first token as its target.
+/// Windows of questions and texts, all of one length, in a training and a validation part. A text that is longer than a
+/// window is in several, which overlap by half; a window without the whole answer has its first token as its target.
 ///
-/// There is no padding: a window whose text is shorter is filled with the texts that follow in the file, which is more to search for the answer in.
+/// There is no padding: a window whose text is shorter is filled with the texts that follow in the file, which is more
+/// to search for the answer in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuestionSet {
     training: Vec<Window>,
@@ -19,7 +20,8 @@ pub struct QuestionSet {
 }
 
 impl QuestionSet {
-    /// The windows, of that many tokens, of a file. The last `validation_share` of the texts with questions (rounded up) is for validation.
+    /// The windows, of that many tokens, of a file. The last `validation_share` of the texts with questions (rounded
+    /// up) is for validation.
     ///
     /// # Errors
     /// A share outside 0 to 0.5, a file with fewer than two texts with questions; those of [`Windows::new`].

@@ -1,4 +1,5 @@
-//! AdamW (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019) in one pass over a parameter, with decay of pruned elements.
+//! AdamW (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019) in one pass over a parameter, with decay
+//! of pruned elements.
 
 use rayon::prelude::*;
 use twofour::Mask;
@@ -6,7 +7,8 @@ use twofour::Mask;
 use super::vector;
 use crate::engine::{AdamWStep, PrunedDecay, SecondMoment};
 
-/// Elements of one task; the norm and the sum of changes are taken task by task, so they do not depend on the number of threads.
+/// Elements of one task; the norm and the sum of changes are taken task by task, so they do not depend on the number of
+/// threads.
 const TASK: usize = 1 << 14;
 
 /// A parameter, its gradient and its moments, all of one length.
@@ -88,8 +90,8 @@ impl Numbers {
     }
 }
 
-/// Updates a parameter, with the mask of its 2:4 layer if it has one. Returns the sum of the magnitudes of the second moment's changes, or of their logarithms, where the step
-/// watches them, and otherwise 0.
+/// Updates a parameter, with the mask of its 2:4 layer if it has one. Returns the sum of the magnitudes of the second
+/// moment's changes, or of their logarithms, where the step watches them, and otherwise 0.
 ///
 /// The slices must have one length, which a mask has as its number of elements.
 pub fn step(step: &AdamWStep, state: AdamWSlices<'_>, mask: Option<&Mask>) -> f64 {

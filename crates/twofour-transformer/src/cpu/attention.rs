@@ -57,8 +57,8 @@ fn clear_outside(row: &mut [f32], range: Range<usize>) {
 
 /// `o = softmax(cap(scale · q kᵀ)) v` for each head.
 ///
-/// The probabilities go to `p: [batch · heads, positions, positions]`. Of a row, elements between the first and the last key of
-/// its block of queries are written, with zeros where the query does not attend; the rest is left alone.
+/// The probabilities go to `p: [batch · heads, positions, positions]`. Of a row, elements between the first and the
+/// last key of its block of queries are written, with zeros where the query does not attend; the rest is left alone.
 pub fn forward(shape: AttentionShape, q: &[f32], k: &[f32], v: &[f32], p: &mut [f32], o: &mut [f32]) {
     let (t, d) = (shape.positions, shape.head_dim);
     let n = t * d;

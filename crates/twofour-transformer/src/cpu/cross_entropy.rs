@@ -4,7 +4,8 @@ use rayon::prelude::*;
 
 use super::{rows, softmax, vector};
 
-/// The sum of `-log softmax(logits)[target]` over the rows of `logits: [rows, classes]`, in nats. Targets must be below `classes`, one for each row.
+/// The sum of `-log softmax(logits)[target]` over the rows of `logits: [rows, classes]`, in nats. Targets must be below
+/// `classes`, one for each row.
 pub fn loss(logits: &[f32], classes: usize, targets: &[u32]) -> f64 {
     let row_loss = |(row, &target): (&[f32], &u32)| {
         vector::widest(|| {

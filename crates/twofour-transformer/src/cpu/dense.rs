@@ -109,8 +109,8 @@ pub fn input_gradient(
     Ok(())
 }
 
-/// The weight for twofour's dense kernels, which are faster than the `gemm` crate (`docs/explanation/kernels/cpu.md`); on a machine
-/// whose instructions they do not use, nothing.
+/// The weight for twofour's dense kernels, which are faster than the `gemm` crate (`docs/explanation/kernels/cpu.md`);
+/// on a machine whose instructions they do not use, nothing.
 fn kernels(w: &[f32], outputs: usize, inputs: usize) -> Result<Option<DenseRef<'_, f32>>> {
     Ok(match Engine::best()? {
         Engine::Scalar => None,

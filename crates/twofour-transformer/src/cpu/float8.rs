@@ -20,8 +20,8 @@ impl Float8 for F8E5M2 {
     const LARGEST: f32 = 57344.0;
 }
 
-/// The values that a tensor has after it is multiplied by `LARGEST / amax`, rounded, and divided by that factor again; `amax` is its largest magnitude. Zeros stay
-/// zeros, and a tensor with a NaN or an infinity becomes NaN.
+/// The values that a tensor has after it is multiplied by `LARGEST / amax`, rounded, and divided by that factor again;
+/// `amax` is its largest magnitude. Zeros stay zeros, and a tensor with a NaN or an infinity becomes NaN.
 pub fn round<F: Float8>(values: &[f32]) -> Vec<f32> {
     // As bits, magnitudes are ordered as numbers are, and a NaN is above infinity.
     let largest = |values: &[f32]| values.iter().map(|v| v.to_bits() & 0x7FFF_FFFF).max().unwrap_or(0);

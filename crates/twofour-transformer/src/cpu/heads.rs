@@ -1,7 +1,8 @@
 //! From the projection's layout to separate heads and back.
 //!
-//! A projection gives queries of all heads, keys of all key-value heads, and values of these: `[tokens, (heads + 2 kv_heads) head_dim]`. Attention works
-//! on `[batch, head, position, head_dim]`, where one head of one batch element is contiguous; a key-value head is repeated for each head that shares it.
+//! A projection gives queries of all heads, keys of all key-value heads, and values of these: `[tokens, (heads + 2
+//! kv_heads) head_dim]`. Attention works on `[batch, head, position, head_dim]`, where one head of one batch element is
+//! contiguous; a key-value head is repeated for each head that shares it.
 
 use rayon::prelude::*;
 
@@ -39,7 +40,8 @@ pub fn split(shape: AttentionShape, table: Option<&Table>, qkv: &[f32], q: &mut 
     });
 }
 
-/// The gradient of [`split`]: gathers `dq`, `dk`, `dv` into `dqkv`; a key-value head's gradient is the sum over the heads that share it.
+/// The gradient of [`split`]: gathers `dq`, `dk`, `dv` into `dqkv`; a key-value head's gradient is the sum over the
+/// heads that share it.
 pub fn split_backward(
     shape: AttentionShape,
     table: Option<&Table>,

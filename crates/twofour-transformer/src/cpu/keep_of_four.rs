@@ -2,8 +2,9 @@
 
 use rayon::prelude::*;
 
-/// Writes a weight with rows of `cols` elements to `kept`, with zeros in place of all but the `count` largest magnitudes of every group of four in a row. Of
-/// equal magnitudes the lower index is kept; a NaN counts as the largest. A last group of fewer elements is one whose others are zero.
+/// Writes a weight with rows of `cols` elements to `kept`, with zeros in place of all but the `count` largest
+/// magnitudes of every group of four in a row. Of equal magnitudes the lower index is kept; a NaN counts as the
+/// largest. A last group of fewer elements is one whose others are zero.
 ///
 /// The slices must have one length, a multiple of `cols`.
 pub fn keep(count: u32, weight: &[f32], cols: usize, kept: &mut [f32]) {

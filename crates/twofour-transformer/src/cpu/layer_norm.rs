@@ -30,8 +30,8 @@ pub fn statistics(x: &[f32], n: usize, eps: f32, statistics: [&mut [f32]; 2]) {
     });
 }
 
-/// Normalizes every row of `x: [rows, n]` into `y`; gain and bias have `n` elements. The variance is the biased one. Mean and reciprocal standard deviation
-/// of every row go to `statistics`, `[rows]` each.
+/// Normalizes every row of `x: [rows, n]` into `y`; gain and bias have `n` elements. The variance is the biased one.
+/// Mean and reciprocal standard deviation of every row go to `statistics`, `[rows]` each.
 pub fn forward(x: &[f32], [gain, bias]: [&[f32]; 2], eps: f32, y: &mut [f32], statistics: [&mut [f32]; 2]) {
     let n = gain.len();
     if n == 0 {
@@ -56,7 +56,8 @@ pub fn forward(x: &[f32], [gain, bias]: [&[f32]; 2], eps: f32, y: &mut [f32], st
     });
 }
 
-/// Adds the gradients for `x` to `dx`, and those for gain and bias, one after the other, to `dgain_dbias: [2, n]`. The statistics are those of [`forward`].
+/// Adds the gradients for `x` to `dx`, and those for gain and bias, one after the other, to `dgain_dbias: [2, n]`. The
+/// statistics are those of [`forward`].
 pub fn backward(
     (x, gain, statistics): (&[f32], &[f32], [&[f32]; 2]),
     dy: &[f32],

@@ -8,7 +8,8 @@ pub const fn mask_words_of_row(cols: usize) -> usize {
     2 * cols.div_ceil(64)
 }
 
-/// The words of a mask, row by row, [`mask_words_of_row`] of each: bit `b` of word `j` stands for column `32 j + b`, 1 where the element is kept.
+/// The words of a mask, row by row, [`mask_words_of_row`] of each: bit `b` of word `j` stands for column `32 j + b`, 1
+/// where the element is kept.
 pub fn words(mask: &Mask) -> Vec<u32> {
     let of_word = |word: &u64| [*word as u32, (*word >> 32) as u32];
     (0..mask.rows()).flat_map(|row| mask.row_words(row).iter().flat_map(of_word)).collect()
@@ -19,7 +20,8 @@ fn is_kept(words: &[u32], col: usize) -> bool {
     words[col / 32] >> (col % 32) & 1 == 1
 }
 
-/// Writes a weight with rows of `cols` elements to `masked`, with +0.0 in place of every element that the mask of these words prunes.
+/// Writes a weight with rows of `cols` elements to `masked`, with +0.0 in place of every element that the mask of these
+/// words prunes.
 ///
 /// The slices must have one length, a multiple of `cols`, and the mask the words of their rows.
 pub fn apply(mask: &[u32], cols: usize, weight: &[f32], masked: &mut [f32]) {

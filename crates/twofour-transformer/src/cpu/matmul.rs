@@ -48,8 +48,9 @@ pub fn multiply(into: Into, dst: &mut [f32], row_stride: usize, scale: f32, a: V
     let (m, n, k) = (a.rows, b.columns, a.columns);
     assert_eq!(k, b.rows, "inner dimensions differ");
     assert!(reaches(m, n, row_stride, 1) <= dst.len(), "product past the end of its destination");
-    // SAFETY: `View::new` and the assertion above guarantee that every element addressed by these sizes and strides lies
-    // inside its slice; `dst` is borrowed mutably, so it overlaps neither `a` nor `b`; strides fit `isize` as slices do.
+    // SAFETY: `View::new` and the assertion above guarantee that every element addressed by these sizes and strides
+    // lies inside its slice; `dst` is borrowed mutably, so it overlaps neither `a` nor `b`; strides fit `isize` as
+    // slices do.
     unsafe {
         gemm::gemm(
             m,

@@ -89,7 +89,8 @@ fn sigmoid(x: f32) -> f32 {
 
 /// The normal distribution function and its density.
 ///
-/// Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: within 1.5e-7 for `erf`. Both share one exponential.
+/// Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: within 1.5e-7 for `erf`. Both share one
+/// exponential.
 #[inline(always)]
 fn normal(x: f32) -> (f32, f32) {
     let bell = vector::exp(-0.5 * x * x);

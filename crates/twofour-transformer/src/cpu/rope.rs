@@ -33,13 +33,15 @@ impl Table {
     /// The wavelength base that the method's paper uses.
     const BASE: f64 = 10_000.0;
 
-    /// The table for the first `positions` positions and heads of `2 * half` elements, where pair `i` turns by `10000^(-i / half)` from one position to the next.
+    /// The table for the first `positions` positions and heads of `2 * half` elements, where pair `i` turns by
+    /// `10000^(-i / half)` from one position to the next.
     pub fn new(positions: usize, half: usize) -> Self {
         let frequencies: Vec<f64> = (0..half).map(|i| Self::BASE.powf(-(i as f64) / half as f64)).collect();
         Self::of(0..positions, &frequencies)
     }
 
-    /// The table of these positions, where pair `i` turns by `frequencies[i]` from one position to the next. [`Table::at`] counts from the first of them.
+    /// The table of these positions, where pair `i` turns by `frequencies[i]` from one position to the next.
+    /// [`Table::at`] counts from the first of them.
     pub fn of(positions: Range<usize>, frequencies: &[f64]) -> Self {
         let angles = positions.clone().flat_map(|position| frequencies.iter().map(move |f| position as f64 * f));
         let (sin, cos) = angles.map(|angle| (angle.sin() as f32, angle.cos() as f32)).unzip();

@@ -19,8 +19,8 @@ pub fn for_each(y: &mut [f32], columns: usize, f: impl Fn(usize, &mut [f32]) + S
     y.par_chunks_mut(rows * columns).enumerate().for_each(|(task, y)| f(task * rows, y));
 }
 
-/// Adds to `sums` (of `width` elements) what `f(first_row, rows_of_y, partial)` adds to `partial` in each task, in the order
-/// of the tasks.
+/// Adds to `sums` (of `width` elements) what `f(first_row, rows_of_y, partial)` adds to `partial` in each task, in the
+/// order of the tasks.
 pub fn for_each_summing(
     y: &mut [f32],
     columns: usize,

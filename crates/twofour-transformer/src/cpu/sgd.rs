@@ -1,4 +1,5 @@
-//! Stochastic gradient descent with momentum in one pass over a parameter, with decay of pruned elements (SR-STE: Zhou et al., ICLR 2021).
+//! Stochastic gradient descent with momentum in one pass over a parameter, with decay of pruned elements (SR-STE: Zhou
+//! et al., ICLR 2021).
 
 use rayon::prelude::*;
 use twofour::Mask;

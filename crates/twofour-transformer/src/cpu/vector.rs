@@ -1,5 +1,5 @@
-//! What the compiler needs to turn plain loops over `f32` slices into vector code: wide instructions, independent partial
-//! sums, and an exponential without a branch or a call.
+//! What the compiler needs to turn plain loops over `f32` slices into vector code: wide instructions, independent
+//! partial sums, and an exponential without a branch or a call.
 
 /// Runs `work` compiled for the widest vectors that every AVX2 machine has, if this machine has them.
 ///

@@ -10,8 +10,9 @@ use twofour_cuda::{
 /// Computes `y = function(x)` for tensors of f32, f16 or bf16. GELU is `x Φ(x)`.
 ///
 /// # Errors
-/// [`Error::DataType`](twofour_cuda::Error::DataType) for other types; [`Error::Length`](twofour_cuda::Error::Length), [`Error::SliceType`](twofour_cuda::Error::SliceType),
-/// [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and [`Error::Pointer`](twofour_cuda::Error::Pointer) for a tensor that does not fit;
+/// [`Error::DataType`](twofour_cuda::Error::DataType) for other types; [`Error::Length`](twofour_cuda::Error::Length),
+/// [`Error::SliceType`](twofour_cuda::Error::SliceType), [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and
+/// [`Error::Pointer`](twofour_cuda::Error::Pointer) for a tensor that does not fit;
 /// [`Error::TooLarge`](twofour_cuda::Error::TooLarge), [`Error::Driver`](twofour_cuda::Error::Driver).
 pub fn activation_forward(
     context: &LayerContext,
@@ -42,7 +43,8 @@ pub fn activation_backward_in_place(
     let gradient = dy.at("the output gradient", context, dtype, len)?;
     let tensors = FunctionGradient { input, gradient, out: gradient, tiles: None };
     let kernels = context.elementwise(dtype)?;
-    // SAFETY: both tensors have that many elements, an element is written by the thread that read it, and the stream is of their device.
+    // SAFETY: both tensors have that many elements, an element is written by the thread that read it, and the stream is
+    // of their device.
     unsafe { kernels.gradient(context.raw(), function, tensors, len, 1) }
 }
 

@@ -18,7 +18,8 @@ pub struct Embedding {
     pub vocabulary: usize,
     /// Elements of a row.
     pub width: usize,
-    /// Rows of the table of learned positions, which token `t` reads row `t % positions` of; 0 where there is no such table.
+    /// Rows of the table of learned positions, which token `t` reads row `t % positions` of; 0 where there is no such
+    /// table.
     pub positions: usize,
 }
 
@@ -36,13 +37,15 @@ impl Embedding {
 
 /// Copies rows: `out[t] = table[ids[t]] + positions[t % positions]`, rounded once.
 ///
-/// `ids` are u32 `[tokens]`, `table` is `[vocabulary, width]`, `positions` `[positions, width]` (required if and only if the shape has positions), and `out`
-/// `[tokens, width]`. `status` is a u32 `[1]`: it becomes the number of a token whose id is beyond the table, counted from 1, unless it was larger; such a token's
-/// row is that of its position alone. The caller sets it to 0 before.
+/// `ids` are u32 `[tokens]`, `table` is `[vocabulary, width]`, `positions` `[positions, width]` (required if and only
+/// if the shape has positions), and `out` `[tokens, width]`. `status` is a u32 `[1]`: it becomes the number of a token
+/// whose id is beyond the table, counted from 1, unless it was larger; such a token's row is that of its position
+/// alone. The caller sets it to 0 before.
 ///
 /// # Errors
-/// [`Error::DataType`] for tables of another type than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`]
-/// for a tensor that does not fit; [`Error::Dimension`] for an empty table; [`Error::Driver`].
+/// [`Error::DataType`] for tables of another type than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`],
+/// [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit; [`Error::Dimension`] for an empty
+/// table; [`Error::Driver`].
 pub fn embedding_forward(
     context: &LayerContext,
     embedding: Embedding,
@@ -71,15 +74,17 @@ pub fn embedding_forward(
     unsafe { kernels.gather(context.raw(), &parameters) }
 }
 
-/// Computes the gradients of the tables: `dtable[id]` is the sum of `dy[t]` over the tokens with that id, and `dpositions[p]` the sum over those at position `p`,
-/// each in a fixed order.
+/// Computes the gradients of the tables: `dtable[id]` is the sum of `dy[t]` over the tokens with that id, and
+/// `dpositions[p]` the sum over those at position `p`, each in a fixed order.
 ///
-/// `dy` is `[tokens, width]` of f32, f16 or bf16; `dtable` is f32 `[vocabulary, width]`, and `dpositions` f32 `[positions, width]`. Tokens are put in the order of
-/// their ids by a counting sort, and within an id in that of the tokens. A token whose id is beyond the table is left out, and `status` becomes its number as in
+/// `dy` is `[tokens, width]` of f32, f16 or bf16; `dtable` is f32 `[vocabulary, width]`, and `dpositions` f32
+/// `[positions, width]`. Tokens are put in the order of their ids by a counting sort, and within an id in that of the
+/// tokens. A token whose id is beyond the table is left out, and `status` becomes its number as in
 /// [`embedding_forward`].
 ///
 /// # Errors
-/// Those of [`embedding_forward`]; [`Error::Multiple`] where there are positions and `tokens` is not a multiple of their number; those of allocating workspace.
+/// Those of [`embedding_forward`]; [`Error::Multiple`] where there are positions and `tokens` is not a multiple of
+/// their number; those of allocating workspace.
 pub fn embedding_gradient(
     context: &LayerContext,
     embedding: Embedding,
@@ -121,7 +126,7 @@ pub fn embedding_gradient(
     // SAFETY: the workspace has room for that many bytes, and the stream is of its device.
     unsafe { cudarc::driver::result::memset_d8_async(first, 0, zeroed, context.stream().cu_stream()) }
         .map_err(|error| Error::driver("zeroing counts", error))?;
-    // SAFETY: the slices have been found to be as long as the shape requires, the workspace has room for the sorted tokens and has been zeroed where the kernels count,
-    // and the stream is of their device.
+    // SAFETY: the slices have been found to be as long as the shape requires, the workspace has room for the sorted
+    // tokens and has been zeroed where the kernels count, and the stream is of their device.
     unsafe { kernels.gradient(context.raw(), &parameters) }
 }

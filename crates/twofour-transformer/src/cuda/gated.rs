@@ -32,12 +32,15 @@ impl Gate {
     }
 }
 
-/// Computes `y = gate(x[:, ..width]) · x[:, width..]` for `x` `[rows, 2 · width]` and `y` `[rows, width]`, of f32, f16 or bf16.
+/// Computes `y = gate(x[:, ..width]) · x[:, width..]` for `x` `[rows, 2 · width]` and `y` `[rows, width]`, of f32, f16
+/// or bf16.
 ///
 /// # Errors
-/// [`Error::DataType`](twofour_cuda::Error::DataType) for other types; [`Error::Length`](twofour_cuda::Error::Length), [`Error::SliceType`](twofour_cuda::Error::SliceType),
-/// [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and [`Error::Pointer`](twofour_cuda::Error::Pointer) for a tensor that does not fit;
-/// [`Error::Dimension`](twofour_cuda::Error::Dimension) for a width of 0; [`Error::Driver`](twofour_cuda::Error::Driver).
+/// [`Error::DataType`](twofour_cuda::Error::DataType) for other types; [`Error::Length`](twofour_cuda::Error::Length),
+/// [`Error::SliceType`](twofour_cuda::Error::SliceType), [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and
+/// [`Error::Pointer`](twofour_cuda::Error::Pointer) for a tensor that does not fit;
+/// [`Error::Dimension`](twofour_cuda::Error::Dimension) for a width of 0;
+/// [`Error::Driver`](twofour_cuda::Error::Driver).
 pub fn gated_forward(
     context: &LayerContext,
     gate: Gate,
@@ -56,7 +59,8 @@ pub fn gated_forward(
     run(context, gate, rows, &parameters, x)
 }
 
-/// Computes `dx` `[rows, 2 · width]`, the gradient of [`gated_forward`]'s input, from `dy` `[rows, width]`. `dx` must not be `x`.
+/// Computes `dx` `[rows, 2 · width]`, the gradient of [`gated_forward`]'s input, from `dy` `[rows, width]`. `dx` must
+/// not be `x`.
 ///
 /// # Errors
 /// Those of [`gated_forward`].

@@ -9,8 +9,9 @@ use twofour_cuda::{
 use crate::cuda::raw::heads::{Heads, HeadsParameters, HeadsTask};
 use crate::{AttentionShape, ScoreOptions};
 
-/// The tables of rotary embedding, f32 `[positions, head_dim / 2]` each. Element `i` of a head is paired with element `i + head_dim / 2` (Su et al.,
-/// "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, with pairs as in GPT-NeoX).
+/// The tables of rotary embedding, f32 `[positions, head_dim / 2]` each. Element `i` of a head is paired with element
+/// `i + head_dim / 2` (Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, with pairs as
+/// in GPT-NeoX).
 #[derive(Debug, Clone, Copy)]
 pub struct Rotary<'a> {
     /// Cosines of the angles.
@@ -44,12 +45,15 @@ pub struct SplitHeadsMut<'a> {
 /// The addresses of queries, keys and values.
 type Addresses = (u64, u64, u64);
 
-/// Splits the fused projection `[tokens, (heads + 2 · kv_heads) · head_dim]` into queries, keys and values, and rotates queries and keys.
+/// Splits the fused projection `[tokens, (heads + 2 · kv_heads) · head_dim]` into queries, keys and values, and rotates
+/// queries and keys.
 ///
 /// # Errors
-/// [`Error::DataType`](twofour_cuda::Error::DataType) for other types than f32, f16 and bf16; [`Error::Length`](twofour_cuda::Error::Length),
-/// [`Error::SliceType`](twofour_cuda::Error::SliceType), [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and [`Error::Pointer`](twofour_cuda::Error::Pointer) for a tensor
-/// that does not fit; [`Error::Dimension`](twofour_cuda::Error::Dimension) and [`Error::Multiple`](twofour_cuda::Error::Multiple) for a shape that is none;
+/// [`Error::DataType`](twofour_cuda::Error::DataType) for other types than f32, f16 and bf16;
+/// [`Error::Length`](twofour_cuda::Error::Length), [`Error::SliceType`](twofour_cuda::Error::SliceType),
+/// [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and [`Error::Pointer`](twofour_cuda::Error::Pointer) for a
+/// tensor that does not fit; [`Error::Dimension`](twofour_cuda::Error::Dimension) and
+/// [`Error::Multiple`](twofour_cuda::Error::Multiple) for a shape that is none;
 /// [`Error::Driver`](twofour_cuda::Error::Driver).
 pub fn split_heads(
     context: &LayerContext,
@@ -64,7 +68,8 @@ pub fn split_heads(
     run(context, shape, rotary, dtype, (fused, 0), apart)
 }
 
-/// Computes the gradient of the fused projection from those of queries, keys and values: the way back of [`split_heads`], with the opposite rotation.
+/// Computes the gradient of the fused projection from those of queries, keys and values: the way back of
+/// [`split_heads`], with the opposite rotation.
 ///
 /// # Errors
 /// Those of [`split_heads`].
@@ -113,7 +118,8 @@ pub fn merge_heads_gradient(
     run(context, AttentionShape { kv_heads: 0, ..shape }, None, dtype, (merged, 0), (apart, 0, 0))
 }
 
-/// Rotates `x` `[sequences, positions, head_dim]` by the angles of its positions: `y` of the same shape and type. The gradient is [`rotate_gradient`].
+/// Rotates `x` `[sequences, positions, head_dim]` by the angles of its positions: `y` of the same shape and type. The
+/// gradient is [`rotate_gradient`].
 ///
 /// # Errors
 /// Those of [`split_heads`].
@@ -169,7 +175,8 @@ fn addresses(
     ))
 }
 
-/// Rotates the queries and keys of the fused projection `[tokens, (heads + 2 · kv_heads) · head_dim]` in place: what [`split_heads`] does to them.
+/// Rotates the queries and keys of the fused projection `[tokens, (heads + 2 · kv_heads) · head_dim]` in place: what
+/// [`split_heads`] does to them.
 ///
 /// # Errors
 /// Those of [`split_heads`].
@@ -182,7 +189,8 @@ pub fn rotate_projection(
     rotate_in_place(context, shape, rotary, HeadsTask::RotateForth, fused)
 }
 
-/// Rotates the gradients of queries and keys in that of the fused projection back, in place: the gradient of [`rotate_projection`].
+/// Rotates the gradients of queries and keys in that of the fused projection back, in place: the gradient of
+/// [`rotate_projection`].
 ///
 /// # Errors
 /// Those of [`split_heads`].

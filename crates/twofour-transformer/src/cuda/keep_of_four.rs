@@ -8,13 +8,16 @@ use twofour_cuda::{
 
 use crate::cuda::raw::keep_of_four::{KeepOfFour, KeepOfFourParameters};
 
-/// Rounds an f32 weight with rows of `cols` elements to `kept`, of f32, f16 or bf16, and sets all but the `count` largest magnitudes of every group of four in a
-/// row to zero. Of equal magnitudes the lower index is kept; a NaN counts as the largest.
+/// Rounds an f32 weight with rows of `cols` elements to `kept`, of f32, f16 or bf16, and sets all but the `count`
+/// largest magnitudes of every group of four in a row to zero. Of equal magnitudes the lower index is kept; a NaN
+/// counts as the largest.
 ///
 /// # Errors
-/// [`Error::DataType`](twofour_cuda::Error::DataType) for another type; [`Error::Multiple`](twofour_cuda::Error::Multiple) for a weight of no whole rows;
-/// [`Error::Length`](twofour_cuda::Error::Length), [`Error::SliceType`](twofour_cuda::Error::SliceType), [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and
-/// [`Error::Pointer`](twofour_cuda::Error::Pointer) for a tensor that does not fit; [`Error::Driver`](twofour_cuda::Error::Driver).
+/// [`Error::DataType`](twofour_cuda::Error::DataType) for another type;
+/// [`Error::Multiple`](twofour_cuda::Error::Multiple) for a weight of no whole rows;
+/// [`Error::Length`](twofour_cuda::Error::Length), [`Error::SliceType`](twofour_cuda::Error::SliceType),
+/// [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and [`Error::Pointer`](twofour_cuda::Error::Pointer) for a
+/// tensor that does not fit; [`Error::Driver`](twofour_cuda::Error::Driver).
 pub fn keep_of_four(
     context: &LayerContext,
     count: u32,

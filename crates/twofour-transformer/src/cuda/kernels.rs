@@ -71,11 +71,12 @@ pub fn sources() -> Vec<Source> {
     raw::sources()
 }
 
-/// Loads the kernels that training needs for activations of a data type, which compiles those that are not in the cache.
+/// Loads the kernels that training needs for activations of a data type, which compiles those that are not in the
+/// cache.
 ///
 /// # Errors
-/// [`Error::DataType`](twofour_cuda::Error::DataType) for other types than f32, f16 and bf16; those of compiling and loading;
-/// [`Error::Capturing`](twofour_cuda::Error::Capturing) while the stream is being captured.
+/// [`Error::DataType`](twofour_cuda::Error::DataType) for other types than f32, f16 and bf16; those of compiling and
+/// loading; [`Error::Capturing`](twofour_cuda::Error::Capturing) while the stream is being captured.
 pub fn prepare(context: &LayerContext, dtype: DataType) -> Result<()> {
     Norms::of(context, dtype)?;
     CrossEntropy::of(context, dtype)?;

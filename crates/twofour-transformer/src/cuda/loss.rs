@@ -27,17 +27,20 @@ struct LossTarget<'a> {
     status: DeviceSliceMut<'a>,
 }
 
-/// Computes the cross-entropy `log Σ exp(logits) - logits[target]` of the rows of `[rows, classes]` logits, adds it up, and replaces the logits by their gradient
-/// `(softmax(logits) - onehot(target)) · factor`.
+/// Computes the cross-entropy `log Σ exp(logits) - logits[target]` of the rows of `[rows, classes]` logits, adds it up,
+/// and replaces the logits by their gradient `(softmax(logits) - onehot(target)) · factor`.
 ///
-/// `targets` are u32 `[rows]`; [`IGNORED_TARGET`] is no loss and no gradient. `loss` is an f32 `[1]`: the sum of the losses, not multiplied by the factor, and
-/// added to what is there for [`Accumulate::Add`]. `status` is a u32 `[1]`: it becomes the number of a row whose target is no class, counted from 1, unless it was
-/// larger; such a row is ignored. The caller sets it to 0 before.
+/// `targets` are u32 `[rows]`; [`IGNORED_TARGET`] is no loss and no gradient. `loss` is an f32 `[1]`: the sum of the
+/// losses, not multiplied by the factor, and added to what is there for [`Accumulate::Add`]. `status` is a u32 `[1]`:
+/// it becomes the number of a row whose target is no class, counted from 1, unless it was larger; such a row is
+/// ignored. The caller sets it to 0 before.
 ///
 /// # Errors
-/// [`Error::DataType`](twofour_cuda::Error::DataType) for logits of another type than f32, f16 and bf16; [`Error::Length`](twofour_cuda::Error::Length),
-/// [`Error::SliceType`](twofour_cuda::Error::SliceType), [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and [`Error::Pointer`](twofour_cuda::Error::Pointer) for a tensor
-/// that does not fit; [`Error::Dimension`](twofour_cuda::Error::Dimension) for no classes; those of allocating workspace; [`Error::Driver`](twofour_cuda::Error::Driver).
+/// [`Error::DataType`](twofour_cuda::Error::DataType) for logits of another type than f32, f16 and bf16;
+/// [`Error::Length`](twofour_cuda::Error::Length), [`Error::SliceType`](twofour_cuda::Error::SliceType),
+/// [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and [`Error::Pointer`](twofour_cuda::Error::Pointer) for a
+/// tensor that does not fit; [`Error::Dimension`](twofour_cuda::Error::Dimension) for no classes; those of allocating
+/// workspace; [`Error::Driver`](twofour_cuda::Error::Driver).
 #[expect(clippy::too_many_arguments, reason = "each is a tensor of its own")]
 pub fn cross_entropy(
     context: &LayerContext,
@@ -96,6 +99,7 @@ fn run(
     };
     let mut work = context.work();
     [parameters.losses] = work.parts([4 * rows])?;
-    // SAFETY: the slices have been found to be as long as the shape requires, the workspace has room for the rows' losses, and the stream is of their device.
+    // SAFETY: the slices have been found to be as long as the shape requires, the workspace has room for the rows'
+    // losses, and the stream is of their device.
     unsafe { kernels.run(context.raw(), &parameters) }
 }

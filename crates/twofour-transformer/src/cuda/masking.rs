@@ -13,15 +13,18 @@ pub const fn mask_words_of_row(cols: usize) -> usize {
     2 * cols.div_ceil(64)
 }
 
-/// Rounds an f32 weight with rows of `cols` elements to `masked`, of f32, f16 or bf16, with +0.0 in place of every element that the mask prunes.
+/// Rounds an f32 weight with rows of `cols` elements to `masked`, of f32, f16 or bf16, with +0.0 in place of every
+/// element that the mask prunes.
 ///
-/// The mask is u32 words, held as elements of [`DataType::I32`], `[rows, mask_words_of_row(cols)]`: bit `b` of word `j` of a row stands for column `32 j + b`, 1 where
-/// the element is kept.
+/// The mask is u32 words, held as elements of [`DataType::I32`], `[rows, mask_words_of_row(cols)]`: bit `b` of word `j`
+/// of a row stands for column `32 j + b`, 1 where the element is kept.
 ///
 /// # Errors
-/// [`Error::DataType`](twofour_cuda::Error::DataType) for another type; [`Error::Multiple`](twofour_cuda::Error::Multiple) for a weight of no whole rows;
-/// [`Error::Length`](twofour_cuda::Error::Length), [`Error::SliceType`](twofour_cuda::Error::SliceType), [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and
-/// [`Error::Pointer`](twofour_cuda::Error::Pointer) for a tensor that does not fit; [`Error::Driver`](twofour_cuda::Error::Driver).
+/// [`Error::DataType`](twofour_cuda::Error::DataType) for another type;
+/// [`Error::Multiple`](twofour_cuda::Error::Multiple) for a weight of no whole rows;
+/// [`Error::Length`](twofour_cuda::Error::Length), [`Error::SliceType`](twofour_cuda::Error::SliceType),
+/// [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and [`Error::Pointer`](twofour_cuda::Error::Pointer) for a
+/// tensor that does not fit; [`Error::Driver`](twofour_cuda::Error::Driver).
 pub fn apply_mask(
     context: &LayerContext,
     mask: DeviceSlice<'_>,
@@ -35,7 +38,8 @@ pub fn apply_mask(
     run(context, mask, (len, cols), dtype, [weight, masked])
 }
 
-/// Writes +0.0 in place of every element that a mask prunes of f32 values with rows of `cols` elements; the mask is that of [`apply_mask`].
+/// Writes +0.0 in place of every element that a mask prunes of f32 values with rows of `cols` elements; the mask is
+/// that of [`apply_mask`].
 ///
 /// # Errors
 /// Those of [`apply_mask`].
@@ -71,7 +75,7 @@ fn run(
         words_of_row: words as u32,
     };
     let kernel = Masking::of(context, dtype)?;
-    // SAFETY: the weight and the result have been found to be equally long, in whole rows, the mask to have the words of these rows, and the stream is of their
-    // device. They are distinct borrows, or one f32 slice.
+    // SAFETY: the weight and the result have been found to be equally long, in whole rows, the mask to have the words
+    // of these rows, and the stream is of their device. They are distinct borrows, or one f32 slice.
     unsafe { kernel.run(context.raw(), &parameters) }
 }

@@ -11,9 +11,11 @@ use crate::cuda::raw::norm::{NormParameters, Norms};
 /// A normalization.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NormKind {
-    /// Layer normalization: `(x - mean) / sqrt(variance + ε) · gain + bias` (Ba, Kiros and Hinton, "Layer Normalization", 2016).
+    /// Layer normalization: `(x - mean) / sqrt(variance + ε) · gain + bias` (Ba, Kiros and Hinton, "Layer
+    /// Normalization", 2016).
     Layer,
-    /// RMS normalization: `x / sqrt(mean of x² + ε) · gain + bias` (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019).
+    /// RMS normalization: `x / sqrt(mean of x² + ε) · gain + bias` (Zhang and Sennrich, "Root Mean Square Layer
+    /// Normalization", 2019).
     RootMeanSquare,
 }
 
@@ -35,7 +37,8 @@ pub struct Norm {
 pub enum NormInput<'a> {
     /// A tensor.
     Tensor(DeviceSlice<'a>),
-    /// The sum of two tensors, rounded to their type, which overwrites the second one: a residual addition in front of a norm.
+    /// The sum of two tensors, rounded to their type, which overwrites the second one: a residual addition in front of
+    /// a norm.
     Sum(DeviceSlice<'a>, DeviceSliceMut<'a>),
 }
 
@@ -71,7 +74,8 @@ pub struct NormBackward<'a> {
     pub dy: DeviceSlice<'a>,
     /// The gradient of `x`, `[rows, width]`.
     pub dx: DeviceSliceMut<'a>,
-    /// Whether the gradient of `x` is added to what `dx` holds, such as the gradient that reaches `x` past the normalization.
+    /// Whether the gradient of `x` is added to what `dx` holds, such as the gradient that reaches `x` past the
+    /// normalization.
     pub accumulate_dx: Accumulate,
     /// The gradient of the gain, f32 `[width]`.
     pub dgain: DeviceSliceMut<'a>,
@@ -118,8 +122,9 @@ impl Norm {
 /// Normalizes each row: `y = x̂ · gain + bias`.
 ///
 /// # Errors
-/// [`Error::DataType`] for activations of another type than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and
-/// [`Error::Pointer`] for a tensor that does not fit; [`Error::Dimension`] for a width of 0; [`Error::Driver`].
+/// [`Error::DataType`] for activations of another type than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`],
+/// [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit; [`Error::Dimension`] for a width of 0;
+/// [`Error::Driver`].
 pub fn norm_forward(context: &LayerContext, norm: Norm, tensors: NormForward<'_>) -> Result<()> {
     let NormForward { x, gain, bias, y, mean, rstd } = tensors;
     let (x, sum) = match x {
@@ -168,6 +173,7 @@ pub fn norm_backward(context: &LayerContext, norm: Norm, tensors: NormBackward<'
         // SAFETY: the slices have been found to be as long as the shape requires, and the stream is of their device.
         unsafe { kernels.backward(context.raw(), norm.centered(), &parameters) }?;
     }
-    // SAFETY: the slices have been found to be as long as the shape requires, the workspace has room for the partial sums, and the stream is of their device.
+    // SAFETY: the slices have been found to be as long as the shape requires, the workspace has room for the partial
+    // sums, and the stream is of their device.
     unsafe { kernels.parameters(context.raw(), norm.centered(), parameters) }
 }

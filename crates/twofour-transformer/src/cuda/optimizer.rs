@@ -20,7 +20,8 @@ use crate::cuda::raw::gradient_norm::{ClipParameters, GradientNorm};
 pub struct ClippedGradients<'a> {
     /// An f32 `[1]`: the norm of the gradients, divided by the loss scale.
     pub norm: DeviceSliceMut<'a>,
-    /// An f32 `[1]`: what [`adamw`] is to multiply gradients by, `min(1, clip / (norm + 10⁻⁶)) / loss_scale`; 0 where the norm is not finite.
+    /// An f32 `[1]`: what [`adamw`] is to multiply gradients by, `min(1, clip / (norm + 10⁻⁶)) / loss_scale`; 0 where
+    /// the norm is not finite.
     pub scale: DeviceSliceMut<'a>,
     /// A u32 `[1]`: 1 where the norm or the loss is NaN or infinite, otherwise 0. For [`AdamWTensors::skip`].
     pub non_finite: DeviceSliceMut<'a>,
@@ -46,14 +47,15 @@ impl GradientClip<'_> {
     }
 }
 
-/// Computes the norm of all gradients together, and the factor that removes the loss scale and clips the norm (Pascanu, Mikolov and Bengio, "On the difficulty of
-/// training recurrent neural networks", 2013; ε as in PyTorch's `clip_grad_norm_`). Nothing is multiplied yet: the factor is an input of [`adamw`].
+/// Computes the norm of all gradients together, and the factor that removes the loss scale and clips the norm (Pascanu,
+/// Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013; ε as in PyTorch's
+/// `clip_grad_norm_`). Nothing is multiplied yet: the factor is an input of [`adamw`].
 ///
 /// `gradients` are f32. Squares are summed in f64, in a fixed order.
 ///
 /// # Errors
-/// [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit; [`Error::Dimension`] for too many
-/// gradients; those of allocating workspace; [`Error::Driver`].
+/// [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not
+/// fit; [`Error::Dimension`] for too many gradients; those of allocating workspace; [`Error::Driver`].
 pub fn clip_gradients(
     context: &LayerContext,
     gradients: &[DeviceSlice<'_>],
@@ -82,11 +84,13 @@ pub fn clip_gradients(
     let kernels = GradientNorm::of(context)?;
     let mut work = context.work();
     [parameters.partial] = work.parts([GradientNorm::partial_bytes(buffers.len())])?;
-    // SAFETY: the slices have the lengths that are passed, the workspace has room for the partial sums, and the stream is of their device.
+    // SAFETY: the slices have the lengths that are passed, the workspace has room for the partial sums, and the stream
+    // is of their device.
     unsafe { kernels.run(context.raw(), &buffers, parameters) }
 }
 
-/// The number of completed steps, the learning rate and the constants of the current step, in device memory: a captured step counts at each replay.
+/// The number of completed steps, the learning rate and the constants of the current step, in device memory: a captured
+/// step counts at each replay.
 #[derive(Debug)]
 pub struct StepSchedule {
     context: LayerContext,
@@ -138,11 +142,13 @@ impl StepSchedule {
         self.write(1, learning_rate.to_bits())
     }
 
-    /// Launches the copy of the number of completed steps and of the learning rate of the next step. Unlike [`StepSchedule::set_steps`] it waits for nothing: the
-    /// two numbers are copied from host memory before it returns, and reach the device in stream order.
+    /// Launches the copy of the number of completed steps and of the learning rate of the next step. Unlike
+    /// [`StepSchedule::set_steps`] it waits for nothing: the two numbers are copied from host memory before it returns,
+    /// and reach the device in stream order.
     ///
     /// # Errors
-    /// [`Error::Driver`]; [`Error::Capturing`] while the stream is being captured, because a graph would repeat the numbers.
+    /// [`Error::Driver`]; [`Error::Capturing`] while the stream is being captured, because a graph would repeat the
+    /// numbers.
     pub fn set(&mut self, steps: u64, learning_rate: f64) -> Result<()> {
         self.context.expect_not_capturing("setting the schedule of steps")?;
         let numbers = [steps, learning_rate.to_bits()];
@@ -156,16 +162,18 @@ impl StepSchedule {
         self.context.synchronize()
     }
 
-    /// Counts a step, unless the flag `skip` (u32 `[1]`) is not 0, and computes the constants that [`adamw`] reads. Required once for each step, before the
-    /// parameters are updated. The learning rate of `settings` is ignored.
+    /// Counts a step, unless the flag `skip` (u32 `[1]`) is not 0, and computes the constants that [`adamw`] reads.
+    /// Required once for each step, before the parameters are updated. The learning rate of `settings` is ignored.
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`], [`Error::Pointer`] for a flag that does not fit; [`Error::Driver`].
+    /// [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`], [`Error::Pointer`] for a flag that does not
+    /// fit; [`Error::Driver`].
     pub fn advance(&mut self, settings: AdamWSettings, skip: Option<DeviceSlice<'_>>) -> Result<()> {
         let context = &self.context;
         let skip = skip.map(|skip| skip.at("the flag of skipped steps", context, DataType::I32, 1)).transpose()?;
         let kernels = adamw_kernels(context, DataType::F32)?;
-        // SAFETY: the schedule's memory is valid as long as `self` is, the flag has been checked, and the stream is of their device.
+        // SAFETY: the schedule's memory is valid as long as `self` is, the flag has been checked, and the stream is of
+        // their device.
         unsafe { kernels.advance_unless(context.raw(), self.raw, settings, skip) }
     }
 }
@@ -195,15 +203,16 @@ pub enum SecondMoment<'a> {
     /// It follows the gradient.
     #[default]
     Moving,
-    /// It follows the gradient, and the sum over elements of the magnitude of its change is written (STEP: Lu et al., "Learning N:M Structured Sparsity Masks
-    /// from Scratch with Precondition", ICML 2023).
+    /// It follows the gradient, and the sum over elements of the magnitude of its change is written (STEP: Lu et al.,
+    /// "Learning N:M Structured Sparsity Masks from Scratch with Precondition", ICML 2023).
     Watched {
         /// An f32 `[1]` for the sum, which is taken in f64 in a fixed order; 0 where the step is skipped.
         changes: DeviceSliceMut<'a>,
         /// Whether changes are summed, or their logarithms (option 2), where zero counts as the least normal f32.
         mean: ChangeMean,
     },
-    /// It stays as it was after the step of this number, counted from 1, which also corrects its bias; ε is raised to the power 3/4 (STEP).
+    /// It stays as it was after the step of this number, counted from 1, which also corrects its bias; ε is raised to
+    /// the power 3/4 (STEP).
     Frozen {
         /// That step.
         at: u64,
@@ -218,8 +227,8 @@ pub enum PrunedDecay {
         /// The factor.
         strength: f32,
     },
-    /// `learning_rate · strength · w` is taken off pruned weights, decoupled from the moments. The schedule's learning rate must not be set between
-    /// [`StepSchedule::advance`] and the step.
+    /// `learning_rate · strength · w` is taken off pruned weights, decoupled from the moments. The schedule's learning
+    /// rate must not be set between [`StepSchedule::advance`] and the step.
     Weight {
         /// The factor.
         strength: f64,
@@ -235,14 +244,16 @@ pub struct AdamWPhase<'a> {
     pub pruned_decay: Option<(&'a SparseLinear, PrunedDecay)>,
 }
 
-/// Updates a parameter `[rows, cols]` and its moments in place (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019), with the constants of
-/// the schedule's current step, bit for bit as on a CPU. `masked_decay` is a sparse layer of this shape and the factor that the weights which its mask prunes are
-/// multiplied by before they are added to their gradient ([`twofour::estimate::masked_decay`]).
+/// Updates a parameter `[rows, cols]` and its moments in place (Loshchilov and Hutter, "Decoupled Weight Decay
+/// Regularization", ICLR 2019), with the constants of the schedule's current step, bit for bit as on a CPU.
+/// `masked_decay` is a sparse layer of this shape and the factor that the weights which its mask prunes are multiplied
+/// by before they are added to their gradient ([`twofour::estimate::masked_decay`]).
 ///
 /// # Errors
-/// [`Error::Gradient`] for gradients of another type than f32, f16 and bf16, [`Error::DataType`] for such a copy; [`Error::Length`], [`Error::SliceType`],
-/// [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit; [`Error::Multiple`] where there is masked decay and rows or columns are not
-/// multiples of 4; [`Error::TooLarge`]; [`Error::Driver`].
+/// [`Error::Gradient`] for gradients of another type than f32, f16 and bf16, [`Error::DataType`] for such a copy;
+/// [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not
+/// fit; [`Error::Multiple`] where there is masked decay and rows or columns are not multiples of 4;
+/// [`Error::TooLarge`]; [`Error::Driver`].
 pub fn adamw(
     context: &LayerContext,
     shape: (usize, usize),
@@ -256,11 +267,12 @@ pub fn adamw(
     adamw_in_phase(context, shape, tensors, phase, schedule, settings)
 }
 
-/// As [`adamw`], with a second moment that is watched or frozen, or decay of pruned weights that does not pass through the moments.
+/// As [`adamw`], with a second moment that is watched or frozen, or decay of pruned weights that does not pass through
+/// the moments.
 ///
 /// # Errors
-/// Those of [`adamw`], for the tensor of [`SecondMoment::Watched`] too; [`Error::Dimension`] for a second moment that is frozen at step 0; for a watched one
-/// those of allocating workspace.
+/// Those of [`adamw`], for the tensor of [`SecondMoment::Watched`] too; [`Error::Dimension`] for a second moment that
+/// is frozen at step 0; for a watched one those of allocating workspace.
 pub fn adamw_in_phase(
     context: &LayerContext,
     (rows, cols): (usize, usize),
@@ -303,12 +315,14 @@ pub fn adamw_in_phase(
         }
     };
     let phase = raw::AdamWPhase { second_moment, pruned_weight_decay };
-    // SAFETY: the slices have been found to be as long as the shape requires, the workspace has room for the partial sums, the schedule's memory is valid as
-    // long as it is borrowed, as the mask is, and the stream is of their device.
+    // SAFETY: the slices have been found to be as long as the shape requires, the workspace has room for the partial
+    // sums, the schedule's memory is valid as long as it is borrowed, as the mask is, and the stream is of their
+    // device.
     unsafe { kernels.step_in_phase(context.raw(), state, settings, step, phase) }
 }
 
-/// Checks a parameter's tensors, and returns what its step reads and writes, the scale of the gradient and the flag of skipped steps.
+/// Checks a parameter's tensors, and returns what its step reads and writes, the scale of the gradient and the flag of
+/// skipped steps.
 fn state_of(
     context: &LayerContext,
     (rows, cols): (usize, usize),
@@ -334,8 +348,9 @@ fn state_of(
     Ok((state, scale.transpose()?, skip.transpose()?))
 }
 
-/// Updates several parameters and their moments as [`adamw`] does without a mask, 64 in a launch: for the many vectors of a model, whose launches take longer than
-/// their bytes. The gradients have one type, and all have the first one's scale and flag.
+/// Updates several parameters and their moments as [`adamw`] does without a mask, 64 in a launch: for the many vectors
+/// of a model, whose launches take longer than their bytes. The gradients have one type, and all have the first one's
+/// scale and flag.
 ///
 /// # Errors
 /// Those of [`adamw`].
@@ -364,7 +379,7 @@ pub fn adamw_together(
         states.push(state);
     }
     let step = AdamWStep { number: StepNumber::Device(schedule.raw), masked_decay: None, gradient_scale, skip };
-    // SAFETY: the slices have been found to have one length for each parameter, the schedule's memory is valid as long as it is borrowed, and the stream is of
-    // their device.
+    // SAFETY: the slices have been found to have one length for each parameter, the schedule's memory is valid as long
+    // as it is borrowed, and the stream is of their device.
     unsafe { kernels.step_together(context.raw(), &states, settings, step) }
 }

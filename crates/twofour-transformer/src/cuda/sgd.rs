@@ -37,12 +37,14 @@ pub struct SgdTensors<'a> {
     pub skip: Option<DeviceSlice<'a>>,
 }
 
-/// Updates a parameter `[rows, cols]` and its momentum in place, bit for bit as on a CPU: `g ← g · gradient_scale + weight_decay · w` (plus pruned decay),
-/// `m ← momentum · m + g`, `w ← w - learning_rate · m`. The learning rate is an argument, which a captured graph repeats.
+/// Updates a parameter `[rows, cols]` and its momentum in place, bit for bit as on a CPU: `g ← g · gradient_scale +
+/// weight_decay · w` (plus pruned decay), `m ← momentum · m + g`, `w ← w - learning_rate · m`. The learning rate is an
+/// argument, which a captured graph repeats.
 ///
 /// # Errors
-/// [`Error::DataType`] for a copy that is not of f16 or bf16; [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor
-/// that does not fit; [`Error::Multiple`] where there is pruned decay and rows or columns are not multiples of 4; [`Error::TooLarge`]; [`Error::Driver`].
+/// [`Error::DataType`] for a copy that is not of f16 or bf16; [`Error::Length`], [`Error::SliceType`],
+/// [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit; [`Error::Multiple`] where there is
+/// pruned decay and rows or columns are not multiples of 4; [`Error::TooLarge`]; [`Error::Driver`].
 pub fn sgd(
     context: &LayerContext,
     (rows, cols): (usize, usize),
@@ -97,6 +99,7 @@ pub fn sgd(
         learning_rate: learning_rate as f32,
     };
     let kernel = Sgd::of(context)?;
-    // SAFETY: the slices have been found to be as long as the shape requires, the mask is borrowed, and the stream is of their device.
+    // SAFETY: the slices have been found to be as long as the shape requires, the mask is borrowed, and the stream is
+    // of their device.
     unsafe { kernel.run(context.raw(), &parameters) }
 }

@@ -8,12 +8,15 @@ use twofour_cuda::{
 
 use crate::cuda::raw::softmax::{Softmax, SoftmaxParameters};
 
-/// Computes the softmax of the rows of `x`, f32 `[rows, cols]`, to `y` of f32, f16 or bf16. An element of -∞ has probability 0; a row of nothing else becomes NaN.
+/// Computes the softmax of the rows of `x`, f32 `[rows, cols]`, to `y` of f32, f16 or bf16. An element of -∞ has
+/// probability 0; a row of nothing else becomes NaN.
 ///
 /// # Errors
-/// [`Error::DataType`](twofour_cuda::Error::DataType) for results of another type; [`Error::Length`](twofour_cuda::Error::Length), [`Error::SliceType`](twofour_cuda::Error::SliceType),
-/// [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and [`Error::Pointer`](twofour_cuda::Error::Pointer) for a tensor that does not fit;
-/// [`Error::Dimension`](twofour_cuda::Error::Dimension) for a side that kernels cannot count; those of allocating workspace; [`Error::Driver`](twofour_cuda::Error::Driver).
+/// [`Error::DataType`](twofour_cuda::Error::DataType) for results of another type;
+/// [`Error::Length`](twofour_cuda::Error::Length), [`Error::SliceType`](twofour_cuda::Error::SliceType),
+/// [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and [`Error::Pointer`](twofour_cuda::Error::Pointer) for a
+/// tensor that does not fit; [`Error::Dimension`](twofour_cuda::Error::Dimension) for a side that kernels cannot count;
+/// those of allocating workspace; [`Error::Driver`](twofour_cuda::Error::Driver).
 pub fn softmax(
     context: &LayerContext,
     (rows, cols): (usize, usize),
@@ -26,8 +29,8 @@ pub fn softmax(
     run(context, (rows, cols), dtype, (scores, probabilities), false)
 }
 
-/// Replaces the softmax `y` of rows, `[rows, cols]` of f32, f16 or bf16, by the gradient of the softmax's input, `y ⊙ (dy - Σ y dy)`, for the gradient `dy` of the
-/// softmax, f32 `[rows, cols]`.
+/// Replaces the softmax `y` of rows, `[rows, cols]` of f32, f16 or bf16, by the gradient of the softmax's input, `y ⊙
+/// (dy - Σ y dy)`, for the gradient `dy` of the softmax, f32 `[rows, cols]`.
 ///
 /// # Errors
 /// Those of [`softmax()`].
@@ -66,6 +69,7 @@ fn run(
         window: MOST as u32,
         ..SoftmaxParameters::default()
     };
-    // SAFETY: the slices have been found to be as long as the shape requires, the workspace has room for a number of each row, and the stream is of their device.
+    // SAFETY: the slices have been found to be as long as the shape requires, the workspace has room for a number of
+    // each row, and the stream is of their device.
     unsafe { kernels.run(context.raw(), is_gradient, rows, &parameters) }
 }

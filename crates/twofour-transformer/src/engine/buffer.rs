@@ -10,7 +10,8 @@ use super::Engine;
 pub enum Kind {
     /// f32: master weights, gradients of parameters, moments, statistics, losses.
     Wide,
-    /// The engine's compute type ([`Memory::compute_type`](super::Memory::compute_type)): activations, their gradients, and copies of parameters for GEMMs.
+    /// The engine's compute type ([`Memory::compute_type`](super::Memory::compute_type)): activations, their gradients,
+    /// and copies of parameters for GEMMs.
     Compute,
     /// u32: tokens.
     Index,

@@ -9,7 +9,8 @@ use crate::Result;
 
 /// The memory of a device, and the type that it computes in.
 ///
-/// An engine whose compute type is f32 accepts a [`Kind::Wide`] buffer wherever [`Kind::Compute`] is required, so that parameters need no copies.
+/// An engine whose compute type is f32 accepts a [`Kind::Wide`] buffer wherever [`Kind::Compute`] is required, so that
+/// parameters need no copies.
 pub trait Memory: Debug + Send + Sync + Sized + 'static {
     /// Memory.
     type Buffer: Buffer;

@@ -9,9 +9,11 @@ use twofour::{
 
 use crate::Result;
 
-/// A trainable 2:4 weight: the mask of a dense master weight, the packed weight, and the GEMMs with it. The master weight belongs to the caller.
+/// A trainable 2:4 weight: the mask of a dense master weight, the packed weight, and the GEMMs with it. The master
+/// weight belongs to the caller.
 ///
-/// [`SparseLayer::remask`] or [`SparseLayer::repack`] is called once after each optimizer step; passes between two of these calls use the same packed weight.
+/// [`SparseLayer::remask`] or [`SparseLayer::repack`] is called once after each optimizer step; passes between two of
+/// these calls use the same packed weight.
 pub trait SparseLayer<B>: Debug + Send {
     /// The settings that it was created with.
     fn settings(&self) -> SparseLinearSettings;
@@ -22,8 +24,8 @@ pub trait SparseLayer<B>: Debug + Send {
     /// A NaN in the master weight, or a master weight of another shape.
     fn remask(&mut self, master: &B) -> Result<()>;
 
-    /// Packs the master weight's present values under the mask as it is. With the soft threshold, whose mask and values are one, this is
-    /// [`SparseLayer::remask`].
+    /// Packs the master weight's present values under the mask as it is. With the soft threshold, whose mask and values
+    /// are one, this is [`SparseLayer::remask`].
     ///
     /// # Errors
     /// Those of [`SparseLayer::remask`].
@@ -41,7 +43,8 @@ pub trait SparseLayer<B>: Debug + Send {
     /// Operands that do not fit.
     fn input_gradient(&self, dy: &B, tokens: usize, dx: &mut B) -> Result<()>;
 
-    /// The weight gradient of the settings, written or added to `dw`, [`Kind::Wide`](super::Kind::Wide). An MVUE takes a seed at each call.
+    /// The weight gradient of the settings, written or added to `dw`, [`Kind::Wide`](super::Kind::Wide). An MVUE takes
+    /// a seed at each call.
     ///
     /// # Errors
     /// Operands that do not fit; with an MVUE a gradient that is not finite.

@@ -18,7 +18,8 @@ use crate::{
 
 const PLAIN: ScoreOptions = ScoreOptions { window: None, scale: None, soft_cap: None };
 
-/// Sequences, heads, heads of keys, elements of a head, capacity; new tokens of each call; whether heads are rotated and normalized; what becomes of scores.
+/// Sequences, heads, heads of keys, elements of a head, capacity; new tokens of each call; whether heads are rotated
+/// and normalized; what becomes of scores.
 struct Case {
     shape: CacheShape,
     counts: &'static [usize],
@@ -130,7 +131,8 @@ impl Check for Case {
 fn attention_over_a_cache_is_that_of_f64() {
     let shape = |batch, heads, kv_heads, head_dim, capacity| CacheShape { batch, heads, kv_heads, head_dim, capacity };
     let cases = [
-        // The first token alone, then one by one, then several; across a tile's end; heads alone and in groups of 2, 3, 4, 7 and 8.
+        // The first token alone, then one by one, then several; across a tile's end; heads alone and in groups of 2, 3,
+        // 4, 7 and 8.
         Case { shape: shape(1, 4, 4, 32, 80), counts: &[1, 1, 3, 60, 1, 1, 1], turned: false, scores: PLAIN },
         Case { shape: shape(2, 4, 2, 64, 300), counts: &[70, 1, 1, 130, 1], turned: true, scores: PLAIN },
         Case { shape: shape(3, 8, 2, 128, 520), counts: &[500, 1, 1, 5, 1], turned: true, scores: PLAIN },

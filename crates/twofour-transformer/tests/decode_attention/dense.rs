@@ -176,7 +176,8 @@ fn packed_nibbles_are_all_columns_once_in_the_order_of_the_kernel() {
         assert_eq!((nibbles.len(), nibbles.iter().filter(|n| **n == 15).count()), (128, 1), "{column}");
         places.push(nibbles.iter().position(|n| *n == 15).unwrap());
     }
-    // Lane 1's second word of the second group begins with columns 64 + 16 + 8 and two on; nibble 4 is the column after the first.
+    // Lane 1's second word of the second group begins with columns 64 + 16 + 8 and two on; nibble 4 is the column after
+    // the first.
     let word = 8 * (4 + 3);
     assert_eq!((places[88], places[90], places[89]), (word, word + 1, word + 4));
     let error = |values: &[i8], shape| WeightOnlyLinear::packed_int4(values, shape).unwrap_err();

@@ -1,4 +1,5 @@
-//! On a device: what generating text needs beside the linear layers, against plain f64 references. Without a device the tests skip.
+//! On a device: what generating text needs beside the linear layers, against plain f64 references. Without a device the
+//! tests skip.
 
 mod attention;
 mod dense;

@@ -108,7 +108,8 @@ impl Check for GateCase {
 #[test]
 fn gates_to_integers_are_those_of_gates_to_floats() {
     for gate in [Gate::Silu, Gate::Gelu, Gate::TanhGelu, Gate::Relu] {
-        // Of one CTA and of clusters of 2, 4 and 8; wider than the vectors that stay in registers; not a whole number of vectors.
+        // Of one CTA and of clusters of 2, 4 and 8; wider than the vectors that stay in registers; not a whole number
+        // of vectors.
         let shapes = [
             (1, 1),
             (3, 100),

@@ -21,7 +21,8 @@ struct Case {
     rotates: bool,
 }
 
-/// The heads of tokens `[batch * positions, all * dim]`, from `first` on, as `[batch, heads, positions, dim]`, rotated where there are angles.
+/// The heads of tokens `[batch * positions, all * dim]`, from `first` on, as `[batch, heads, positions, dim]`, rotated
+/// where there are angles.
 fn heads_of(
     fused: &[f64],
     shape: AttentionShape,

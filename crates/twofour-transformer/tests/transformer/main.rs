@@ -1,4 +1,5 @@
-//! On a device: what a transformer's training needs beside the sparse layer, against plain f64 references. Without a device the tests skip.
+//! On a device: what a transformer's training needs beside the sparse layer, against plain f64 references. Without a
+//! device the tests skip.
 
 mod attention;
 mod capture;

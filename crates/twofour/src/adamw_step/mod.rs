@@ -1,5 +1,6 @@
-//! AdamW with the two phases of STEP (Lu et al., "STEP: Learning N:M Structured Sparsity Masks from Scratch with Precondition", ICML 2023): the
-//! variances of masked parameters settle while these train dense, and are frozen when they switch to 2:4.
+//! AdamW with the two phases of STEP (Lu et al., "STEP: Learning N:M Structured Sparsity Masks from Scratch with
+//! Precondition", ICML 2023): the variances of masked parameters settle while these train dense, and are frozen when
+//! they switch to 2:4.
 //!
 //! | step of training | item |
 //! |---|---|

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use super::ChangeMean;
 use crate::{Error, Result};
 
-/// Decides when variances have settled: where the mean of `Z`, the size of a step's change of the masked parameters' variances, over the last
-/// steps is below a threshold. The window need not be full.
+/// Decides when variances have settled: where the mean of `Z`, the size of a step's change of the masked parameters'
+/// variances, over the last steps is below a threshold. The window need not be full.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PhaseSwitch {
     mean: ChangeMean,
@@ -20,8 +20,8 @@ pub struct PhaseSwitch {
 impl PhaseSwitch {
     /// A switch before the first step.
     ///
-    /// `window` is the number of steps whose `Z` count, `1 / (1 - β₂)` in the paper and at least 1. With `bounds` of `[earliest, latest]` the switch
-    /// happens after step `earliest`, and at the latest after `latest`.
+    /// `window` is the number of steps whose `Z` count, `1 / (1 - β₂)` in the paper and at least 1. With `bounds` of
+    /// `[earliest, latest]` the switch happens after step `earliest`, and at the latest after `latest`.
     ///
     /// # Errors
     /// [`Error::SwitchBounds`] where `earliest` is above `latest`.
@@ -48,8 +48,8 @@ impl PhaseSwitch {
         self.steps += 1;
     }
 
-    /// Takes note of the changes of this step, summed by [`update`](super::update) over parameters of so many elements together, and returns whether
-    /// training switches now.
+    /// Takes note of the changes of this step, summed by [`update`](super::update) over parameters of so many elements
+    /// together, and returns whether training switches now.
     pub fn observe(&mut self, sum: f64, elements: usize, threshold: f64) -> bool {
         if self.switched_at.is_some() || elements == 0 {
             return false;

@@ -5,7 +5,8 @@ use crate::{
     kernel::{share, widest},
 };
 
-/// Elements that one task updates. The sum of changes is added up task by task, so it does not depend on the number of threads.
+/// Elements that one task updates. The sum of changes is added up task by task, so it does not depend on the number of
+/// threads.
 const TASK: usize = 1 << 13;
 
 /// Elements whose changes are summed together.
@@ -73,8 +74,9 @@ pub struct Moments<'a, T> {
 /// p ← p - η m / (1 - β₁ᵗ) / (√(v / (1 - β₂ᵗ)) + ε)
 /// ```
 ///
-/// and, where the variance is frozen, `v` as it is, `t` in its correction the step of freezing, and `ε^¾` instead of `ε`. Computed in f32 and rounded
-/// once for each tensor. Returns the sum over elements of `|Δv|`, or of its logarithm, where the variance is watched, and otherwise 0.
+/// and, where the variance is frozen, `v` as it is, `t` in its correction the step of freezing, and `ε^¾` instead of
+/// `ε`. Computed in f32 and rounded once for each tensor. Returns the sum over elements of `|Δv|`, or of its logarithm,
+/// where the variance is watched, and otherwise 0.
 ///
 /// # Errors
 /// [`Error::Length`] where a slice has another length than the parameter.

@@ -1,7 +1,8 @@
 //! Compressed weights of the format `sparse-24-bitmask` of compressed-tensors up to its version 0.14.
 //!
-//! A weight `[rows, cols]` is stored as its kept values, row by row in ascending column, and a bit for each element, `ceil(cols / 8)` bytes a
-//! row: bit `b` of byte `j` stands for column `8 * j + b`. Its writer keeps exactly two of four, zeros among them where there were fewer.
+//! A weight `[rows, cols]` is stored as its kept values, row by row in ascending column, and a bit for each element,
+//! `ceil(cols / 8)` bytes a row: bit `b` of byte `j` stands for column `8 * j + b`. Its writer keeps exactly two of
+//! four, zeros among them where there were fewer.
 
 use super::{Compressed, groups_per_row, too_many_kept};
 use crate::{Element, Error, MatrixRef, Result};
@@ -17,8 +18,9 @@ impl<T: Element> Compressed<T> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`] where the bitmask does not fit the shape, or the values do not fit the bitmask; [`Error::TooManyKept`] with row and
-    /// group where more than two bits of a group are set; [`Error::IllegalValue`] where a bit past the last column is set.
+    /// [`Error::Length`] where the bitmask does not fit the shape, or the values do not fit the bitmask;
+    /// [`Error::TooManyKept`] with row and group where more than two bits of a group are set; [`Error::IllegalValue`]
+    /// where a bit past the last column is set.
     pub fn from_bitmask(rows: usize, cols: usize, kept: &[T], bitmask: &[u8]) -> Result<Self> {
         super::lengths(rows, cols)?;
         let stride = cols.div_ceil(8);

@@ -61,8 +61,8 @@ pub fn lengths(rows: usize, cols: usize) -> Result<(usize, usize)> {
     Ok((rows * groups_per_row(cols) * 2, rows * meta_words_per_row(cols)))
 }
 
-/// What is stored of a group of which the elements in `bits` are kept: its code and the two values, or `None` where more
-/// than two are kept.
+/// What is stored of a group of which the elements in `bits` are kept: its code and the two values, or `None` where
+/// more than two are kept.
 pub(crate) fn keep<T: Element>(four: [T; 4], bits: u8) -> Option<(u8, [T; 2])> {
     let code = code::of_kept(bits)?;
     let value = |i: usize| if bits >> i & 1 == 1 && !four[i].is_zero() { four[i] } else { T::ZERO };
@@ -134,8 +134,8 @@ impl<T: Element> Compressed<T> {
     /// Compresses another matrix of the same shape into this one's memory, as [`Compressed::from_masked`] does.
     ///
     /// # Errors
-    /// Those of [`Compressed::from_masked`], and [`Error::Shape`] where the matrix has another shape than this weight. After
-    /// [`Error::TooManyKept`] the contents are a mixture of the old and the new rows.
+    /// Those of [`Compressed::from_masked`], and [`Error::Shape`] where the matrix has another shape than this weight.
+    /// After [`Error::TooManyKept`] the contents are a mixture of the old and the new rows.
     pub fn recompress(&mut self, matrix: MatrixRef<'_, T>, mask: &Mask) -> Result<()> {
         if (matrix.rows(), matrix.cols()) != (self.rows, self.cols) {
             let expected = (self.rows, self.cols);

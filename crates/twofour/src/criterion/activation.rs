@@ -5,7 +5,8 @@ use rayon::prelude::*;
 use super::{Criterion, Scorer, Weight, expect_length};
 use crate::{Error, Result, calibration::InputNorms};
 
-/// Scores every element of a column by its input feature's norm `‖x_j‖₂`: with a mask of columns, structured pruning of inputs.
+/// Scores every element of a column by its input feature's norm `‖x_j‖₂`: with a mask of columns, structured pruning of
+/// inputs.
 #[derive(Debug, Clone, Copy)]
 pub struct ActivationNorm<'a> {
     /// Norms of the layer's inputs.
@@ -25,14 +26,14 @@ pub enum WandaVariant {
     /// `|w| · ‖x_j‖₂`, the paper's.
     #[default]
     Paper,
-    /// `|w| · ‖x_j‖₂²`: what `torchao.sparsity.wanda` computed, whose observer took no root. With an unstructured sparsity torchao also compared
-    /// over the whole weight: [`Sparsity::Tensor`](crate::select::Sparsity::Tensor).
+    /// `|w| · ‖x_j‖₂²`: what `torchao.sparsity.wanda` computed, whose observer took no root. With an unstructured
+    /// sparsity torchao also compared over the whole weight: [`Sparsity::Tensor`](crate::select::Sparsity::Tensor).
     Torchao,
 }
 
-/// Scores an element by its magnitude times the norm of its input feature (Sun et al., "A Simple and Effective Pruning Approach for Large Language
-/// Models", ICLR 2024). The paper compares inside a row: [`Sparsity::Groups`](crate::select::Sparsity::Groups) or
-/// [`Sparsity::Rows`](crate::select::Sparsity::Rows).
+/// Scores an element by its magnitude times the norm of its input feature (Sun et al., "A Simple and Effective Pruning
+/// Approach for Large Language Models", ICLR 2024). The paper compares inside a row:
+/// [`Sparsity::Groups`](crate::select::Sparsity::Groups) or [`Sparsity::Rows`](crate::select::Sparsity::Rows).
 #[derive(Debug, Clone, Copy)]
 pub struct Wanda<'a> {
     /// Norms of the layer's inputs.
@@ -55,8 +56,9 @@ impl Criterion for Wanda<'_> {
     }
 }
 
-/// Scores an element by its share of its column and of its row, times a power of its input feature's norm (relative importance and activations, Zhang
-/// et al., "Plug-and-Play: An Efficient Post-training Pruning Method for Large Language Models", ICLR 2024).
+/// Scores an element by its share of its column and of its row, times a power of its input feature's norm (relative
+/// importance and activations, Zhang et al., "Plug-and-Play: An Efficient Post-training Pruning Method for Large
+/// Language Models", ICLR 2024).
 ///
 /// A column or row of zeros gives its elements a share of zero.
 #[derive(Debug, Clone, Copy)]

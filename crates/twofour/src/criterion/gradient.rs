@@ -5,8 +5,8 @@ use rayon::prelude::*;
 use super::{Criterion, Scorer, Weight, expect_length};
 use crate::{Error, MatrixRef, Result};
 
-/// Scores an element by `|w · g|`, the first-order estimate of how much the loss changes when it is pruned (Molchanov et al., ICLR 2017; SNIP, Lee et
-/// al., ICLR 2019).
+/// Scores an element by `|w · g|`, the first-order estimate of how much the loss changes when it is pruned (Molchanov
+/// et al., ICLR 2017; SNIP, Lee et al., ICLR 2019).
 #[derive(Debug, Clone, Copy)]
 pub struct Saliency<'a> {
     /// The gradient of the loss, `[rows, cols]`, row-major; for several batches their sum.
@@ -26,7 +26,8 @@ impl Criterion for Saliency<'_> {
     }
 }
 
-/// Scores an element by how far fine-tuning moves it away from zero: `-Σ w · g` over steps (movement pruning, Sanh et al., NeurIPS 2020).
+/// Scores an element by how far fine-tuning moves it away from zero: `-Σ w · g` over steps (movement pruning, Sanh et
+/// al., NeurIPS 2020).
 ///
 /// It has the size of the weight: [`Movement::add`] is called after every backward pass.
 #[derive(Debug, Clone)]

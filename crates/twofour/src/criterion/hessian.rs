@@ -3,11 +3,12 @@
 use super::{Criterion, Scorer, Weight, expect_length};
 use crate::{Error, Result};
 
-/// Scores an element by `½ w² H_jj`: the increase of the error when it is pruned alone and nothing else changes (optimal brain damage, LeCun et al.,
-/// NeurIPS 1989).
+/// Scores an element by `½ w² H_jj`: the increase of the error when it is pruned alone and nothing else changes
+/// (optimal brain damage, LeCun et al., NeurIPS 1989).
 #[derive(Debug, Clone, Copy)]
 pub struct OptimalBrainDamage<'a> {
-    /// The Hessian's diagonal, one value for each input feature ([`Hessian::diagonal`](crate::calibration::Hessian::diagonal)) or for each element.
+    /// The Hessian's diagonal, one value for each input feature
+    /// ([`Hessian::diagonal`](crate::calibration::Hessian::diagonal)) or for each element.
     pub diagonal: &'a [f32],
 }
 
@@ -28,8 +29,9 @@ impl Criterion for OptimalBrainDamage<'_> {
     }
 }
 
-/// Scores an element by `½ w² / (H⁻¹)_jj`: the increase of the error when it is pruned alone and all others of its row are adjusted (optimal brain
-/// surgeon, Hassibi and Stork, NeurIPS 1992). [`sparsegpt`](mod@crate::solve::sparsegpt) does adjust them.
+/// Scores an element by `½ w² / (H⁻¹)_jj`: the increase of the error when it is pruned alone and all others of its row
+/// are adjusted (optimal brain surgeon, Hassibi and Stork, NeurIPS 1992). [`sparsegpt`](mod@crate::solve::sparsegpt)
+/// does adjust them.
 #[derive(Debug, Clone, Copy)]
 pub struct OptimalBrainSurgeon<'a> {
     /// The diagonal of the Hessian's inverse, one value for each input feature
@@ -43,7 +45,8 @@ impl Criterion for OptimalBrainSurgeon<'_> {
         check("the diagonal of the Hessian's inverse at", self.inverse_diagonal)?;
         Ok(Box::new(|_, weights, scores| {
             for ((out, w), h) in scores.iter_mut().zip(weights).zip(self.inverse_diagonal) {
-                // A feature that never varies has an infinite inverse's reciprocal of zero; an inverse of zero an infinite one.
+                // A feature that never varies has an infinite inverse's reciprocal of zero; an inverse of zero an
+                // infinite one.
                 *out = if *w == 0.0 { 0.0 } else { 0.5 * w * w / h };
             }
         }))

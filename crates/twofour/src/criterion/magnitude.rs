@@ -9,7 +9,8 @@ pub enum Norm {
     /// `|w|`.
     #[default]
     L1,
-    /// `w²`: inside one weight the order of [`Norm::L1`], but for squares that underflow or overflow in f32; between weights another normalization.
+    /// `w²`: inside one weight the order of [`Norm::L1`], but for squares that underflow or overflow in f32; between
+    /// weights another normalization.
     L2,
 }
 

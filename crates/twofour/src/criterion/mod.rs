@@ -16,8 +16,8 @@
 //! [`Hessian::diagonal`]: crate::calibration::Hessian::diagonal
 //! [`Hessian::inverse_diagonal`]: crate::calibration::Hessian::inverse_diagonal
 //!
-//! [`mask`] turns scores into the mask of a weight, [`global_masks`] into those of several weights that share one threshold. Both read a weight row
-//! by row: no second copy of it is made, whatever its dtype.
+//! [`mask`] turns scores into the mask of a weight, [`global_masks`] into those of several weights that share one
+//! threshold. Both read a weight row by row: no second copy of it is made, whatever its dtype.
 //!
 //! A criterion of your own implements one trait:
 //!
@@ -44,8 +44,9 @@
 //! ```
 //!
 //! # Rules
-//! A weight that is NaN or infinite is an error with its place, whatever the criterion; so is a NaN score. An infinite score is the highest. Scores
-//! of -0.0 and +0.0 are equal. Ties go to the lower index. The same input gives the same mask with any number of threads.
+//! A weight that is NaN or infinite is an error with its place, whatever the criterion; so is a NaN score. An infinite
+//! score is the highest. Scores of -0.0 and +0.0 are equal. Ties go to the lower index. The same input gives the same
+//! mask with any number of threads.
 
 mod activation;
 mod gradient;
@@ -70,8 +71,8 @@ pub type Scorer<'a> = Box<dyn Fn(usize, &[f32], &mut [f32]) + Send + Sync + 'a>;
 
 /// A rule that scores the elements of a weight: the higher, the more an element is worth keeping.
 pub trait Criterion: Sync {
-    /// Returns what scores this weight's rows, after a look at the whole weight where the scores require one, and after checking that the
-    /// criterion's statistics have its shape.
+    /// Returns what scores this weight's rows, after a look at the whole weight where the scores require one, and after
+    /// checking that the criterion's statistics have its shape.
     ///
     /// # Errors
     /// [`Error::Length`] for statistics of another shape, and the criterion's own.

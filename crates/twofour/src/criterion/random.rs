@@ -3,8 +3,8 @@
 use super::{Criterion, Scorer, Weight};
 use crate::{Result, estimate::random};
 
-/// Scores an element by a number from a counter-based generator (Philox), keyed by the seed and the element's place: the same on every machine and
-/// with any number of threads.
+/// Scores an element by a number from a counter-based generator (Philox), keyed by the seed and the element's place:
+/// the same on every machine and with any number of threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Random {
     /// What the numbers depend on, with an element's place.

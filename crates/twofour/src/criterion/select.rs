@@ -14,8 +14,8 @@ use crate::{
 /// Returns the scores of all elements, row-major.
 ///
 /// # Errors
-/// [`Error::NotANumber`] and [`Error::Infinite`] with the place of the first element that is not finite, [`Error::NanScore`] with that of the first
-/// NaN score, and those of [`Criterion::scorer`].
+/// [`Error::NotANumber`] and [`Error::Infinite`] with the place of the first element that is not finite,
+/// [`Error::NanScore`] with that of the first NaN score, and those of [`Criterion::scorer`].
 pub fn scores<T: Element>(matrix: MatrixRef<'_, T>, criterion: &dyn Criterion) -> Result<Vec<f32>> {
     let weight = Weight::new(matrix);
     let scored = Scored::new(&weight, criterion, None)?;
@@ -102,8 +102,9 @@ impl std::fmt::Debug for GlobalWeight<'_> {
     }
 }
 
-/// Returns the masks, in order, that together prune the share `level` of all elements (rounded down): those of lowest normalized score, wherever they
-/// are. Among equal scores those of a later weight, then of a higher row and column, go first.
+/// Returns the masks, in order, that together prune the share `level` of all elements (rounded down): those of lowest
+/// normalized score, wherever they are. Among equal scores those of a later weight, then of a higher row and column, go
+/// first.
 ///
 /// # Errors
 /// Those of [`mask`], with the weight's name.

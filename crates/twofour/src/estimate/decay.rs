@@ -2,9 +2,10 @@
 
 use crate::{Mask, MatrixRef, Result};
 
-/// Masked decay: adds to the gradient of a `[rows, cols]` weight `strength` times every element that the mask drops, `g ← g + λ (1 - m) ⊙ w`, before an optimizer reads
-/// it. Dropped elements that do not matter shrink, so that the mask settles. (Hu et al., "Accelerating Transformer Pre-training with 2:4 Sparsity", ICML 2024;
-/// under plain SGD it is SR-STE, Zhou et al., ICLR 2021.)
+/// Masked decay: adds to the gradient of a `[rows, cols]` weight `strength` times every element that the mask drops, `g
+/// ← g + λ (1 - m) ⊙ w`, before an optimizer reads it. Dropped elements that do not matter shrink, so that the mask
+/// settles. (Hu et al., "Accelerating Transformer Pre-training with 2:4 Sparsity", ICML 2024; under plain SGD it is
+/// SR-STE, Zhou et al., ICLR 2021.)
 ///
 /// # Errors
 /// [`crate::Error::Shape`] and [`crate::Error::Length`] where the three do not fit.

@@ -7,8 +7,8 @@
 //! | [`Estimator::MvueApproximate`] | two drawn at random, enlarged so that the mean is the group | neural gradients |
 //! | [`Estimator::Mvue`] | the same with the least variance there is | neural gradients |
 //!
-//! Groups lie along rows. Numbers are computed in f32, operation by operation as IEEE 754 has them, and random ones come from a counter: so
-//! a GPU gives the same bits.
+//! Groups lie along rows. Numbers are computed in f32, operation by operation as IEEE 754 has them, and random ones
+//! come from a counter: so a GPU gives the same bits.
 
 mod decay;
 mod mvue;
@@ -27,18 +27,20 @@ use crate::{Arithmetic, Compressed, Element, Error, MatrixRef, Result, compresse
 pub enum Estimator {
     /// The two largest magnitudes as they are; ties to the lower index, as [`crate::select::magnitude`].
     Magnitude,
-    /// The two largest magnitudes, each less the third largest: `S(w) = sign(w) (|w| - t)`. It is continuous in the group, which hard thresholds are
-    /// not. (Hu et al., "S-STE: Continuous Pruning Function for Efficient 2:4 Sparse Pre-training", NeurIPS 2024.)
+    /// The two largest magnitudes, each less the third largest: `S(w) = sign(w) (|w| - t)`. It is continuous in the
+    /// group, which hard thresholds are not. (Hu et al., "S-STE: Continuous Pruning Function for Efficient 2:4 Sparse
+    /// Pre-training", NeurIPS 2024.)
     SoftThreshold,
-    /// Two elements drawn one after the other with probabilities in proportion to their magnitudes, each divided by the probability of being
-    /// among the two: unbiased, with about 6 % more variance than the best. (Chmiel et al., "Minimum Variance Unbiased N:M Sparsity for the Neural
-    /// Gradients", ICLR 2023.)
+    /// Two elements drawn one after the other with probabilities in proportion to their magnitudes, each divided by the
+    /// probability of being among the two: unbiased, with about 6 % more variance than the best. (Chmiel et al.,
+    /// "Minimum Variance Unbiased N:M Sparsity for the Neural Gradients", ICLR 2023.)
     MvueApproximate {
         /// What the random numbers depend on, with a group's place.
         seed: u64,
     },
-    /// The unbiased estimator of least variance, from the same paper: an element is kept with probability `min(1, 2 |x| / Σ)`, or, where one is larger than all others together, that one
-    /// always. Pairs are drawn by systematic sampling (Madow, 1949), which needs no sorting; the variance depends on the elements' own probabilities alone.
+    /// The unbiased estimator of least variance, from the same paper: an element is kept with probability `min(1, 2 |x|
+    /// / Σ)`, or, where one is larger than all others together, that one always. Pairs are drawn by systematic sampling
+    /// (Madow, 1949), which needs no sorting; the variance depends on the elements' own probabilities alone.
     Mvue {
         /// What the random numbers depend on, with a group's place.
         seed: u64,
@@ -62,12 +64,12 @@ impl Estimator {
     }
 }
 
-/// The stand-in for a `[rows, cols]` matrix, each value multiplied by `factor` and rounded to the nearest `O`. A last, incomplete group is completed with
-/// zeros. Random numbers depend on the seed, the row and the group's number in it.
+/// The stand-in for a `[rows, cols]` matrix, each value multiplied by `factor` and rounded to the nearest `O`. A last,
+/// incomplete group is completed with zeros. Random numbers depend on the seed, the row and the group's number in it.
 ///
 /// # Errors
-/// [`Error::NotANumber`] with the place of the first NaN; with any estimator but [`Estimator::Magnitude`], [`Error::Infinite`] with that of the first infinity;
-/// those of [`Compressed::from_pruned`].
+/// [`Error::NotANumber`] with the place of the first NaN; with any estimator but [`Estimator::Magnitude`],
+/// [`Error::Infinite`] with that of the first infinity; those of [`Compressed::from_pruned`].
 ///
 /// ```
 /// use twofour::{MatrixRef, estimate::{Estimator, estimate}};
@@ -103,7 +105,8 @@ pub fn estimate<T: Element, O: Arithmetic>(
     Ok(Compressed::from_trusted_parts(rows, cols, values, meta))
 }
 
-/// Which two of a group are kept (fewer where the others are zeros), and with which values; those of the others mean nothing.
+/// Which two of a group are kept (fewer where the others are zeros), and with which values; those of the others mean
+/// nothing.
 fn of_group(four: [f32; 4], estimator: Estimator, row: u32, group: u32) -> (u8, [f32; 4]) {
     match estimator {
         Estimator::Magnitude => (soft::two_largest(four), four),

@@ -1,14 +1,17 @@
 //! Minimum-variance unbiased estimators of a group by two of its elements.
 //!
-//! An element that is kept with probability `p` is divided by it, so that its mean is the element (Horvitz and Thompson, 1952). Magnitudes are made eight times smaller
-//! first, so that no sum overflows; probabilities do not see it.
+//! An element that is kept with probability `p` is divided by it, so that its mean is the element (Horvitz and
+//! Thompson, 1952). Magnitudes are made eight times smaller first, so that no sum overflows; probabilities do not see
+//! it.
 
 use super::soft::two_largest;
 
-/// What is kept, and with which values, given two uniform numbers: the first element is drawn in proportion to its magnitude, the second from the others likewise.
+/// What is kept, and with which values, given two uniform numbers: the first element is drawn in proportion to its
+/// magnitude, the second from the others likewise.
 ///
-/// With magnitudes `m`, their sum `s` and the sums `r` of the others, the probability of being drawn is `m/s (1 + Σ mⱼ/rⱼ)`, where the sum is over the other elements. So what an
-/// element becomes does not depend on its own magnitude but through that sum.
+/// With magnitudes `m`, their sum `s` and the sums `r` of the others, the probability of being drawn is `m/s (1 + Σ
+/// mⱼ/rⱼ)`, where the sum is over the other elements. So what an element becomes does not depend on its own magnitude
+/// but through that sum.
 pub(super) fn approximate(four: [f32; 4], uniform: [f32; 2]) -> (u8, [f32; 4]) {
     let magnitudes = four.map(|v| v.abs() * 0.125);
     let (sum, others) = sums(magnitudes);
@@ -26,13 +29,14 @@ fn sums([a, b, c, d]: [f32; 4]) -> (f32, [f32; 4]) {
     (ab + cd, [b + cd, a + cd, ab + d, ab + c])
 }
 
-/// A magnitude with an element's sign; nothing where the element is too small to have been drawn but in place of one that is not there.
+/// A magnitude with an element's sign; nothing where the element is too small to have been drawn but in place of one
+/// that is not there.
 fn signed(value: f32, element: f32, magnitude: f32) -> f32 {
     if magnitude > 0.0 { value.copysign(element) } else { 0.0 }
 }
 
-/// The first element that `target` falls to, where each takes as much as its magnitude; but for one. Where rounding left nobody: the last that has any, or the lowest
-/// there is.
+/// The first element that `target` falls to, where each takes as much as its magnitude; but for one. Where rounding
+/// left nobody: the last that has any, or the lowest there is.
 fn draw(magnitudes: [f32; 4], without: Option<usize>, target: f32) -> usize {
     let (mut end, mut last) = (0.0, None);
     for i in (0..4).filter(|i| Some(*i) != without) {
@@ -47,8 +51,9 @@ fn draw(magnitudes: [f32; 4], without: Option<usize>, target: f32) -> usize {
     last.unwrap_or(if without == Some(0) { 1 } else { 0 })
 }
 
-/// What is kept, and with which values, given a uniform number. Magnitudes lie one after the other on a line, each cut to what the others have together; what a point and the one half the
-/// line on fall to is kept, and stands for half the line, or for itself where it is more: it was cut then, takes half the line and is always kept.
+/// What is kept, and with which values, given a uniform number. Magnitudes lie one after the other on a line, each cut
+/// to what the others have together; what a point and the one half the line on fall to is kept, and stands for half the
+/// line, or for itself where it is more: it was cut then, takes half the line and is always kept.
 pub(super) fn exact(four: [f32; 4], uniform: f32) -> (u8, [f32; 4]) {
     let magnitudes = four.map(|v| v.abs() * 0.125);
     let (_, others) = sums(magnitudes);

@@ -1,6 +1,8 @@
-//! Random numbers from a counter: Philox 4x32 with ten rounds (Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011).
+//! Random numbers from a counter: Philox 4x32 with ten rounds (Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers:
+//! As Easy as 1, 2, 3", SC 2011).
 
-/// Numbers from 0 up to but not 1, multiples of 2⁻²⁴, of a group of a row: one, of four that neighbours share a draw of.
+/// Numbers from 0 up to but not 1, multiples of 2⁻²⁴, of a group of a row: one, of four that neighbours share a draw
+/// of.
 pub(super) fn one(seed: u64, row: u32, group: u32) -> f32 {
     unit(draw(seed, row, group / 4, 0)[group as usize % 4])
 }

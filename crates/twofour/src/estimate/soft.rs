@@ -15,9 +15,9 @@ pub(super) fn threshold(four: [f32; 4]) -> (u8, [f32; 4]) {
     (bits, four.map(|v| (v.abs() - third).copysign(v)))
 }
 
-/// The factor `β = ⟨w, S(w)⟩ / ⟨S(w), S(w)⟩` that brings a soft threshold's result nearest to the weight itself, for the whole `[rows, cols]` matrix; sums are in f64. 1 where
-/// nothing is left of the weight. To be computed once, after initialisation, and kept: β of every step makes masks flip without end (Hu et al., S-STE, NeurIPS
-/// 2024).
+/// The factor `β = ⟨w, S(w)⟩ / ⟨S(w), S(w)⟩` that brings a soft threshold's result nearest to the weight itself, for
+/// the whole `[rows, cols]` matrix; sums are in f64. 1 where nothing is left of the weight. To be computed once, after
+/// initialisation, and kept: β of every step makes masks flip without end (Hu et al., S-STE, NeurIPS 2024).
 ///
 /// # Errors
 /// Those of [`super::estimate`].

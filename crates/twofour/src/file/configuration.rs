@@ -19,7 +19,8 @@ pub(super) const METHOD: &str = "twofour";
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConfiguredWeights {
-    /// They are plain tensors: there is no such field, or it describes nothing. llm-compressor leaves one in models that it pruned, with a `sparsity_config` of format `dense`.
+    /// They are plain tensors: there is no such field, or it describes nothing. llm-compressor leaves one in models
+    /// that it pruned, with a `sparsity_config` of format `dense`.
     Plain,
     /// They are packed in this library's format.
     Packed,
@@ -138,7 +139,8 @@ mod tests {
 
     #[test]
     fn the_other_fields_keep_their_values_and_their_order() {
-        let text = "{\n  \"z\": 1e-05,\n  \"a\": [1, 2.50],\n  \"quantization_config\": {\"quant_method\": \"x\"},\n  \"name\": \"\u{e9}\"\n}";
+        let text = "{\n  \"z\": 1e-05,\n  \"a\": [1, 2.50],\n  \"quantization_config\": {\"quant_method\": \"x\"},\n  \
+                    \"name\": \"\u{e9}\"\n}";
         let fields = || parse(Path::new("c"), text.as_bytes()).unwrap();
         let removed: Value = serde_json::from_slice(&rewritten(text.into(), fields(), None)).unwrap();
         assert_eq!(removed.as_object().unwrap().keys().collect::<Vec<_>>(), ["z", "a", "name"]);

@@ -14,8 +14,8 @@ const NAME: &str = ".twofour.lock";
 
 /// Keeps other processes from writing to a directory, for as long as it lives.
 ///
-/// The lock is a file in the directory. The system releases it when the process dies, however it dies; the file then stays behind and tells the next process which files
-/// were about to get their names.
+/// The lock is a file in the directory. The system releases it when the process dies, however it dies; the file then
+/// stays behind and tells the next process which files were about to get their names.
 #[derive(Debug)]
 pub struct DirectoryLock {
     file: File,
@@ -29,7 +29,8 @@ impl DirectoryLock {
     /// Locks a directory, and removes the files that a killed process had listed as unfinished.
     ///
     /// # Errors
-    /// [`Error::Busy`] where another process holds the lock; [`Error::Format`] where a link or a device has its name; [`Error::Io`] where the system refuses.
+    /// [`Error::Busy`] where another process holds the lock; [`Error::Format`] where a link or a device has its name;
+    /// [`Error::Io`] where the system refuses.
     pub fn acquire(directory: &Path) -> Result<Self> {
         let path = directory.join(NAME);
         let io = |action| {
@@ -60,8 +61,9 @@ impl DirectoryLock {
         name == NAME
     }
 
-    /// Lists the files and folders of the directory that are about to get their names, as paths in it. They are removed unless all of them get there: when this is dropped
-    /// before [`DirectoryLock::complete`], or, if the process is killed, by the next one.
+    /// Lists the files and folders of the directory that are about to get their names, as paths in it. They are removed
+    /// unless all of them get there: when this is dropped before [`DirectoryLock::complete`], or, if the process is
+    /// killed, by the next one.
     pub(super) fn announce(&mut self, paths: Vec<PathBuf>) -> Result<()> {
         let text: Vec<&str> = paths.iter().filter_map(|path| path.to_str()).collect();
         let text = serde_json::json!(text).to_string();

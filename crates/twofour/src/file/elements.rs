@@ -13,7 +13,8 @@ use crate::{Result, kernel::Aligned};
 
 /// Elements of a tensor, row-major.
 ///
-/// They are in memory of their own, or borrowed from the file's bytes where those are in memory ([`super::Reader::from_bytes`]).
+/// They are in memory of their own, or borrowed from the file's bytes where those are in memory
+/// ([`super::Reader::from_bytes`]).
 pub struct Elements<'a, T>(Storage<'a, T>);
 
 enum Storage<'a, T> {
@@ -63,8 +64,8 @@ impl<T: Pod + fmt::Debug> fmt::Debug for Elements<'_, T> {
     }
 }
 
-/// Memory of an open file that its next read may use again: new pages from the operating system take longer than reading a cached file
-/// into them.
+/// Memory of an open file that its next read may use again: new pages from the operating system take longer than
+/// reading a cached file into them.
 #[derive(Debug, Default)]
 pub(super) struct Spare(Mutex<Option<Aligned<u8>>>);
 

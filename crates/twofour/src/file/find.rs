@@ -15,8 +15,9 @@ use crate::{Error, Result};
 /// The names that transformers gives to a model in one file and to the index of one in several.
 const USUAL: [&str; 2] = ["model.safetensors", "model.safetensors.index.json"];
 
-/// The index of a directory, or its file of weights. Files that other readers of the directory use stand back: adapters, other formats' `consolidated*`, and variants
-/// in another type; where there is a model of the usual name, so do all others.
+/// The index of a directory, or its file of weights. Files that other readers of the directory use stand back:
+/// adapters, other formats' `consolidated*`, and variants in another type; where there is a model of the usual name, so
+/// do all others.
 pub(super) fn find_in_directory(directory: &Path) -> Result<PathBuf> {
     let io = |source| Error::Io { path: directory.to_owned(), action: "listing the directory", source };
     let mut all = Vec::new();
@@ -42,20 +43,23 @@ pub(super) fn find_in_directory(directory: &Path) -> Result<PathBuf> {
         ([index], files) => {
             match files.iter().find(|file| is_whole_of(file, index) && !is_shard_of(file, &at(index))) {
                 Some(file) => fault(format!(
-                    "the directory holds {file} and an index of that name, which names other files; name one of them, or remove one"
+                    "the directory holds {file} and an index of that name, which names other files; name one of them, \
+                     or remove one"
                 )),
                 None => Ok(at(index)),
             }
         }
         ([], [file]) => match shards_of(file) {
             Some(shards) if shards > 1 => fault(format!(
-                "the directory holds {file}, one of {shards} shards, and no index; copy the index and the other shards, or name the file"
+                "the directory holds {file}, one of {shards} shards, and no index; copy the index and the other \
+                 shards, or name the file"
             )),
             _ => Ok(at(file)),
         },
         ([], []) => fault(match (of_kind(Kind::Adapter).first(), folders_with_safetensors(directory).as_slice()) {
             (Some(adapter), _) => format!(
-                "the directory holds {adapter}, which changes the weights of a model, and no model; merge it into its model, as peft's merge_and_unload does"
+                "the directory holds {adapter}, which changes the weights of a model, and no model; merge it into its \
+                 model, as peft's merge_and_unload does"
             ),
             (None, []) => foreign::instead(directory),
             (None, folders) => format!(
@@ -64,7 +68,8 @@ pub(super) fn find_in_directory(directory: &Path) -> Result<PathBuf> {
             ),
         }),
         ([], files) => fault(format!(
-            "the directory holds {} .safetensors files and no index: {}; name one of them, or, if a conversion was interrupted \
+            "the directory holds {} .safetensors files and no index: {}; name one of them, or, if a conversion was \
+             interrupted \
              here, run it again",
             files.len(),
             shown(files)

@@ -16,8 +16,8 @@ use crate::{DataType, Error, Pattern, Result, compressed, int4::Granularity};
 /// The metadata name under which the manifest is stored.
 pub const MANIFEST_KEY: &str = "twofour";
 
-/// The newest version of the format. Every version up to it is read; a file is written in the oldest version that has all that it holds, so that older
-/// readers read what they can.
+/// The newest version of the format. Every version up to it is read; a file is written in the oldest version that has
+/// all that it holds, so that older readers read what they can.
 pub const FORMAT_VERSION: u64 = 2;
 
 /// A part of a compressed weight, stored as a tensor of its own.
@@ -27,7 +27,8 @@ pub enum Part {
     Values,
     /// The metadata words, U32 `[rows, ceil(groups / 8)]`.
     Meta,
-    /// For I8, optional: one F32 scale a row, `[rows]`. For 4-bit integers and groups of I8: F16 `[rows, scales_per_row]`.
+    /// For I8, optional: one F32 scale a row, `[rows]`. For 4-bit integers and groups of I8: F16 `[rows,
+    /// scales_per_row]`.
     Scales,
 }
 
@@ -142,11 +143,13 @@ impl CompressedInfo {
 
     /// Bytes of values and metadata (and scales) together.
     pub fn bytes(&self) -> usize {
-        // Checked by `with_format`, but for a scale a row of I8 that is added later, which is less than the dense weight.
+        // Checked by `with_format`, but for a scale a row of I8 that is added later, which is less than the dense
+        // weight.
         self.parts().iter().filter_map(|(_, dtype, shape)| dtype.bytes(shape)).sum()
     }
 
-    /// Bytes that the dense weight takes, of [`ValueFormat::dense`]. Saturates: a shape that is addressable compressed may not be so dense.
+    /// Bytes that the dense weight takes, of [`ValueFormat::dense`]. Saturates: a shape that is addressable compressed
+    /// may not be so dense.
     pub fn dense_bytes(&self) -> usize {
         self.rows.saturating_mul(self.cols).saturating_mul(self.format.dense().bytes())
     }
@@ -186,7 +189,8 @@ pub(super) fn to_json<'a>(weights: impl IntoIterator<Item = &'a CompressedInfo>)
 /// Reads a file's manifest and holds it against the tensors, by name, that the model's files have; in order of name.
 ///
 /// # Errors
-/// [`Error::FormatVersion`] where a newer twofour wrote it, [`Error::Format`] where it contradicts itself or the tensors.
+/// [`Error::FormatVersion`] where a newer twofour wrote it, [`Error::Format`] where it contradicts itself or the
+/// tensors.
 pub(super) fn parse(
     path: &Path,
     metadata: &BTreeMap<String, String>,

@@ -64,7 +64,8 @@ impl Plan {
         &self.weights
     }
 
-    /// Whether the file will hold weights that are no plain tensors: compressed ones, or dense 8-bit integers with scales.
+    /// Whether the file will hold weights that are no plain tensors: compressed ones, or dense 8-bit integers with
+    /// scales.
     pub(super) fn is_packed(&self) -> bool {
         let scales: HashMap<&str, &PlannedTensor> = self.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
         let is_int8 = |tensor: &PlannedTensor| {

@@ -1,11 +1,11 @@
 //! The file behind an output that is not complete yet.
 //!
-//! On Linux the file has no name where the file system supports that (`O_TMPFILE`): the system frees it when the process
-//! dies, however it dies, and [`Temporary::publish`] gives it its final name (`linkat`).
+//! On Linux the file has no name where the file system supports that (`O_TMPFILE`): the system frees it when the
+//! process dies, however it dies, and [`Temporary::publish`] gives it its final name (`linkat`).
 //!
-//! Elsewhere it has a name between [`TEMP_PREFIX`] and [`TEMP_SUFFIX`], and the process holds a lock on it until it has its
-//! final name. The system releases the lock when the process dies. So a file of such a name that can be locked is stale, and
-//! [`remove_stale`] deletes it before the next output is begun in that directory.
+//! Elsewhere it has a name between [`TEMP_PREFIX`] and [`TEMP_SUFFIX`], and the process holds a lock on it until it has
+//! its final name. The system releases the lock when the process dies. So a file of such a name that can be locked is
+//! stale, and [`remove_stale`] deletes it before the next output is begun in that directory.
 
 use std::{
     ffi::OsStr,
@@ -18,8 +18,8 @@ use tempfile::TempPath;
 
 use super::{Overwrite, writer::directory_of};
 
-/// The beginning of the name of a file that is being written, where it needs a name. The end is [`TEMP_SUFFIX`]. A killed
-/// process may leave such a file; the next output that is begun in the same directory removes it.
+/// The beginning of the name of a file that is being written, where it needs a name. The end is [`TEMP_SUFFIX`]. A
+/// killed process may leave such a file; the next output that is begun in the same directory removes it.
 pub const TEMP_PREFIX: &str = ".twofour-";
 
 /// The end of the name of a file that is being written.
@@ -72,8 +72,8 @@ impl Temporary {
 
     /// Moves the file to `path`, in one step. Its contents must be on the disk already.
     ///
-    /// An error of kind [`io::ErrorKind::AlreadyExists`] means that `path` exists and `overwrite` does not allow to replace
-    /// it.
+    /// An error of kind [`io::ErrorKind::AlreadyExists`] means that `path` exists and `overwrite` does not allow to
+    /// replace it.
     pub(super) fn publish(self, path: &Path, overwrite: Overwrite) -> io::Result<()> {
         // `file` lives, and with it the lock, until the final name is there.
         let Temporary { file, name } = self;
@@ -166,7 +166,8 @@ fn publish_unnamed(file: &File, path: &Path, overwrite: Overwrite) -> io::Result
     match (link(file, path), overwrite) {
         (Ok(()), _) => Ok(()),
         (Err(e), Overwrite::No) if e.kind() == io::ErrorKind::AlreadyExists => Err(e),
-        // linkat cannot replace a name. A process that is killed between the two steps leaves a complete, unlocked file.
+        // linkat cannot replace a name. A process that is killed between the two steps leaves a complete, unlocked
+        // file.
         (Err(e), Overwrite::Yes) if e.kind() == io::ErrorKind::AlreadyExists => {
             let _ = file.try_lock();
             let linked = builder().make_in(directory_of(path), |name| link(file, name))?;

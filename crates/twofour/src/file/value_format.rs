@@ -11,8 +11,8 @@ pub enum ValueFormat {
     Plain(DataType),
     /// As 8-bit integers, with an F32 scale for each row: an [`Int8`](crate::int8::Int8).
     ScaledI8,
-    /// As 8-bit integers, with F16 scales for groups of columns: an [`Int8`](crate::int8::Int8). Since version 2; the granularity is never
-    /// [`Granularity::Row`].
+    /// As 8-bit integers, with F16 scales for groups of columns: an [`Int8`](crate::int8::Int8). Since version 2; the
+    /// granularity is never [`Granularity::Row`].
     GroupedI8(Granularity),
     /// As 4-bit integers, two in a byte, with F16 scales: an [`Int4`](crate::int4::Int4).
     Int4(Granularity),

@@ -9,11 +9,13 @@ use crate::{
 /// Elements that one task computes.
 const TASK: usize = 1 << 13;
 
-/// `y = x ⊙ gelu(g)` for `[rows, 2 * features]` inputs, whose rows hold `x` and then `g`. The GELU is the tanh approximation,
-/// `gelu(g) = g/2 · (1 + tanh(√(2/π) (g + 0.044715 g³)))`. Computed in f32 and rounded once. At minus infinity the GELU is -0.0.
+/// `y = x ⊙ gelu(g)` for `[rows, 2 * features]` inputs, whose rows hold `x` and then `g`. The GELU is the tanh
+/// approximation, `gelu(g) = g/2 · (1 + tanh(√(2/π) (g + 0.044715 g³)))`. Computed in f32 and rounded once. At minus
+/// infinity the GELU is -0.0.
 ///
 /// # Errors
-/// [`Error::GatedInput`] where the input is not made of rows of `2 * features`, [`Error::Length`] for a `y` that is not `[rows, features]`.
+/// [`Error::GatedInput`] where the input is not made of rows of `2 * features`, [`Error::Length`] for a `y` that is not
+/// `[rows, features]`.
 ///
 /// ```
 /// use twofour::layer::gated_gelu;
@@ -123,8 +125,8 @@ fn rows(input: usize, features: usize) -> Result<usize> {
     }
 }
 
-/// The tanh approximation of GELU and its slope: with `u = √(2/π) (g + 0.044715 g³)` and the logistic function σ, `(1 + tanh u) / 2 = σ(2u)`, which keeps the
-/// relative precision of small values.
+/// The tanh approximation of GELU and its slope: with `u = √(2/π) (g + 0.044715 g³)` and the logistic function σ, `(1 +
+/// tanh u) / 2 = σ(2u)`, which keeps the relative precision of small values.
 #[inline(always)]
 fn gelu(g: f32) -> (f32, f32) {
     // 2 √(2/π)
@@ -145,8 +147,8 @@ fn gelu(g: f32) -> (f32, f32) {
     (value, slope)
 }
 
-/// `e^x` to about one unit in the last place, without a branch or a call, so that a loop of it becomes vector instructions. Where the result is
-/// subnormal it is 0, and infinity from 88.7 on; NaN stays NaN.
+/// `e^x` to about one unit in the last place, without a branch or a call, so that a loop of it becomes vector
+/// instructions. Where the result is subnormal it is 0, and infinity from 88.7 on; NaN stays NaN.
 #[inline(always)]
 fn exp(x: f32) -> f32 {
     // 1.5 * 2^23: adding it rounds to a whole number.

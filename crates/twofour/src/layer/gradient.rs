@@ -51,8 +51,8 @@ pub fn masked_weight_gradient<T: Element, G: Arithmetic>(
     transposed_product((dy, x), dims, accumulate, finish, dw)
 }
 
-/// The 2:4 estimate of the transposed output gradient, `[out_features, tokens]` compressed along tokens: what stands for
-/// `dyᵀ` in [`super::WeightGradient::Mvue`].
+/// The 2:4 estimate of the transposed output gradient, `[out_features, tokens]` compressed along tokens: what stands
+/// for `dyᵀ` in [`super::WeightGradient::Mvue`].
 ///
 /// # Errors
 /// Those of [`estimate`], and [`crate::Error::Length`].
@@ -66,11 +66,13 @@ pub fn gradient_estimate<T: Arithmetic>(
     estimate(MatrixRef::new(out_features, tokens, &transposed)?, estimator, 1.0)
 }
 
-/// `dw = estimate · x` for the estimate of the transposed output gradient ([`gradient_estimate`]), `x` `[tokens, in_features]` and `dw`
-/// `[out_features, in_features]`: the weight gradient of [`super::WeightGradient::Mvue`]. Products are added in f32.
+/// `dw = estimate · x` for the estimate of the transposed output gradient ([`gradient_estimate`]), `x` `[tokens,
+/// in_features]` and `dw` `[out_features, in_features]`: the weight gradient of [`super::WeightGradient::Mvue`].
+/// Products are added in f32.
 ///
 /// # Errors
-/// [`crate::Error::Shape`] and [`crate::Error::Length`] where `x` does not fit the estimate's tokens and the length of `dw`.
+/// [`crate::Error::Shape`] and [`crate::Error::Length`] where `x` does not fit the estimate's tokens and the length of
+/// `dw`.
 pub fn estimated_weight_gradient<T: KernelElement, G: Arithmetic>(
     estimate: Compressed<T>,
     x: &[T],

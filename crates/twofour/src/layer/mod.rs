@@ -1,7 +1,8 @@
 //! The 2:4 sparse linear layer over slices, on the CPU.
 //!
 //! When a mask is chosen, what is packed and reused, and which product computes which gradient is decided here, and in
-//! `twofour_cuda::layer` for device memory, under the same names and with the same enums. Front ends call one of the two.
+//! `twofour_cuda::layer` for device memory, under the same names and with the same enums. Front ends call one of the
+//! two.
 //!
 //! | type | for |
 //! |---|---|

@@ -70,8 +70,8 @@ macro_rules! of_any {
     };
 }
 
-/// A 2:4 linear layer for inference, `y = activation(x · Wᵀ + bias)`, packed once. Input gradients pass through it, where the
-/// weight is of floats; it has no weight gradient.
+/// A 2:4 linear layer for inference, `y = activation(x · Wᵀ + bias)`, packed once. Input gradients pass through it,
+/// where the weight is of floats; it has no weight gradient.
 #[derive(Debug, Clone)]
 pub struct PackedLinear {
     weight: PackedWeight,
@@ -122,8 +122,8 @@ impl PackedLinear {
         Self::new_i8(values, scales, bias, activation)
     }
 
-    /// Packs a weight of 8-bit integers with its scales. One with scales for groups of columns becomes bf16, since the kernels of 8-bit integers have
-    /// scales for rows.
+    /// Packs a weight of 8-bit integers with its scales. One with scales for groups of columns becomes bf16, since the
+    /// kernels of 8-bit integers have scales for rows.
     ///
     /// # Errors
     /// Those of [`PackedLinear::new_i8`].
@@ -138,8 +138,8 @@ impl PackedLinear {
     }
 
     /// Packs a weight of 4-bit integers, which stays in four bits. Activations are quantized to 8 bits for each token.
-    /// [`SparseWeightInt4::linear_floats`] multiplies activations that are not quantized, and [`PackedLinear::new`] packs the weight that
-    /// [`Int4::dequantize`] returns.
+    /// [`SparseWeightInt4::linear_floats`] multiplies activations that are not quantized, and [`PackedLinear::new`]
+    /// packs the weight that [`Int4::dequantize`] returns.
     ///
     /// # Errors
     /// [`Error::Length`] for a bias that does not fit, [`Error::TooLarge`].
@@ -155,8 +155,8 @@ impl PackedLinear {
         Ok(layer)
     }
 
-    /// `y = activation(x · Wᵀ + bias)`. Where `T` is not the weight's type, `x` is rounded to it (for a weight of integers
-    /// quantized to 8 bits for each token) and `y` from it.
+    /// `y = activation(x · Wᵀ + bias)`. Where `T` is not the weight's type, `x` is rounded to it (for a weight of
+    /// integers quantized to 8 bits for each token) and `y` from it.
     ///
     /// # Errors
     /// [`Error::Length`] where a slice does not fit.

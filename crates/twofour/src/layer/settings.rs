@@ -2,8 +2,8 @@
 
 use crate::{Error, Result, estimate::Estimator, select::Transposable};
 
-/// How the mask of a [`SparseLinear`](super::SparseLinear) follows from its dense master weight. [`Selector`](crate::select::Selector) is for other
-/// patterns and axes.
+/// How the mask of a [`SparseLinear`](super::SparseLinear) follows from its dense master weight.
+/// [`Selector`](crate::select::Selector) is for other patterns and axes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 #[non_exhaustive]
 pub enum MaskRule {
@@ -12,8 +12,9 @@ pub enum MaskRule {
     Magnitude,
     /// 2:4 along rows and along columns at once, tile by tile, so that the transpose can be packed too.
     Transposable(Transposable),
-    /// The mask of [`MaskRule::Magnitude`], with kept values reduced by the third largest magnitude and scaled (S-STE, Hu et
-    /// al., NeurIPS 2024): [`Estimator::SoftThreshold`]. The scale is computed from the first master weight and then frozen.
+    /// The mask of [`MaskRule::Magnitude`], with kept values reduced by the third largest magnitude and scaled (S-STE,
+    /// Hu et al., NeurIPS 2024): [`Estimator::SoftThreshold`]. The scale is computed from the first master weight and
+    /// then frozen.
     SoftThreshold,
     /// A mask that the user sets and changes.
     Given,
@@ -45,8 +46,8 @@ impl MaskRule {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 #[non_exhaustive]
 pub enum InputGradient {
-    /// The fastest that the engine has for the mask: on a CPU the packed rows; on a GPU the packed transpose where the mask is
-    /// transposable, and otherwise a dense GEMM with the unpacked weight.
+    /// The fastest that the engine has for the mask: on a CPU the packed rows; on a GPU the packed transpose where the
+    /// mask is transposable, and otherwise a dense GEMM with the unpacked weight.
     #[default]
     Automatic,
     /// The packed transpose, kept beside the packed rows. Requires a mask that is 2:4 along columns too.
@@ -116,14 +117,15 @@ impl SparseLinearSettings {
     }
 }
 
-/// The function that a [`SparseActivationLinear`](super::SparseActivationLinear) applies to its input before it prunes it.
+/// The function that a [`SparseActivationLinear`](super::SparseActivationLinear) applies to its input before it prunes
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum InputActivation {
     /// None.
     #[default]
     Identity,
-    /// `max(x, 0)²`: many of its values are zero already (Haziza et al., "Accelerating Transformer Inference and Training
-    /// with 2:4 Activation Sparsity", 2025).
+    /// `max(x, 0)²`: many of its values are zero already (Haziza et al., "Accelerating Transformer Inference and
+    /// Training with 2:4 Activation Sparsity", 2025).
     SquaredRelu,
 }
 

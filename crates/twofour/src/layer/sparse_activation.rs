@@ -12,18 +12,18 @@ use crate::{
     select,
 };
 
-/// A trainable linear layer over a pruned input, `y = P(f(x)) · Wᵀ + bias`: `f` is the layer's [`InputActivation`], and `P` keeps a
-/// 2:4 mask that is chosen for every input, along tokens and along features at once.
+/// A trainable linear layer over a pruned input, `y = P(f(x)) · Wᵀ + bias`: `f` is the layer's [`InputActivation`], and
+/// `P` keeps a 2:4 mask that is chosen for every input, along tokens and along features at once.
 ///
-/// The forward product and the weight gradient are sparse, the input gradient is dense. `W` is `[out_features, in_features]` and
-/// belongs to the user.
+/// The forward product and the weight gradient are sparse, the input gradient is dense. `W` is `[out_features,
+/// in_features]` and belongs to the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SparseActivationLinear {
     settings: SparseActivationSettings,
 }
 
-/// A pruned input `[tokens, in_features]`, packed along its features and along its tokens: what the forward pass leaves to the
-/// backward pass.
+/// A pruned input `[tokens, in_features]`, packed along its features and along its tokens: what the forward pass leaves
+/// to the backward pass.
 #[derive(Debug, Clone)]
 pub struct PackedActivation<T: KernelElement> {
     mask: Mask,
@@ -97,7 +97,8 @@ impl SparseActivationLinear {
     /// `y = P(f(x)) · Wᵀ + bias` for a packed input. Products accumulate in f32.
     ///
     /// # Errors
-    /// [`crate::Error::Shape`] where the weight has other input features, [`crate::Error::Length`] where a slice does not fit.
+    /// [`crate::Error::Shape`] where the weight has other input features, [`crate::Error::Length`] where a slice does
+    /// not fit.
     pub fn forward<T: KernelElement>(
         &self,
         x: &PackedActivation<T>,
@@ -129,7 +130,8 @@ impl SparseActivationLinear {
         Ok(())
     }
 
-    /// The weight gradient `dw = dyᵀ · P(f(x))`. Products accumulate in f32 and are rounded to `T` before they are stored or added.
+    /// The weight gradient `dw = dyᵀ · P(f(x))`. Products accumulate in f32 and are rounded to `T` before they are
+    /// stored or added.
     ///
     /// # Errors
     /// [`crate::Error::Length`] where a slice does not fit.
@@ -162,11 +164,12 @@ impl SparseActivationLinear {
         Ok(())
     }
 
-    /// The input gradient `dx = (dy · W) ⊙ f'(x)`, masked where the settings say so. `x` is what was packed, before the layer's
-    /// activation.
+    /// The input gradient `dx = (dy · W) ⊙ f'(x)`, masked where the settings say so. `x` is what was packed, before the
+    /// layer's activation.
     ///
     /// # Errors
-    /// [`crate::Error::Shape`] where the weight has other input features, [`crate::Error::Length`] where a slice does not fit.
+    /// [`crate::Error::Shape`] where the weight has other input features, [`crate::Error::Length`] where a slice does
+    /// not fit.
     pub fn input_gradient<T: KernelElement>(
         &self,
         dy: &[T],

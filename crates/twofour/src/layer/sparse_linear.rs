@@ -14,8 +14,8 @@ use crate::{
 
 /// A trainable 2:4 linear layer, `y = activation(x · (mask ⊙ W)ᵀ + bias)`, for activations of `T`: f32, bf16 or f16.
 ///
-/// `W`, the dense master weight, belongs to the user and may be of another type, such as f32. The layer holds the mask and the
-/// packed weight, which change when the user says so: [`SparseLinear::remask`] once per optimizer step, or
+/// `W`, the dense master weight, belongs to the user and may be of another type, such as f32. The layer holds the mask
+/// and the packed weight, which change when the user says so: [`SparseLinear::remask`] once per optimizer step, or
 /// [`SparseLinear::repack`] on steps that keep the mask. Forward passes and gradients change nothing but the seed.
 ///
 /// Where a method that packs returns an error, mask and packed weight are unspecified until one succeeds.
@@ -52,8 +52,8 @@ pub struct Forward<'a, T> {
     pub bias: Option<&'a [f32]>,
     /// The activation.
     pub activation: Activation,
-    /// Where the pre-activation goes, `[tokens, out_features]`, which [`super::activation_gradient`] requires. The activation is
-    /// then applied to what is stored, rounded to `T`.
+    /// Where the pre-activation goes, `[tokens, out_features]`, which [`super::activation_gradient`] requires. The
+    /// activation is then applied to what is stored, rounded to `T`.
     pub pre_activation: Option<&'a mut [T]>,
 }
 
@@ -65,13 +65,13 @@ impl<T> Default for Forward<'_, T> {
 }
 
 impl<T: KernelElement> SparseLinear<T> {
-    /// Chooses the mask of a master weight `[out_features, in_features]` and packs what it keeps. With [`MaskRule::Given`] the
-    /// mask is that of the master's nonzeros until [`SparseLinear::set_mask`] sets another.
+    /// Chooses the mask of a master weight `[out_features, in_features]` and packs what it keeps. With
+    /// [`MaskRule::Given`] the mask is that of the master's nonzeros until [`SparseLinear::set_mask`] sets another.
     ///
     /// # Errors
-    /// [`Error::NotTransposable`] for settings that contradict each other, [`Error::TooManyKept`] where nonzeros that are to be the
-    /// mask are not 2:4, [`Error::NotANumber`] with the place of the first NaN; with [`MaskRule::SoftThreshold`]
-    /// [`Error::Infinite`] with that of the first infinity.
+    /// [`Error::NotTransposable`] for settings that contradict each other, [`Error::TooManyKept`] where nonzeros that
+    /// are to be the mask are not 2:4, [`Error::NotANumber`] with the place of the first NaN; with
+    /// [`MaskRule::SoftThreshold`] [`Error::Infinite`] with that of the first infinity.
     pub fn new<M: Element>(master: MatrixRef<'_, M>, settings: SparseLinearSettings) -> Result<Self> {
         settings.check()?;
         let (rows, cols) = (master.rows(), master.cols());
@@ -130,8 +130,8 @@ impl<T: KernelElement> SparseLinear<T> {
     /// [`MaskRule::Given`], and for any rule when training is resumed.
     ///
     /// # Errors
-    /// [`Error::Shape`]; [`Error::TooManyKept`] where the mask is not 2:4 along rows, or not along columns where the transpose
-    /// is packed. The layer is then as it was.
+    /// [`Error::Shape`]; [`Error::TooManyKept`] where the mask is not 2:4 along rows, or not along columns where the
+    /// transpose is packed. The layer is then as it was.
     pub fn set_mask<M: Element>(&mut self, master: MatrixRef<'_, M>, mask: Mask) -> Result<u64> {
         self.check_mask(&mask)?;
         if (master.rows(), master.cols()) != (mask.rows(), mask.cols()) {
@@ -192,8 +192,8 @@ impl<T: KernelElement> SparseLinear<T> {
         }
     }
 
-    /// The weight gradient that the settings ask for, `dyᵀ · x`, for the gradient `dy` of the pre-activation. With an MVUE each
-    /// call takes a seed of its own ([`SparseLinear::set_seed`]).
+    /// The weight gradient that the settings ask for, `dyᵀ · x`, for the gradient `dy` of the pre-activation. With an
+    /// MVUE each call takes a seed of its own ([`SparseLinear::set_seed`]).
     ///
     /// # Errors
     /// [`Error::Length`] where a slice does not fit; with an MVUE those of [`super::gradient_estimate`].
@@ -298,8 +298,8 @@ impl<T: KernelElement> SparseLinear<T> {
         self.seed.load(Relaxed)
     }
 
-    /// Sets the seed of the next weight gradient by MVUE: 0 for a new layer. Layers that must not draw the same numbers need
-    /// seeds that are far apart.
+    /// Sets the seed of the next weight gradient by MVUE: 0 for a new layer. Layers that must not draw the same numbers
+    /// need seeds that are far apart.
     pub fn set_seed(&self, seed: u64) {
         self.seed.store(seed, Relaxed);
     }

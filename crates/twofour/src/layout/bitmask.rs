@@ -1,7 +1,8 @@
 //! torch's mask of a weight that is compressed both ways (`_compute_compressed_swizzled_bitmask`).
 //!
-//! An 8x8 block of the mask takes eight bytes: four little-endian u16s for its 4x4 tiles A (upper left), B (upper right), C (lower left) and D (lower
-//! right). Bit `4 * row + col` of a u16 is set where the tile keeps the element. Blocks are in row-major order.
+//! An 8x8 block of the mask takes eight bytes: four little-endian u16s for its 4x4 tiles A (upper left), B (upper
+//! right), C (lower left) and D (lower right). Bit `4 * row + col` of a u16 is set where the tile keeps the element.
+//! Blocks are in row-major order.
 
 use super::expect_multiple;
 use crate::{Error, Mask, Result};

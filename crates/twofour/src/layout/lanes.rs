@@ -1,7 +1,8 @@
 //! The order in which the lanes of a warp want a four-bit weight for `mma.sp.m16n8k32`, on sm_80 and everything after.
 //!
-//! A unit is 16 rows by 128 columns: four products, of 32 columns each. Units follow each other along the columns, then along the rows. In a
-//! unit every lane has, next to each other, what it gives to the four products, so that a warp reads a unit in one piece:
+//! A unit is 16 rows by 128 columns: four products, of 32 columns each. Units follow each other along the columns, then
+//! along the rows. In a unit every lane has, next to each other, what it gives to the four products, so that a warp
+//! reads a unit in one piece:
 //!
 //! | part | u32s of a unit | lane `l` (`g = l / 4`, `t = l % 4`) |
 //! |---|---|---|
@@ -9,8 +10,9 @@
 //! | metadata | `[32 lanes][2 pairs of products]` | sixteen columns (`t % 2`) of product `t / 2` of the pair: row `g` in the lower half, row `g + 8` in the upper |
 //! | scales | `[8]` | `g`: row `g`'s in the lower half, row `g + 8`'s in the upper; one such line for all units of sixteen rows where rows have one scale each |
 //!
-//! In a word of values nibble `i` and nibble `i + 4` are neighbours along a row, `i = row / 8 + 2 · (kept / 8)`: a mask picks such a pair of
-//! registers' worth at once. [Derived from the fragments of the PTX manual, `mma.sp` with 16-bit elements.]
+//! In a word of values nibble `i` and nibble `i + 4` are neighbours along a row, `i = row / 8 + 2 · (kept / 8)`: a mask
+//! picks such a pair of registers' worth at once. [Derived from the fragments of the PTX manual, `mma.sp` with 16-bit
+//! elements.]
 
 use half::f16;
 
@@ -67,7 +69,8 @@ fn place_of_scale(per_row: usize, row: usize, i: usize) -> (usize, usize) {
 /// Brings a weight into this order.
 ///
 /// # Errors
-/// [`crate::Error::Multiple`] unless rows are a multiple of 16 and columns of 128, [`crate::Error::GroupOnCpuOnly`] for groups of 64 columns.
+/// [`crate::Error::Multiple`] unless rows are a multiple of 16 and columns of 128, [`crate::Error::GroupOnCpuOnly`] for
+/// groups of 64 columns.
 pub fn encode(weight: &Int4) -> Result<Lanes> {
     let q = weight.weight();
     let (rows, cols) = (q.rows(), q.cols());
@@ -100,8 +103,8 @@ pub fn encode(weight: &Int4) -> Result<Lanes> {
 /// The `[rows, cols]` weight that is in this order.
 ///
 /// # Errors
-/// As [`encode`]; [`crate::Error::Length`] where the words do not fit the shape; those of [`Compressed::from_parts`] and [`Int4::from_parts`] for
-/// damaged contents.
+/// As [`encode`]; [`crate::Error::Length`] where the words do not fit the shape; those of [`Compressed::from_parts`]
+/// and [`Int4::from_parts`] for damaged contents.
 pub fn decode(rows: usize, cols: usize, granularity: Granularity, lanes: &Lanes) -> Result<Int4> {
     let per_row = expect(rows, cols, granularity)?;
     let units = rows / ROWS * (cols / GROUP);
@@ -153,7 +156,8 @@ mod tests {
         })
     }
 
-    /// What a warp's `mma.sp` makes of the words of a unit, by the fragments of the PTX manual: for each of its 16 rows the 128 dense integers.
+    /// What a warp's `mma.sp` makes of the words of a unit, by the fragments of the PTX manual: for each of its 16 rows
+    /// the 128 dense integers.
     fn unit_by_lanes(lanes: &Lanes, unit: usize) -> [[i32; GROUP]; ROWS] {
         let mut dense = [[0; GROUP]; ROWS];
         for product in 0..4 {

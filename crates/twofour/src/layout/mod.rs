@@ -1,7 +1,7 @@
 //! The orders in which GPUs want the metadata of a compressed weight.
 //!
-//! Each is a bijection of the canonical metadata ([`crate::compressed`]): the codes are the same, only their places differ. They are made in
-//! memory, for one kind of kernel, and never written to disk.
+//! Each is a bijection of the canonical metadata ([`crate::compressed`]): the codes are the same, only their places
+//! differ. They are made in memory, for one kind of kernel, and never written to disk.
 //!
 //! | module | whose |
 //! |---|---|

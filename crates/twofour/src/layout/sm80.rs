@@ -1,7 +1,8 @@
 //! CUTLASS 2.x order of metadata, `ColumnMajorInterleaved<2>` after reordering, for `mma.sp` on sm_80 to sm_89.
 //!
-//! Metadata elements hold 16 columns of 16-bit data (a u16) or 32 columns of 8-bit data (a u32). Their places, for a weight of `rows` rows and with
-//! `c` the element's column, are (derived from CUTLASS's `reorder_meta`; proved equal to its two steps by this module's tests):
+//! Metadata elements hold 16 columns of 16-bit data (a u16) or 32 columns of 8-bit data (a u32). Their places, for a
+//! weight of `rows` rows and with `c` the element's column, are (derived from CUTLASS's `reorder_meta`; proved equal to
+//! its two steps by this module's tests):
 //!
 //! - 16-bit: `(c/2)·2·rows + (m/32)·64 + (m%8)·8 + (m%32/16)·4 + (c%2)·2 + m%16/8`
 //! - 8-bit: `(c/2)·2·rows + (m/16)·32 + (m%8)·4 + (c%2)·2 + m%16/8`
@@ -32,7 +33,8 @@ pub fn encode_16<T: Element>(weight: &Compressed<T>) -> Result<Vec<u16>> {
 /// Canonical metadata from that of a `[rows, cols]` weight of 16-bit elements.
 ///
 /// # Errors
-/// [`crate::Error::Multiple`] unless rows and columns are multiples of 32, [`crate::Error::Length`] where the words do not fit them.
+/// [`crate::Error::Multiple`] unless rows and columns are multiples of 32, [`crate::Error::Length`] where the words do
+/// not fit them.
 pub fn decode_16(rows: usize, cols: usize, words: &[u16]) -> Result<Vec<u32>> {
     expect_16(rows, cols)?;
     expect_words(words, elements(rows, cols)? / 16)?;
@@ -53,8 +55,8 @@ pub fn encode_8<T: Element>(weight: &Compressed<T>) -> Result<Vec<u32>> {
 /// Canonical metadata from that of a `[rows, cols]` weight of 8-bit elements.
 ///
 /// # Errors
-/// [`crate::Error::Multiple`] unless rows are a multiple of 16 and columns of 64, [`crate::Error::Length`] where the words do not fit
-/// them.
+/// [`crate::Error::Multiple`] unless rows are a multiple of 16 and columns of 64, [`crate::Error::Length`] where the
+/// words do not fit them.
 pub fn decode_8(rows: usize, cols: usize, words: &[u32]) -> Result<Vec<u32>> {
     expect_8(rows, cols)?;
     expect_words(words, elements(rows, cols)? / 32)?;
@@ -77,7 +79,8 @@ fn expect_8(rows: usize, cols: usize) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// The peers' own two steps: rows are permuted inside groups, then neighbours in a 2x2 block of (row, column) are exchanged.
+    /// The peers' own two steps: rows are permuted inside groups, then neighbours in a 2x2 block of (row, column) are
+    /// exchanged.
     fn two_steps(rows: usize, group: usize, interleave: usize, m: usize, mut c: usize) -> usize {
         let mut r = m / group * group + m % 8 * interleave + m % group / 8;
         match (r % 2, c % 2) {

@@ -1,10 +1,11 @@
 //! CUTLASS 3.x order of metadata for `wgmma.sp` on sm_90a.
 //!
-//! The metadata lies in atoms of 64 rows and T columns, where T is the kernel's tile along the reduction axis, at most 128. Atoms
-//! run down the rows first, then along the columns. Inside an atom (derived from CUTLASS's `Sm90GemmSparseConfig`):
+//! The metadata lies in atoms of 64 rows and T columns, where T is the kernel's tile along the reduction axis, at most
+//! 128. Atoms run down the rows first, then along the columns. Inside an atom (derived from CUTLASS's
+//! `Sm90GemmSparseConfig`):
 //!
-//! - 16-bit data: u32 word `T/32 · (m/16·16 + k/16%2·8 + m%8) + k/32`, its lower half for rows with `m/8` even, its upper for
-//!   those with `m/8` odd. A thread's words are neighbours.
+//! - 16-bit data: u32 word `T/32 · (m/16·16 + k/16%2·8 + m%8) + k/32`, its lower half for rows with `m/8` even, its
+//!   upper for those with `m/8` odd. A thread's words are neighbours.
 //! - 8-bit data: row-major.
 //!
 //! Metadata made for one T is wrong for another: hence [`TileK`].
@@ -109,8 +110,8 @@ fn expect(rows: usize, cols: usize, tile_k: TileK) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// What the order is for: the metadata words of one thread's 16 columns-blocks follow each other, so that one 128-bit load
-    /// fetches them, and a word pairs the rows r and r + 8 of one `wgmma.sp` fragment.
+    /// What the order is for: the metadata words of one thread's 16 columns-blocks follow each other, so that one
+    /// 128-bit load fetches them, and a word pairs the rows r and r + 8 of one `wgmma.sp` fragment.
     #[test]
     fn a_threads_words_are_neighbours() {
         for m in [0, 3, 17, 40] {

@@ -330,7 +330,8 @@ impl<T: Element> Inlined for ZeroPruned<'_, T> {
     }
 }
 
-/// The bit of each of 16 lanes: comparisons with it become vector instructions, which a shift by the lane's number does not.
+/// The bit of each of 16 lanes: comparisons with it become vector instructions, which a shift by the lane's number does
+/// not.
 const BITS: [u16; 16] = {
     let mut bits = [0; 16];
     let mut lane = 0;

@@ -29,7 +29,8 @@ impl Retained {
         widest_inlined(OfRow { values, words })
     }
 
-    /// [`Retained::of_row`] where the row is at hand as it is pruned, too: with +0.0 in the place of what the mask does not keep.
+    /// [`Retained::of_row`] where the row is at hand as it is pruned, too: with +0.0 in the place of what the mask does
+    /// not keep.
     pub(crate) fn of_pruned<T: Element>(values: &[T], pruned: &[T], words: &[u64]) -> Self {
         widest_inlined(OfPruned { values, pruned, words })
     }
@@ -83,7 +84,8 @@ impl Retained {
 /// Partial sums.
 const LANES: usize = 8;
 
-/// Counts and sums of a row, element `i` in number `i % 8`, so that loops over them use vector instructions; their order does not depend on the machine.
+/// Counts and sums of a row, element `i` in number `i % 8`, so that loops over them use vector instructions; their
+/// order does not depend on the machine.
 #[derive(Default)]
 struct Sums {
     nonzeros: [u32; LANES],

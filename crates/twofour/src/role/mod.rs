@@ -2,18 +2,19 @@
 //!
 //! The places of tensors decide first, names break ties:
 //!
-//! 1. A **repeated layer** is a numbered module that holds named ones: `model.layers.3.mlp.up_proj`. In a model that has
-//!    such layers, what lies outside of them is never a [`Role::Linear`]: embeddings, projectors between modalities,
-//!    poolers and heads run once, hold few of the weights, and every token passes them. Numbered modules of a head, an
-//!    embedding or a projector (`bbox_embed.0.layers.1`) are no repeated layers.
-//!    What has the shape of the table of tokens is a head, whatever its name: it scores each of them.
-//! 2. Inside, every two-dimensional `weight` is a linear layer's, but for those that [`Role`] lists: routers stand beside
-//!    `experts`, what sets the decay of a recurrence stands beside `A_log`, a table has no bias and is named for what it is.
+//! 1. A **repeated layer** is a numbered module that holds named ones: `model.layers.3.mlp.up_proj`. In a model that
+//!    has such layers, what lies outside of them is never a [`Role::Linear`]: embeddings, projectors between
+//!    modalities, poolers and heads run once, hold few of the weights, and every token passes them. Numbered modules of
+//!    a head, an embedding or a projector (`bbox_embed.0.layers.1`) are no repeated layers. What has the shape of the
+//!    table of tokens is a head, whatever its name: it scores each of them.
+//! 2. Inside, every two-dimensional `weight` is a linear layer's, but for those that [`Role`] lists: routers stand
+//!    beside `experts`, what sets the decay of a recurrence stands beside `A_log`, a table has no bias and is named for
+//!    what it is.
 //! 3. In a model without repeated layers, names alone tell embeddings and heads.
 //!
 //! A linear weight is `[out_features, in_features]`, or, as `Conv1D` of GPT-2 stores it, `[in_features, out_features]`.
-//! The bias tells: it has as many elements as the layer has outputs. A square weight is stored as the others of its name
-//! and layer are. Where no bias tells, `model_type` in `config.json` does.
+//! The bias tells: it has as many elements as the layer has outputs. A square weight is stored as the others of its
+//! name and layer are. Where no bias tells, `model_type` in `config.json` does.
 //!
 //! `tests/roles.rs` holds these rules against the modules of every model type of transformers.
 

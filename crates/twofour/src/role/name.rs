@@ -57,7 +57,8 @@ impl<'a> Modules<'a> {
 /// Words in the name of a list of modules that are no layers of the model's body.
 const LISTS_AT_THE_ENDS: [&str; 8] = ["embed", "head", "classif", "predict", "confidence", "merger", "proj", "mlps"];
 
-/// Where the module of those parts lies. A layer that is repeated has a number after the name of its list, or at the end of its own name, and holds a module with a name.
+/// Where the module of those parts lies. A layer that is repeated has a number after the name of its list, or at the
+/// end of its own name, and holds a module with a name.
 fn place(parts: &[&str]) -> Place {
     for (i, part) in parts.iter().enumerate() {
         let list = match is_number(part) {

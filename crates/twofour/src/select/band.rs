@@ -1,8 +1,8 @@
 //! Masks chosen band by band.
 //!
-//! Every selection rule works on bands of a few rows that do not depend on each other: one row for groups along rows, `m` rows
-//! for groups along columns, four for tiles. So a matrix can be selected in parallel, and a caller that needs the mask only to
-//! apply it can do both, and take its statistics, while a band is in the cache.
+//! Every selection rule works on bands of a few rows that do not depend on each other: one row for groups along rows,
+//! `m` rows for groups along columns, four for tiles. So a matrix can be selected in parallel, and a caller that needs
+//! the mask only to apply it can do both, and take its statistics, while a band is in the cache.
 
 use rayon::prelude::*;
 
@@ -19,8 +19,8 @@ pub(crate) trait BandRule<T>: Sync {
     /// Rows of a band; the last band of a matrix may have fewer.
     fn height(&self) -> usize;
 
-    /// Sets the bits of the kept elements. `words` holds the bands' mask rows one after the other, all zero. Returns whether
-    /// an element is NaN; the mask is of no use then.
+    /// Sets the bits of the kept elements. `words` holds the bands' mask rows one after the other, all zero. Returns
+    /// whether an element is NaN; the mask is of no use then.
     fn choose(&self, band: MatrixRef<'_, T>, words: &mut [u64]) -> bool;
 }
 
@@ -49,8 +49,8 @@ pub(crate) struct BandScratch {
     words: Vec<u64>,
 }
 
-/// Writes the matrix to `values` with +0.0 in the place of every element that the rule does not keep, and what it keeps of each row to `retained`;
-/// on this thread, band by band. A NaN makes what is retained of its row not finite.
+/// Writes the matrix to `values` with +0.0 in the place of every element that the rule does not keep, and what it keeps
+/// of each row to `retained`; on this thread, band by band. A NaN makes what is retained of its row not finite.
 pub(crate) fn prune<T: Element>(
     matrix: MatrixRef<'_, T>,
     rule: &impl BandRule<T>,
@@ -75,11 +75,12 @@ pub(crate) fn prune<T: Element>(
     }
 }
 
-/// The compressed form of the elements that the rule keeps, and what it keeps, in one pass. Bands of the rule must be single
-/// rows.
+/// The compressed form of the elements that the rule keeps, and what it keeps, in one pass. Bands of the rule must be
+/// single rows.
 ///
 /// # Errors
-/// [`crate::Error::NotANumber`] with the place of the first NaN, [`Error::TooManyKept`] where the rule does not choose 2:4 masks.
+/// [`crate::Error::NotANumber`] with the place of the first NaN, [`Error::TooManyKept`] where the rule does not choose
+/// 2:4 masks.
 pub(crate) fn compressed<T: Element>(
     matrix: MatrixRef<'_, T>,
     rule: &impl BandRule<T>,

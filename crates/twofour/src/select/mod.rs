@@ -1,7 +1,9 @@
 //! Turning scores into a mask that obeys a pattern.
 //!
-//! [`magnitude`] prunes along one axis; [`Sparsity`] names N:M and unstructured sparsity, which [`crate::criterion::mask`] chooses by any criterion. [`tile`] holds the transposable selectors, whose masks are 2:4 along rows and
-//! along columns at once, so that a weight and its transpose can both be multiplied sparse. [`Selector`] names either.
+//! [`magnitude`] prunes along one axis; [`Sparsity`] names N:M and unstructured sparsity, which
+//! [`crate::criterion::mask`] chooses by any criterion. [`tile`] holds the transposable selectors, whose masks are 2:4
+//! along rows and along columns at once, so that a weight and its transpose can both be multiplied sparse. [`Selector`]
+//! names either.
 
 pub(crate) mod band;
 pub(crate) mod nm;

@@ -9,7 +9,8 @@ use crate::{Axis, Element, Error, Mask, MatrixRef, Pattern, Result, mask::Retain
 
 /// How the mask of a dense matrix is chosen when it is pruned once, for any pattern.
 ///
-/// A layer in training has a [`MaskRule`](crate::layer::MaskRule): always 2:4 along rows, and chosen anew from the dense master weight.
+/// A layer in training has a [`MaskRule`](crate::layer::MaskRule): always 2:4 along rows, and chosen anew from the
+/// dense master weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Selector {
@@ -28,10 +29,12 @@ impl Selector {
     /// The two largest magnitudes of each group of four along a row.
     pub const TWO_FOUR: Self = Selector::Magnitude { pattern: Pattern::TWO_FOUR, axis: Axis::Row };
 
-    /// The selector of that name: `magnitude`, with a pattern and an axis, or that of a [`Transposable`] rule, which is 2:4 along both axes.
+    /// The selector of that name: `magnitude`, with a pattern and an axis, or that of a [`Transposable`] rule, which is
+    /// 2:4 along both axes.
     ///
     /// # Errors
-    /// [`Error::UnknownSelector`] for other names, [`Error::SelectorPattern`] for a transposable rule with another pattern than 2:4.
+    /// [`Error::UnknownSelector`] for other names, [`Error::SelectorPattern`] for a transposable rule with another
+    /// pattern than 2:4.
     ///
     /// ```
     /// use twofour::{Axis, Pattern, select::Selector};
@@ -62,7 +65,8 @@ impl Selector {
         }
     }
 
-    /// Rows that belong together: a part of a matrix that begins at a multiple of so many rows is pruned as the whole is.
+    /// Rows that belong together: a part of a matrix that begins at a multiple of so many rows is pruned as the whole
+    /// is.
     pub(crate) fn height(self) -> usize {
         match self {
             Selector::Magnitude { pattern, axis } => BandRule::<f32>::height(&nm::magnitude_rule(pattern, axis)),

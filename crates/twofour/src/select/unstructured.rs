@@ -1,7 +1,9 @@
-//! Unstructured selection: the lowest scores of a row, of a weight, or of several weights go, without a copy of the scores.
+//! Unstructured selection: the lowest scores of a row, of a weight, or of several weights go, without a copy of the
+//! scores.
 //!
-//! A threshold is found as a radix sort begins: scores become integers of the same order, a first pass counts their upper halves, a second the
-//! lower halves of those in the bucket that holds the threshold. Scores are computed anew in each pass, row by row.
+//! A threshold is found as a radix sort begins: scores become integers of the same order, a first pass counts their
+//! upper halves, a second the lower halves of those in the bucket that holds the threshold. Scores are computed anew in
+//! each pass, row by row.
 
 use rayon::prelude::*;
 
@@ -48,7 +50,8 @@ pub(crate) fn keep_best(scores: &[f32], pruned: usize, words: &mut [u64], keys: 
     }
 }
 
-/// Masks that together keep all but the `pruned` lowest scores of several weights. Among equals those of a later weight, row and column go first.
+/// Masks that together keep all but the `pruned` lowest scores of several weights. Among equals those of a later
+/// weight, row and column go first.
 pub(crate) fn masks(weights: &[&dyn ScoreRows], pruned: usize) -> Result<Vec<Mask>> {
     let total: usize = weights.iter().map(|w| w.rows() * w.cols()).sum();
     let empty = || weights.iter().map(|w| Mask::empty(w.rows(), w.cols()));

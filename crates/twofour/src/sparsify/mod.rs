@@ -9,11 +9,11 @@
 //! | save and load them with a checkpoint | [`Sparsifier::tensors`], [`Sparsifier::save`], [`Sparsifier::load`] |
 //! | write the zeros into the weights and end | [`Sparsifier::squash_mask`] |
 //!
-//! A rule is anything that implements [`ParameterRule`]: [`WeightNorm`] and [`NearlyDiagonal`] choose the masks of `torch.ao.pruning`, [`Unstructured`] those of any
-//! [criterion](crate::criterion).
+//! A rule is anything that implements [`ParameterRule`]: [`WeightNorm`] and [`NearlyDiagonal`] choose the masks of
+//! `torch.ao.pruning`, [`Unstructured`] those of any [criterion](crate::criterion).
 //!
-//! The weights stay the caller's, dense. A mask is chosen from the dense weight, so pruned elements regrow when they have become large again;
-//! [`Regrowth::Never`] chooses from the masked weight, as `torch.ao.pruning` does.
+//! The weights stay the caller's, dense. A mask is chosen from the dense weight, so pruned elements regrow when they
+//! have become large again; [`Regrowth::Never`] chooses from the masked weight, as `torch.ao.pruning` does.
 //!
 //! ```
 //! use std::collections::BTreeMap;
@@ -52,7 +52,8 @@ use crate::{Mask, MatrixRef, Result};
 
 /// A rule that chooses the mask of a parameter at a level of sparsity.
 pub trait ParameterRule: Send + Sync {
-    /// Returns the mask of a weight. What a level means is the rule's affair; 0 keeps everything in those that have levels.
+    /// Returns the mask of a weight. What a level means is the rule's affair; 0 keeps everything in those that have
+    /// levels.
     ///
     /// # Errors
     /// The rule's own.

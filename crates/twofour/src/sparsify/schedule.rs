@@ -66,8 +66,8 @@ impl<F: Fn(u64) -> f64> Schedule for LambdaSchedule<F> {
     }
 }
 
-/// Fast at first, slower towards the target: `s = s_f + (s_0 - s_f) · (1 - (t - t_0) / (n · Δt))³`, between `s_0` and `s_f` (Zhu and Gupta, "To prune, or not to prune",
-/// 2017; torch's `CubicSL`).
+/// Fast at first, slower towards the target: `s = s_f + (s_0 - s_f) · (1 - (t - t_0) / (n · Δt))³`, between `s_0` and
+/// `s_f` (Zhu and Gupta, "To prune, or not to prune", 2017; torch's `CubicSL`).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CubicSchedule {
     /// `s_0`: the level at the start.

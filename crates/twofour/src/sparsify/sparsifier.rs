@@ -54,10 +54,12 @@ impl Sparsifier {
         Self { parameters: BTreeMap::new(), regrowth }
     }
 
-    /// Takes a parameter `[rows, cols]` under a rule, at a level that schedules count from. Its mask keeps everything until [`Sparsifier::step`].
+    /// Takes a parameter `[rows, cols]` under a rule, at a level that schedules count from. Its mask keeps everything
+    /// until [`Sparsifier::step`].
     ///
     /// # Errors
-    /// [`Error::DuplicateParameter`] for a name that is taken; [`Error::SparsityLevel`] for a level that is NaN or infinite.
+    /// [`Error::DuplicateParameter`] for a name that is taken; [`Error::SparsityLevel`] for a level that is NaN or
+    /// infinite.
     pub fn prepare(
         &mut self,
         name: impl Into<String>,
@@ -113,10 +115,12 @@ impl Sparsifier {
         Ok(())
     }
 
-    /// Chooses the mask of one parameter anew, from its dense weight; returns the number of its elements that changed. Where it fails, the mask is as it was.
+    /// Chooses the mask of one parameter anew, from its dense weight; returns the number of its elements that changed.
+    /// Where it fails, the mask is as it was.
     ///
     /// # Errors
-    /// [`Error::NoParameter`] for an unknown name; [`Error::Shape`] for a weight of another shape than prepared; the rule's own.
+    /// [`Error::NoParameter`] for an unknown name; [`Error::Shape`] for a weight of another shape than prepared; the
+    /// rule's own.
     pub fn step_one(&mut self, name: &str, weight: MatrixRef<'_, f32>) -> Result<u64> {
         let parameter = self.parameters.get(name).ok_or_else(|| Error::NoParameter { name: name.to_owned() })?;
         let mask = self.chosen(parameter, weight).map_err(|error| error.in_tensor(name))?;
@@ -127,11 +131,12 @@ impl Sparsifier {
         Ok(flips)
     }
 
-    /// Chooses all masks anew, from the dense weights that `weight_of` returns by name. Where it fails, no mask is changed.
+    /// Chooses all masks anew, from the dense weights that `weight_of` returns by name. Where it fails, no mask is
+    /// changed.
     ///
     /// # Errors
-    /// [`Error::NoParameter`] where `weight_of` returns `None`; [`Error::Shape`] for a weight of another shape than prepared; the rules' own. All but the
-    /// first with the name.
+    /// [`Error::NoParameter`] where `weight_of` returns `None`; [`Error::Shape`] for a weight of another shape than
+    /// prepared; the rules' own. All but the first with the name.
     pub fn step<'w>(&mut self, mut weight_of: impl FnMut(&str) -> Option<MatrixRef<'w, f32>>) -> Result<()> {
         let mut masks = Vec::with_capacity(self.parameters.len());
         for (name, parameter) in &self.parameters {
@@ -177,7 +182,8 @@ impl Sparsifier {
     /// Writes the masks into the weights that `weight_of` returns by name, and ends the masks' life.
     ///
     /// # Errors
-    /// [`Error::NoParameter`] where `weight_of` returns `None`, [`Error::Length`] for a weight of another size. Weights before it in the order of names are masked then.
+    /// [`Error::NoParameter`] where `weight_of` returns `None`, [`Error::Length`] for a weight of another size. Weights
+    /// before it in the order of names are masked then.
     pub fn squash_mask<'w>(
         self,
         mut weight_of: impl FnMut(&str) -> Option<&'w mut [f32]>,

@@ -9,11 +9,13 @@ use crate::{
     select::{nm::reject_nan, unstructured::key},
 };
 
-/// Chooses the share `level` of blocks whose mean norm is lowest, and in each of them prunes the `zeros` elements of lowest norm (torch's `WeightNormSparsifier`).
+/// Chooses the share `level` of blocks whose mean norm is lowest, and in each of them prunes the `zeros` elements of
+/// lowest norm (torch's `WeightNormSparsifier`).
 ///
-/// With blocks of 1x4, two zeros and level 1 that is 2:4. A level of 0 or less keeps everything; of 1 or more, all blocks are chosen. Blocks that the weight cuts
-/// off are chosen by the mean of the elements that they have. The number of blocks chosen is rounded to the nearest, halves to even, and at level below 1 one block at least is not chosen. Among equals
-/// the one of higher index is pruned.
+/// With blocks of 1x4, two zeros and level 1 that is 2:4. A level of 0 or less keeps everything; of 1 or more, all
+/// blocks are chosen. Blocks that the weight cuts off are chosen by the mean of the elements that they have. The number
+/// of blocks chosen is rounded to the nearest, halves to even, and at level below 1 one block at least is not chosen.
+/// Among equals the one of higher index is pruned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WeightNorm {
     block: (usize, usize),

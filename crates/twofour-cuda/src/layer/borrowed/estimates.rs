@@ -49,8 +49,8 @@ impl Sampling<'_> {
     }
 }
 
-/// Launches the 2:4 estimate of a matrix along its rows, as a dense matrix of the same type, f32, f16 or bf16, with zeros
-/// ([`twofour::estimate::estimate`]). `scale` is one f32 in device memory that values are multiplied by.
+/// Launches the 2:4 estimate of a matrix along its rows, as a dense matrix of the same type, f32, f16 or bf16, with
+/// zeros ([`twofour::estimate::estimate`]). `scale` is one f32 in device memory that values are multiplied by.
 ///
 /// # Errors
 /// Those of [`super::remask`].
@@ -70,8 +70,9 @@ pub fn estimate(
     unsafe { context.estimator(dtype)?.run(context.raw(), dense, sampling.estimator, to) }
 }
 
-/// Launches `dw = dyᵀ · x` with the 2:4 estimate of `dyᵀ` along tokens: a sparse GEMM. `dy` is `[tokens, out_features]`, `x` `[tokens, in_features]`,
-/// both of f16 or bf16, and `dw` `[out_features, in_features]` of the same type or f32. Bit for bit what [`SparseLinear`](super::super::SparseLinear) computes from the same seed.
+/// Launches `dw = dyᵀ · x` with the 2:4 estimate of `dyᵀ` along tokens: a sparse GEMM. `dy` is `[tokens,
+/// out_features]`, `x` `[tokens, in_features]`, both of f16 or bf16, and `dw` `[out_features, in_features]` of the same
+/// type or f32. Bit for bit what [`SparseLinear`](super::super::SparseLinear) computes from the same seed.
 ///
 /// # Errors
 /// Those of [`super::remask`].
@@ -99,8 +100,8 @@ pub fn sampled_weight_gradient(
     let weight = Packed { values, meta };
     let to = CompressTarget { packed: weight, order: Gemm::meta_order_of(dtype), factor: None, seed, wrong };
     let (stream, rule) = (context.raw(), CompressRule::Estimate(sampling.estimator));
-    // SAFETY: the slices have been found to be as long as their shapes require, the workspace has been allocated for the estimate, and the stream is
-    // of their device.
+    // SAFETY: the slices have been found to be as long as their shapes require, the workspace has been allocated for
+    // the estimate, and the stream is of their device.
     unsafe {
         compressor.run(stream, gradient, Axis::Column, rule, to)?;
         gemm.run(stream, GemmOperands { weight, x: input, out, workspace }, Epilogue::default())

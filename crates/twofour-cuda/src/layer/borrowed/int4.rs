@@ -27,13 +27,14 @@ pub fn encode(weight: &Int4) -> Result<Vec<u8>> {
 /// Returns the weight `[rows, cols]` of a packed form that was copied to host memory.
 ///
 /// # Errors
-/// [`Error::Length`](crate::Error::Length) for memory of another length than [`packed_len`], [`Error::Core`](crate::Error::Core) for contents that are no
-/// weight.
+/// [`Error::Length`](crate::Error::Length) for memory of another length than [`packed_len`],
+/// [`Error::Core`](crate::Error::Core) for contents that are no weight.
 pub fn decode(packed: &[u8], rows: usize, cols: usize, granularity: Granularity) -> Result<Int4> {
     int4::decode(packed, (rows, cols), granularity)
 }
 
-/// A packed int4 weight `[rows, cols]` in borrowed device memory, with the bytes of [`encode`]: [`packed_len`] elements of i8.
+/// A packed int4 weight `[rows, cols]` in borrowed device memory, with the bytes of [`encode`]: [`packed_len`] elements
+/// of i8.
 #[derive(Debug, Clone, Copy)]
 pub struct Int4Slice<'a> {
     /// The bytes, at an address that is a multiple of 16.
@@ -46,14 +47,16 @@ pub struct Int4Slice<'a> {
     pub granularity: Granularity,
 }
 
-/// Launches `y = activation(x · Wᵀ + bias)` for `x` `[tokens, cols]` and `y` `[tokens, rows]` of f16 or bf16, with a bias of the same type, 64 tokens at a
-/// time. Integers are multiplied in the activations' type, exactly, and scales multiply the sums in f32.
+/// Launches `y = activation(x · Wᵀ + bias)` for `x` `[tokens, cols]` and `y` `[tokens, rows]` of f16 or bf16, with a
+/// bias of the same type, 64 tokens at a time. Integers are multiplied in the activations' type, exactly, and scales
+/// multiply the sums in f32.
 ///
 /// # Errors
-/// [`Error::Length`](crate::Error::Length), [`Error::SliceType`](crate::Error::SliceType) and [`Error::OtherDevice`](crate::Error::OtherDevice) for a slice
-/// with another length, type or device; [`Error::Product`](crate::Error::Product) for another type of activations;
-/// [`Error::Pointer`](crate::Error::Pointer) for a weight that is not aligned; [`Error::Capturing`](crate::Error::Capturing) where a plan is missing while
-/// the stream is captured.
+/// [`Error::Length`](crate::Error::Length), [`Error::SliceType`](crate::Error::SliceType) and
+/// [`Error::OtherDevice`](crate::Error::OtherDevice) for a slice with another length, type or device;
+/// [`Error::Product`](crate::Error::Product) for another type of activations; [`Error::Pointer`](crate::Error::Pointer)
+/// for a weight that is not aligned; [`Error::Capturing`](crate::Error::Capturing) where a plan is missing while the
+/// stream is captured.
 pub fn linear(
     context: &LayerContext,
     weight: Int4Slice<'_>,

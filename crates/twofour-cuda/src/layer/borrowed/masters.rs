@@ -45,14 +45,16 @@ impl MasterSlice<'_> {
     }
 }
 
-/// Launches the selection of a master weight's mask by a rule and the packing of what it keeps, as `dtype`, f16 or bf16. `scale` is one f32 in device
-/// memory, for [`MaskRule::SoftThreshold`] ([`super::soft_threshold_scale`]).
+/// Launches the selection of a master weight's mask by a rule and the packing of what it keeps, as `dtype`, f16 or
+/// bf16. `scale` is one f32 in device memory, for [`MaskRule::SoftThreshold`] ([`super::soft_threshold_scale`]).
 ///
-/// A NaN is reported only by [`remask_checked`]. Here it is kept, so that what would depend on it is NaN; of several in a tile one is.
+/// A NaN is reported only by [`remask_checked`]. Here it is kept, so that what would depend on it is NaN; of several in
+/// a tile one is.
 ///
 /// # Errors
-/// [`Error::NoTranspose`] for a transpose with a rule along rows, [`Error::NoMethod`] for the soft threshold without a scale or a packed weight,
-/// [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`], [`Error::Driver`]; those of compiling and loading kernels.
+/// [`Error::NoTranspose`] for a transpose with a rule along rows, [`Error::NoMethod`] for the soft threshold without a
+/// scale or a packed weight, [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`], [`Error::Driver`]; those
+/// of compiling and loading kernels.
 pub fn remask(
     context: &LayerContext,
     master: MasterSlice<'_>,
@@ -67,7 +69,8 @@ pub fn remask(
 /// [`remask`], which then waits for the pass and reports a NaN.
 ///
 /// # Errors
-/// [`Error::NotANumber`] with the index of the first NaN (with the soft threshold of the first NaN or infinity); [`Error::Capturing`]; those of [`remask`].
+/// [`Error::NotANumber`] with the index of the first NaN (with the soft threshold of the first NaN or infinity);
+/// [`Error::Capturing`]; those of [`remask`].
 pub fn remask_checked(
     context: &LayerContext,
     master: MasterSlice<'_>,
@@ -79,7 +82,8 @@ pub fn remask_checked(
     context.expect_not_capturing("reading where a NaN was found")?;
     let found_at = launch_remask(context, master, rule, scale, dtype, to, Nan::Reported)?;
     let mut found = [0u8; 8];
-    // SAFETY: the address is of 8 bytes of the workspace, which no other call writes until this thread's next one; the stream is waited for.
+    // SAFETY: the address is of 8 bytes of the workspace, which no other call writes until this thread's next one; the
+    // stream is waited for.
     unsafe { result::memcpy_dtoh_async(&mut found, found_at, context.stream().cu_stream()) }
         .map_err(|error| Error::driver("reading where a NaN was found", error))?;
     context.synchronize()?;
@@ -136,7 +140,8 @@ fn launch_remask(
     let kept = if soft { None } else { packed };
     let both = BothWays { packed: kept, transposed, tiles: Some(tiles), factor: None, skip: None };
     let watch = Watch { nan: wrong, flips: None };
-    // SAFETY: the weight, the packed weights and the mask are valid for their shapes, and the stream is of their device.
+    // SAFETY: the weight, the packed weights and the mask are valid for their shapes, and the stream is of their
+    // device.
     unsafe { pruner.both_ways(context.raw(), weight, choice, both, order, watch) }?;
     if soft {
         let (Some(scale), Some(packed)) = (scale, packed) else {

@@ -1,7 +1,8 @@
 //! The layer's passes over packed weights in borrowed device memory, such as another framework's tensors.
 //!
-//! A packed weight is one run of memory here: values, then metadata. A mask is a u16 for each 4x4 tile ([`BothWays::tiles`](crate::raw::prune::BothWays::tiles)). The functions are those
-//! that [`super::SparseLinear`] is made of, for front ends whose tensors own all state.
+//! A packed weight is one run of memory here: values, then metadata. A mask is a u16 for each 4x4 tile
+//! ([`BothWays::tiles`](crate::raw::prune::BothWays::tiles)). The functions are those that [`super::SparseLinear`] is
+//! made of, for front ends whose tensors own all state.
 
 mod estimates;
 pub mod int4;
@@ -107,7 +108,8 @@ fn packed_at(values: DevicePtr, dtype: DataType, rows: usize, cols: usize) -> Pa
     Packed { values, meta: values + packed_bytes(dtype, rows, cols).values as u64 }
 }
 
-/// Launches `y = activation(x · Wᵀ + bias)` for `x` `[tokens, cols]` and `y` `[tokens, rows]`, both of the weight's type, f16 or bf16.
+/// Launches `y = activation(x · Wᵀ + bias)` for `x` `[tokens, cols]` and `y` `[tokens, rows]`, both of the weight's
+/// type, f16 or bf16.
 ///
 /// # Errors
 /// Those of [`super::SparseLinear::forward`].
@@ -129,8 +131,9 @@ pub fn linear(
     launch_linear(context, problem, packed, x, Epilogue { bias, activation, ..Epilogue::default() }, y)
 }
 
-/// Launches `y = activation(x · Wᵀ · scales + bias)` for a weight of 8-bit integers or floats with a scale for each row, in f32, and `x` and `y` of f16 or
-/// bf16. Activations are quantized on the device: to integers with a scale for each token, or to floats with one scale.
+/// Launches `y = activation(x · Wᵀ · scales + bias)` for a weight of 8-bit integers or floats with a scale for each
+/// row, in f32, and `x` and `y` of f16 or bf16. Activations are quantized on the device: to integers with a scale for
+/// each token, or to floats with one scale.
 ///
 /// # Errors
 /// [`Error::Unsupported`] for 8-bit floats before compute capability 8.9; those of [`linear`].
@@ -157,7 +160,8 @@ pub fn scaled_linear(
     quantized_linear(context, problem, packed, (x, dtype), epilogue, y)
 }
 
-/// Launches `y = x · Wᵀ` of 8-bit integers, exact in i32, for `x` `[tokens, cols]` of i8 and `y` `[tokens, rows]` of i32.
+/// Launches `y = x · Wᵀ` of 8-bit integers, exact in i32, for `x` `[tokens, cols]` of i8 and `y` `[tokens, rows]` of
+/// i32.
 ///
 /// # Errors
 /// Those of [`linear`].
@@ -187,8 +191,8 @@ pub struct Float8Epilogue<'a> {
     pub bias: Option<DeviceSlice<'a>>,
 }
 
-/// Launches `y = x · Wᵀ · scales + bias` of 8-bit floats for `x` `[tokens, cols]` of e4m3 or e5m2, quantized already, and `y` `[tokens, rows]` of f16,
-/// bf16 or f32. Weight and activations may be of different types.
+/// Launches `y = x · Wᵀ · scales + bias` of 8-bit floats for `x` `[tokens, cols]` of e4m3 or e5m2, quantized already,
+/// and `y` `[tokens, rows]` of f16, bf16 or f32. Weight and activations may be of different types.
 ///
 /// # Errors
 /// [`Error::Unsupported`] before compute capability 8.9; those of [`linear`].
@@ -218,8 +222,8 @@ pub fn float8_linear(
     launch_linear(context, problem, packed, x, epilogue, y)
 }
 
-/// Launches `dx = dy · W` for `dy` `[tokens, rows]` and `dx` `[tokens, cols]`: a dense GEMM with the weight, which every call unpacks. A weight whose mask
-/// is transposable has a packed transpose, and [`linear`] with it is faster.
+/// Launches `dx = dy · W` for `dy` `[tokens, rows]` and `dx` `[tokens, cols]`: a dense GEMM with the weight, which
+/// every call unpacks. A weight whose mask is transposable has a packed transpose, and [`linear`] with it is faster.
 ///
 /// # Errors
 /// [`Error::NoLibrary`] where cuBLASLt is not installed; those of [`linear`].

@@ -7,12 +7,13 @@ use crate::{
     layer::{DeviceSliceMut, LayerContext},
 };
 
-/// Launches the reading of each layer's flips since its last mask, as [`SparseLinear::flips`] has them, to u64s in device memory: `to` holds two elements of
-/// [`DataType::I32`] for each layer, the lower half first, and is aligned to 8 bytes.
+/// Launches the reading of each layer's flips since its last mask, as [`SparseLinear::flips`] has them, to u64s in
+/// device memory: `to` holds two elements of [`DataType::I32`] for each layer, the lower half first, and is aligned to
+/// 8 bytes.
 ///
 /// # Errors
-/// [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for memory that does not fit, or a layer of another device;
-/// [`Error::Driver`].
+/// [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for memory that does not fit,
+/// or a layer of another device; [`Error::Driver`].
 pub fn flip_counts(context: &LayerContext, layers: &[&SparseLinear], to: DeviceSliceMut<'_>) -> Result<()> {
     let out = to.expect("the flips of layers", context, DataType::I32, 2 * layers.len())?;
     if layers.is_empty() {
@@ -24,6 +25,7 @@ pub fn flip_counts(context: &LayerContext, layers: &[&SparseLinear], to: DeviceS
         return Err(Error::OtherDevice { what: "a layer whose flips are counted", expected, found });
     }
     let counters: Vec<_> = layers.iter().map(|layer| layer.flips_at()).collect();
-    // SAFETY: the counters are valid as long as the layers are borrowed, the result has been found to have room for them, and the stream is of their device.
+    // SAFETY: the counters are valid as long as the layers are borrowed, the result has been found to have room for
+    // them, and the stream is of their device.
     unsafe { context.flip_counters()?.gather(context.raw(), &counters, out) }
 }

@@ -41,19 +41,22 @@ pub enum Precision {
     /// The activations' type, f16 or bf16.
     #[default]
     Activations,
-    /// 8-bit floats: weights and inputs in e4m3, output gradients in e5m2. Each tensor has one scale from its largest magnitude, computed at every
-    /// call on the device. Weight gradients stay in the activations' type, and so do input gradients under masks that are 2:4 along rows only, whose GEMM is
-    /// dense. Requires compute capability 8.9.
+    /// 8-bit floats: weights and inputs in e4m3, output gradients in e5m2. Each tensor has one scale from its largest
+    /// magnitude, computed at every call on the device. Weight gradients stay in the activations' type, and so do input
+    /// gradients under masks that are 2:4 along rows only, whose GEMM is dense. Requires compute capability 8.9.
     Float8,
 }
 
-/// A trainable 2:4 linear layer in device memory, `y = activation(x · (mask ⊙ W)ᵀ + bias)`, for activations of f16 or bf16.
+/// A trainable 2:4 linear layer in device memory, `y = activation(x · (mask ⊙ W)ᵀ + bias)`, for activations of f16 or
+/// bf16.
 ///
-/// The caller owns `W`, the dense master weight `[out_features, in_features]`, of f32 or of the activations' type. The layer holds the mask and the
-/// packed weight. They change by [`SparseLinear::remask`], once per optimizer step, or by [`SparseLinear::repack`] on steps that keep the mask.
+/// The caller owns `W`, the dense master weight `[out_features, in_features]`, of f32 or of the activations' type. The
+/// layer holds the mask and the packed weight. They change by [`SparseLinear::remask`], once per optimizer step, or by
+/// [`SparseLinear::repack`] on steps that keep the mask.
 ///
-/// Methods that launch work neither synchronize nor, once [`SparseLinear::prepare`] has run for the number of tokens, allocate; a CUDA graph can
-/// capture them. A NaN in the master weight is therefore not an error of the launch: [`SparseLinear::check`] reports it.
+/// Methods that launch work neither synchronize nor, once [`SparseLinear::prepare`] has run for the number of tokens,
+/// allocate; a CUDA graph can capture them. A NaN in the master weight is therefore not an error of the launch:
+/// [`SparseLinear::check`] reports it.
 #[derive(Debug)]
 pub struct SparseLinear {
     pub(super) context: LayerContext,
@@ -73,7 +76,8 @@ pub struct SparseLinear {
     scale: Option<(CudaSlice<u8>, DevicePtr)>,
     /// The scale of a weight in 8-bit floats.
     pub(super) float8: Option<WeightScale>,
-    /// The weight in 8-bit floats where it is packed along rows only: `packed` is in the activations' type then, for the input gradient.
+    /// The weight in 8-bit floats where it is packed along rows only: `packed` is in the activations' type then, for
+    /// the input gradient.
     pub(super) float8_rows: Option<(PackedBuffer, Compressor)>,
 }
 
@@ -87,14 +91,15 @@ enum Selection {
 }
 
 impl SparseLinear {
-    /// Selects the mask of a master weight `[out_features, in_features]` and packs the kept elements as `dtype`, f16 or bf16. With
-    /// [`MaskRule::Given`] the mask is that of the master's nonzeros until [`SparseLinear::set_mask`] sets another. Returns after the packing is
-    /// complete.
+    /// Selects the mask of a master weight `[out_features, in_features]` and packs the kept elements as `dtype`, f16 or
+    /// bf16. With [`MaskRule::Given`] the mask is that of the master's nonzeros until [`SparseLinear::set_mask`] sets
+    /// another. Returns after the packing is complete.
     ///
     /// # Errors
-    /// [`Error::Core`] for settings that contradict each other and for a mask that is not 2:4, [`Error::NotANumber`] with the index of the first NaN
-    /// (with [`MaskRule::SoftThreshold`] of the first NaN or infinity), [`Error::Types`] for types that cannot be packed, [`Error::Length`],
-    /// [`Error::Dimension`] for a weight without elements, [`Error::OutOfMemory`]; those of compiling and loading kernels.
+    /// [`Error::Core`] for settings that contradict each other and for a mask that is not 2:4, [`Error::NotANumber`]
+    /// with the index of the first NaN (with [`MaskRule::SoftThreshold`] of the first NaN or infinity),
+    /// [`Error::Types`] for types that cannot be packed, [`Error::Length`], [`Error::Dimension`] for a weight without
+    /// elements, [`Error::OutOfMemory`]; those of compiling and loading kernels.
     pub fn new(
         context: &LayerContext,
         master: DeviceSlice<'_>,
@@ -105,7 +110,8 @@ impl SparseLinear {
         Self::with_precision(context, master, shape, dtype, Precision::Activations, settings)
     }
 
-    /// Creates a layer as [`SparseLinear::new`] does, with a given precision of the sparse GEMMs; `dtype` is the activations' type.
+    /// Creates a layer as [`SparseLinear::new`] does, with a given precision of the sparse GEMMs; `dtype` is the
+    /// activations' type.
     ///
     /// # Errors
     /// Those of [`SparseLinear::new`]; [`Error::Unsupported`] for [`Precision::Float8`] before compute capability 8.9.
@@ -142,7 +148,8 @@ impl SparseLinear {
             Ok((memory, address))
         };
         if !keeps_transpose {
-            // Of the input gradient, which unpacks the weight: the workspace is then not outgrown by the first backward pass.
+            // Of the input gradient, which unpacks the weight: the workspace is then not outgrown by the first backward
+            // pass.
             context.work().parts(unpacked_bytes((out_features, in_features), dtype))?;
         }
         // The largest piece first: where a dense copy of the weight has just been freed, it takes that place.
@@ -187,7 +194,8 @@ impl SparseLinear {
         if let Some((_, scale)) = layer.scale {
             let [workspace] = context.work().parts([SoftThresholdScale::WORKSPACE_BYTES])?;
             let kernel = SoftThresholdScale::new(device, master.dtype())?;
-            // SAFETY: the weight is valid for its shape, scale and workspace were allocated above, and the stream is of their device.
+            // SAFETY: the weight is valid for its shape, scale and workspace were allocated above, and the stream is of
+            // their device.
             unsafe { kernel.run(context.raw(), weight, scale, workspace) }?;
         }
         if settings.rule == MaskRule::Given {
@@ -202,18 +210,20 @@ impl SparseLinear {
         Ok(layer)
     }
 
-    /// Launches the selection of the master weight's mask and the packing of the kept elements. To be called once per optimizer step. With
-    /// [`MaskRule::Given`] the mask stays, as in [`SparseLinear::repack`].
+    /// Launches the selection of the master weight's mask and the packing of the kept elements. To be called once per
+    /// optimizer step. With [`MaskRule::Given`] the mask stays, as in [`SparseLinear::repack`].
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for a master weight of another length, type or device, [`Error::Driver`].
+    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for a master weight of another length, type
+    /// or device, [`Error::Driver`].
     pub fn remask(&mut self, master: DeviceSlice<'_>) -> Result<()> {
         let weight = self.weight(master)?;
         self.pack(weight, Selection::Rule, None)
     }
 
-    /// Launches what [`SparseLinear::remask`] does, unless the flag `skip`, a u32 `[1]`, is not 0 when the kernel runs: mask and packed weight then stay, and no
-    /// flips are counted. The flag of `clip_gradients` of `twofour-transformer` makes a skipped step select no mask.
+    /// Launches what [`SparseLinear::remask`] does, unless the flag `skip`, a u32 `[1]`, is not 0 when the kernel runs:
+    /// mask and packed weight then stay, and no flips are counted. The flag of `clip_gradients` of
+    /// `twofour-transformer` makes a skipped step select no mask.
     ///
     /// # Errors
     /// Those of [`SparseLinear::remask`], for the flag too.
@@ -223,8 +233,8 @@ impl SparseLinear {
         self.pack(weight, Selection::Rule, Some(skip))
     }
 
-    /// Launches the packing of the master weight's values under the current mask. With [`MaskRule::SoftThreshold`], whose mask depends on the values,
-    /// this is [`SparseLinear::remask`].
+    /// Launches the packing of the master weight's values under the current mask. With [`MaskRule::SoftThreshold`],
+    /// whose mask depends on the values, this is [`SparseLinear::remask`].
     ///
     /// # Errors
     /// Those of [`SparseLinear::remask`].
@@ -288,7 +298,8 @@ impl SparseLinear {
             scale.update(context, weight, self.master)?;
         }
         let order = self.packed.order();
-        // SAFETY: the weight is valid for its shape, the rest was allocated with the layer, and the stream is of their device.
+        // SAFETY: the weight is valid for its shape, the rest was allocated with the layer, and the stream is of their
+        // device.
         unsafe { self.pruner.both_ways(context.raw(), weight, choice, to, order, watch) }?;
         if let Some(scale) = soft {
             let rule = CompressRule::Estimate(Estimator::SoftThreshold);
@@ -300,7 +311,8 @@ impl SparseLinear {
                 wrong: status.wrong,
             };
             let compressor = context.compressor(self.master, self.dtype)?;
-            // SAFETY: the weight is valid for its shape, the rest was allocated with the layer, and the stream is of their device.
+            // SAFETY: the weight is valid for its shape, the rest was allocated with the layer, and the stream is of
+            // their device.
             unsafe { compressor.run(context.raw(), weight, Axis::Row, rule, to) }?;
         }
         self.round_rows()
@@ -312,7 +324,8 @@ impl SparseLinear {
         let (context, rows, cols) = (&self.context, self.out_features, self.in_features);
         let mut work = context.work();
         let [unpacked] = work.parts([rows * cols * self.dtype.bytes()])?;
-        // SAFETY: the packed weight was allocated with the layer, the workspace has room for the dense one, and the stream is of their device.
+        // SAFETY: the packed weight was allocated with the layer, the workspace has room for the dense one, and the
+        // stream is of their device.
         unsafe { self.unpacker.run(context.raw(), self.packed.packed(), self.packed.shape(), unpacked) }?;
         let weight = DenseWeight { data: unpacked, rows, cols };
         scale.update(context, weight, self.dtype)?;
@@ -324,7 +337,8 @@ impl SparseLinear {
             wrong: self.status.wrong,
         };
         let rule = CompressRule::Given(self.mask.tiles());
-        // SAFETY: the unpacked weight is in the workspace, which is held; the rest was allocated with the layer, and the stream is of their device.
+        // SAFETY: the unpacked weight is in the workspace, which is held; the rest was allocated with the layer, and
+        // the stream is of their device.
         unsafe { compressor.run(context.raw(), weight, Axis::Row, rule, to) }
     }
 
@@ -386,7 +400,8 @@ impl SparseLinear {
         &self.context
     }
 
-    /// Returns the bytes of device memory that the layer holds: packed weight, packed transpose where there is one, and mask.
+    /// Returns the bytes of device memory that the layer holds: packed weight, packed transpose where there is one, and
+    /// mask.
     pub fn bytes(&self) -> usize {
         let transposed = self.transposed.as_ref().map_or(0, PackedBuffer::bytes);
         let scale = self.float8.as_ref().map_or(0, WeightScale::bytes);
@@ -394,7 +409,8 @@ impl SparseLinear {
         self.packed.bytes() + transposed + scale + self.mask.bytes()
     }
 
-    /// Compiles and plans everything that the layer's calls need for a number of tokens, and allocates their workspace. Afterwards a graph can capture them.
+    /// Compiles and plans everything that the layer's calls need for a number of tokens, and allocates their workspace.
+    /// Afterwards a graph can capture them.
     ///
     /// # Errors
     /// Those of the calls themselves.

@@ -11,8 +11,8 @@ use crate::{
 };
 
 impl SparseLinear {
-    /// Returns a copy with mask, packed weight, counters, scale and seed in memory of its own, written in stream order: for a front end that packs anew while an
-    /// earlier forward pass still waits for its gradients.
+    /// Returns a copy with mask, packed weight, counters, scale and seed in memory of its own, written in stream order:
+    /// for a front end that packs anew while an earlier forward pass still waits for its gradients.
     ///
     /// # Errors
     /// [`Error::Driver`]; [`Error::Capturing`] while the stream is being captured.
@@ -47,12 +47,14 @@ impl SparseLinear {
         })
     }
 
-    /// Sets the mask, packs the master weight's kept elements, and counts the changed mask elements. For [`MaskRule::Given`], and for any rule when
-    /// training is resumed; with [`MaskRule::SoftThreshold`] the mask that is packed is the master weight's.
+    /// Sets the mask, packs the master weight's kept elements, and counts the changed mask elements. For
+    /// [`MaskRule::Given`], and for any rule when training is resumed; with [`MaskRule::SoftThreshold`] the mask that
+    /// is packed is the master weight's.
     ///
     /// # Errors
-    /// [`Error::Core`] where the mask has another shape, is not 2:4 along rows, or not along columns where the transpose is packed; the layer is then
-    /// unchanged. Those of [`SparseLinear::remask`]; [`Error::Capturing`] while the stream is being captured.
+    /// [`Error::Core`] where the mask has another shape, is not 2:4 along rows, or not along columns where the
+    /// transpose is packed; the layer is then unchanged. Those of [`SparseLinear::remask`]; [`Error::Capturing`] while
+    /// the stream is being captured.
     pub fn set_mask(&mut self, master: DeviceSlice<'_>, mask: &Mask) -> Result<()> {
         self.check_mask(mask)?;
         let weight = self.weight(master)?;
@@ -93,7 +95,8 @@ impl SparseLinear {
         Ok(())
     }
 
-    /// Returns how many mask elements the last change of the mask flipped; 0 before the first change. Synchronizes the stream.
+    /// Returns how many mask elements the last change of the mask flipped; 0 before the first change. Synchronizes the
+    /// stream.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -101,7 +104,8 @@ impl SparseLinear {
         Ok(self.status.read(&self.context)?[1].wrapping_sub(NO_FLIPS))
     }
 
-    /// Returns the flips of the last change of the mask as a share of all elements (flip rate; FST, Hu et al., ICML 2024).
+    /// Returns the flips of the last change of the mask as a share of all elements (flip rate; FST, Hu et al., ICML
+    /// 2024).
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -154,7 +158,8 @@ impl SparseLinear {
         Ok(Some(bytemuck::pod_read_unaligned(&bytes)))
     }
 
-    /// Replaces the scale of [`MaskRule::SoftThreshold`] when training is resumed. It takes effect at the next [`SparseLinear::remask`]. Other rules have no scale.
+    /// Replaces the scale of [`MaskRule::SoftThreshold`] when training is resumed. It takes effect at the next
+    /// [`SparseLinear::remask`]. Other rules have no scale.
     ///
     /// # Errors
     /// [`Error::Driver`]; [`Error::Capturing`] while the stream is being captured.
@@ -166,8 +171,8 @@ impl SparseLinear {
         self.context.synchronize()
     }
 
-    /// Returns the seed of the next weight gradient by MVUE; each gradient uses one seed and increments it. The seed is in device memory, so that a
-    /// graph uses another seed at each replay. Synchronizes the stream.
+    /// Returns the seed of the next weight gradient by MVUE; each gradient uses one seed and increments it. The seed is
+    /// in device memory, so that a graph uses another seed at each replay. Synchronizes the stream.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -175,14 +180,16 @@ impl SparseLinear {
         Ok(self.status.read(&self.context)?[2])
     }
 
-    /// Sets the seed of the next weight gradient by MVUE; 0 for a new layer. Layers whose random numbers must differ need seeds that are far apart.
+    /// Sets the seed of the next weight gradient by MVUE; 0 for a new layer. Layers whose random numbers must differ
+    /// need seeds that are far apart.
     ///
     /// # Errors
     /// [`Error::Driver`]; [`Error::Capturing`] while the stream is being captured.
     pub fn set_seed(&self, seed: u64) -> Result<()> {
         self.context.expect_not_capturing("setting a seed")?;
         let stream = self.context.stream().cu_stream();
-        // SAFETY: the seed is 8 bytes of the layer's memory, the stream is of its device, and it is waited for before the copied number goes away.
+        // SAFETY: the seed is 8 bytes of the layer's memory, the stream is of its device, and it is waited for before
+        // the copied number goes away.
         let copied = unsafe { result::memcpy_htod_async(self.status.seed, &[seed], stream) };
         copied.map_err(|error| Error::driver("setting a layer's seed", error))?;
         self.context.synchronize()

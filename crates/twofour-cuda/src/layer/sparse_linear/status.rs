@@ -11,7 +11,8 @@ use crate::{
 /// The initial value of the flip counter: all ones, the same as the index of no NaN, so that one memset resets both.
 pub(super) const NO_FLIPS: u64 = u64::MAX;
 
-/// Device counters, u64s: the index of the first number that no mask can be selected with, the flipped mask elements minus one, and the seed of the next MVUE.
+/// Device counters, u64s: the index of the first number that no mask can be selected with, the flipped mask elements
+/// minus one, and the seed of the next MVUE.
 #[derive(Debug)]
 pub(super) struct Status {
     _freed: FreeNote,

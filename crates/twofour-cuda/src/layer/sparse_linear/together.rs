@@ -17,7 +17,8 @@ pub struct Refresh<'a> {
     pub layer: &'a mut SparseLinear,
     /// Its master weight.
     pub master: DeviceSlice<'a>,
-    /// Whether the mask is selected anew, as by [`SparseLinear::remask_unless`]; otherwise the weight is packed under the mask as it is, as by [`SparseLinear::repack`].
+    /// Whether the mask is selected anew, as by [`SparseLinear::remask_unless`]; otherwise the weight is packed under
+    /// the mask as it is, as by [`SparseLinear::repack`].
     pub selects_mask: bool,
 }
 
@@ -28,8 +29,9 @@ struct Group<'a> {
     passes: Vec<(DenseWeight, BothWays, Watch)>,
 }
 
-/// Launches [`SparseLinear::remask_unless`] or [`SparseLinear::repack`] of several layers of one context, with the same bits. Layers of 16-bit weights that have a rule in common are passed over
-/// together, 24 in a launch: a layer alone leaves multiprocessors idle at its end.
+/// Launches [`SparseLinear::remask_unless`] or [`SparseLinear::repack`] of several layers of one context, with the same
+/// bits. Layers of 16-bit weights that have a rule in common are passed over together, 24 in a launch: a layer alone
+/// leaves multiprocessors idle at its end.
 ///
 /// # Errors
 /// Those of [`SparseLinear::remask_unless`].
@@ -63,7 +65,8 @@ pub fn refresh_together(layers: Vec<Refresh<'_>>, skip: DeviceSlice<'_>) -> Resu
     }
     for Group { first, choice, passes } in groups {
         let (stream, order) = (first.context.raw(), first.packed.order());
-        // SAFETY: the weights are valid for their shapes, the rest was allocated with the layers, which are borrowed, and the stream is of their device.
+        // SAFETY: the weights are valid for their shapes, the rest was allocated with the layers, which are borrowed,
+        // and the stream is of their device.
         unsafe { first.pruner.both_ways_together(stream, &passes, choice, order) }?;
     }
     Ok(())

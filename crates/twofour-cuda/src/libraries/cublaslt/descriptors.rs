@@ -18,7 +18,8 @@ pub(super) struct Owned {
 
 // SAFETY: the library binds no object to the thread that created it.
 unsafe impl Send for Owned {}
-// SAFETY: the library only reads objects after planning. Only `BiasedPlan` changes one, which is shared with none but plans that hold the same lock.
+// SAFETY: the library only reads objects after planning. Only `BiasedPlan` changes one, which is shared with none but
+// plans that hold the same lock.
 unsafe impl Sync for Owned {}
 
 impl Owned {
@@ -89,7 +90,8 @@ impl Parts {
     /// Sets an attribute of the GEMM, of the type that the library's documentation specifies.
     pub(super) fn set<T: Copy>(&self, functions: &Functions, attribute: c_int, value: &T) -> Result<()> {
         let value = ptr::from_ref(value).cast();
-        // SAFETY: the description is valid, and the pointer is valid for as many bytes as are named; the library copies them.
+        // SAFETY: the description is valid, and the pointer is valid for as many bytes as are named; the library copies
+        // them.
         let set = unsafe { (functions.set_product)(self.product.object, attribute, value, size_of::<T>()) };
         succeed("describing the product", set)
     }
@@ -98,7 +100,8 @@ impl Parts {
 /// Sets an attribute of a matrix, of the type that the library's documentation specifies.
 fn set_matrix<T: Copy>(functions: &Functions, matrix: &Owned, attribute: c_int, value: &T) -> Result<()> {
     let value = ptr::from_ref(value).cast();
-    // SAFETY: the description is valid, and the pointer is valid for as many bytes as are named; the library copies them.
+    // SAFETY: the description is valid, and the pointer is valid for as many bytes as are named; the library copies
+    // them.
     let set = unsafe { (functions.set_matrix)(matrix.object, attribute, value, size_of::<T>()) };
     succeed("describing the product", set)
 }

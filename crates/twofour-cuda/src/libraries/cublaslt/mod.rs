@@ -86,8 +86,8 @@ impl CublasLt {
         self.plans_of(Parts::new(self.0.functions, dense, 1)?, dense, sums, most)
     }
 
-    /// Plans GEMMs of one shape, as [`CublasLt::plans`] does: `batches` of them, whose operands each follow one another in memory. Operands begin at multiples
-    /// of 16 bytes.
+    /// Plans GEMMs of one shape, as [`CublasLt::plans`] does: `batches` of them, whose operands each follow one another
+    /// in memory. Operands begin at multiples of 16 bytes.
     ///
     /// # Errors
     /// [`Error::Vendor`] for a problem that the library does not support.
@@ -120,8 +120,8 @@ impl CublasLt {
         unsafe { self.plans_with_aux(dense, epilogue, (vector, 0), sums, most) }
     }
 
-    /// Plans a GEMM with an epilogue that has a second operand, as [`CublasLt::plans_with`] does: `aux`, a matrix of D's shape and type, aligned to 16 bytes. Null
-    /// pointers are operands that the epilogue does not have.
+    /// Plans a GEMM with an epilogue that has a second operand, as [`CublasLt::plans_with`] does: `aux`, a matrix of
+    /// D's shape and type, aligned to 16 bytes. Null pointers are operands that the epilogue does not have.
     ///
     /// # Errors
     /// [`Error::Vendor`] for a problem that the library does not support.
@@ -148,8 +148,9 @@ impl CublasLt {
         self.plans_of(parts, dense, sums, most)
     }
 
-    /// Plans a GEMM with a bias, as [`CublasLt::plans`] does. The bias, one value of D's type for each row of D, comes with each call. For 8-bit floats with results in f32
-    /// the library takes another type of bias, so that it is not for those.
+    /// Plans a GEMM with a bias, as [`CublasLt::plans`] does. The bias, one value of D's type for each row of D, comes
+    /// with each call. For 8-bit floats with results in f32 the library takes another type of bias, so that it is not
+    /// for those.
     ///
     /// # Errors
     /// [`Error::Vendor`] for a problem that the library does not support.

@@ -39,7 +39,8 @@ impl CublasLtPlan {
     /// [`Error::Vendor`](crate::Error::Vendor).
     ///
     /// # Safety
-    /// The pointers are valid for what the GEMM reads and writes, and for [`WORKSPACE_BYTES`], until the stream has passed this call; the stream is of the device.
+    /// The pointers are valid for what the GEMM reads and writes, and for [`WORKSPACE_BYTES`], until the stream has
+    /// passed this call; the stream is of the device.
     pub unsafe fn run(
         &self,
         stream: Stream,
@@ -55,7 +56,8 @@ impl CublasLtPlan {
         });
         let Parts { product, a: a_layout, b: b_layout, d: d_layout, .. } = &*self.parts;
         let Inner { functions, handle, .. } = *self.library.0;
-        // SAFETY: the pointers are valid for what the GEMM reads and writes, as this function requires; the descriptors are valid.
+        // SAFETY: the pointers are valid for what the GEMM reads and writes, as this function requires; the descriptors
+        // are valid.
         let done = unsafe {
             (functions.multiply)(
                 handle,

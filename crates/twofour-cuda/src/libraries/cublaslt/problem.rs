@@ -23,12 +23,14 @@ pub struct DenseProblem {
     pub accumulate: bool,
 }
 
-/// An epilogue of a dense GEMM. The vector, and the matrix `aux` of D's shape, are of D's data type. GELU is the approximation by tanh.
+/// An epilogue of a dense GEMM. The vector, and the matrix `aux` of D's shape, are of D's data type. GELU is the
+/// approximation by tanh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DenseEpilogue {
     /// Adds the vector, one value for each row of D, to every column.
     Bias,
-    /// Writes the sums of op(B) over the reduction to the vector, one value for each column of D: in a weight gradient's GEMM, the bias gradient.
+    /// Writes the sums of op(B) over the reduction to the vector, one value for each column of D: in a weight
+    /// gradient's GEMM, the bias gradient.
     BiasGradient,
     /// Writes the product to `aux`, and GELU of it to D.
     Gelu,
@@ -36,7 +38,8 @@ pub enum DenseEpilogue {
     BiasGelu,
     /// Multiplies the product by the derivative of GELU at `aux`.
     GeluGradient,
-    /// Multiplies the product by the derivative of GELU at `aux`, and writes the sums of D over its columns to the vector, one value for each row of D.
+    /// Multiplies the product by the derivative of GELU at `aux`, and writes the sums of D over its columns to the
+    /// vector, one value for each row of D.
     GeluBiasGradient,
 }
 

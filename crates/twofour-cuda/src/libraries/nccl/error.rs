@@ -6,7 +6,8 @@
 pub enum NcclError {
     /// It was not found.
     #[error(
-        "no NCCL, which several GPUs require; searched: {searched}; install it or Python's package nvidia-nccl-cu12 or -cu13, and name its folder in \
+        "no NCCL, which several GPUs require; searched: {searched}; install it or Python's package nvidia-nccl-cu12 or \
+         -cu13, and name its folder in \
          TWOFOUR_NCCL if it is not found"
     )]
     Missing {

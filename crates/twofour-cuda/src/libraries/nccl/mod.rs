@@ -5,7 +5,8 @@
 //! | [`Communicator`] | one GPU's part in a group of them |
 //! | [`StreamedSums`] | sums over the group on a stream of their own, beside the work of another stream |
 //!
-//! The library is searched in the folder that `TWOFOUR_NCCL` names, by the system's loader, in a CUDA toolkit and in Python packages (`nvidia-nccl`).
+//! The library is searched in the folder that `TWOFOUR_NCCL` names, by the system's loader, in a CUDA toolkit and in
+//! Python packages (`nvidia-nccl`).
 
 mod error;
 mod functions;
@@ -28,7 +29,8 @@ use crate::{
 pub use error::NcclError;
 pub use sums::StreamedSums;
 
-/// Elements of the sums that establish the connections between GPUs: few, and enough for the way that large buffers take.
+/// Elements of the sums that establish the connections between GPUs: few, and enough for the way that large buffers
+/// take.
 const FIRST_SUMS: [usize; 2] = [1, 8 << 20];
 
 /// How long [`Communicator::abort`] waits for a call of another thread.
@@ -42,7 +44,8 @@ pub fn version() -> Result<(i32, i32, i32)> {
     Ok(Nccl::find()?.version())
 }
 
-/// One GPU's part in a group of GPUs. Clones share all state. It is destroyed with its last clone; work that is not complete is aborted then.
+/// One GPU's part in a group of GPUs. Clones share all state. It is destroyed with its last clone; work that is not
+/// complete is aborted then.
 #[derive(Clone)]
 pub struct Communicator(Arc<Inner>);
 
@@ -69,11 +72,12 @@ impl fmt::Debug for Communicator {
 }
 
 impl Communicator {
-    /// Creates the communicators of a group of GPUs, in the order of the devices, and connects them: no later call establishes a connection, so none waits
-    /// for another rank on the host.
+    /// Creates the communicators of a group of GPUs, in the order of the devices, and connects them: no later call
+    /// establishes a connection, so none waits for another rank on the host.
     ///
     /// # Errors
-    /// [`NcclError::Missing`]; [`NcclError::Call`] for a device that is named twice, or GPUs that cannot reach each other; those of allocating memory.
+    /// [`NcclError::Missing`]; [`NcclError::Call`] for a device that is named twice, or GPUs that cannot reach each
+    /// other; those of allocating memory.
     pub fn of_devices(devices: &[Device]) -> Result<Vec<Self>> {
         let nccl = Nccl::find()?;
         let ordinals: Vec<i32> = devices.iter().map(|device| device.context().ordinal() as i32).collect();
@@ -105,8 +109,9 @@ impl Communicator {
         &self.0.device
     }
 
-    /// Aborts the communicator's work, so that streams which wait for another GPU go on, with unspecified sums. For a thread other than the one that waits,
-    /// when a rank has failed. Later sums are errors. A call that another thread is in may take up to 20 s; it is left alone after that.
+    /// Aborts the communicator's work, so that streams which wait for another GPU go on, with unspecified sums. For a
+    /// thread other than the one that waits, when a rank has failed. Later sums are errors. A call that another thread
+    /// is in may take up to 20 s; it is left alone after that.
     pub fn abort(&self) {
         let begun = Instant::now();
         loop {
@@ -128,8 +133,8 @@ impl Communicator {
 impl Inner {
     fn destroy(&self, handle: &mut Option<Owned>) {
         if let Some(Owned(handle)) = handle.take() {
-            // SAFETY: the library created the communicator, and nothing uses it after it is taken. A failure cannot be reported. Unlike `ncclCommDestroy`,
-            // this does not wait for other ranks.
+            // SAFETY: the library created the communicator, and nothing uses it after it is taken. A failure cannot be
+            // reported. Unlike `ncclCommDestroy`, this does not wait for other ranks.
             let _ = unsafe { (self.nccl.abort)(handle) };
         }
     }

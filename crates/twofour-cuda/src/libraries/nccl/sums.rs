@@ -13,11 +13,12 @@ use crate::{
     layer::{DeviceSliceMut, LayerContext},
 };
 
-/// Sums of f32 buffers over a group of GPUs, in place, on a stream of their own, while the stream of a [`LayerContext`] goes on with other work.
+/// Sums of f32 buffers over a group of GPUs, in place, on a stream of their own, while the stream of a [`LayerContext`]
+/// goes on with other work.
 ///
-/// Every rank must begin the same sums, of as many buffers with the same lengths, in the same order. The sums of all ranks have the same bits; those of two
-/// runs have the same bits on the same machine, because NCCL's order of addition depends on its version, on the number of GPUs, on how they are connected and on the
-/// lengths, not on time.
+/// Every rank must begin the same sums, of as many buffers with the same lengths, in the same order. The sums of all
+/// ranks have the same bits; those of two runs have the same bits on the same machine, because NCCL's order of addition
+/// depends on its version, on the number of GPUs, on how they are connected and on the lengths, not on time.
 #[derive(Debug)]
 pub struct StreamedSums {
     communicator: Communicator,
@@ -50,12 +51,12 @@ impl StreamedSums {
         &self.communicator
     }
 
-    /// Begins the sums of buffers, after the work that is on the context's stream now. They must be neither read nor written nor freed by later work before
-    /// [`StreamedSums::finish`], which dropping this does, too.
+    /// Begins the sums of buffers, after the work that is on the context's stream now. They must be neither read nor
+    /// written nor freed by later work before [`StreamedSums::finish`], which dropping this does, too.
     ///
     /// # Errors
-    /// [`Error::SliceType`] and [`Error::OtherDevice`] for a buffer of another type or GPU; [`NcclError::Aborted`] once another rank has failed; [`NcclError::Call`],
-    /// [`Error::Driver`].
+    /// [`Error::SliceType`] and [`Error::OtherDevice`] for a buffer of another type or GPU; [`NcclError::Aborted`] once
+    /// another rank has failed; [`NcclError::Call`], [`Error::Driver`].
     pub fn begin(&mut self, buffers: &mut [DeviceSliceMut<'_>]) -> Result<()> {
         let nccl = Nccl::find()?;
         self.stream.join(self.context.stream()).map_err(failed)?;
@@ -101,8 +102,8 @@ pub(super) fn launch(
     for buffer in buffers {
         let len = buffer.len();
         let at = buffer.expect("a buffer to sum over GPUs", context, DataType::F32, len)?;
-        // SAFETY: the buffer is valid for its length on the communicator's device; the communicator is not aborted, because its lock is held; the stream is
-        // of its device.
+        // SAFETY: the buffer is valid for its length on the communicator's device; the communicator is not aborted,
+        // because its lock is held; the stream is of its device.
         let launched = unsafe { (nccl.all_reduce)(at, at, len, F32, SUM, *handle, stream.cu_stream()) };
         nccl.expect("launching sums over GPUs", launched)?;
     }

@@ -1,6 +1,7 @@
-// An AdamW step on f32 weights, with masked decay of the elements that a mask of 4x4 tiles prunes, in one pass. Results are bit for bit those of
-// twofour-candle and twofour-nn on the CPU, because no operations are contracted to FMA. The second moment moves, moves and is watched, or is frozen (STEP:
-// Lu et al., ICML 2023); pruned elements may also decay decoupled from the moments.
+// An AdamW step on f32 weights, with masked decay of the elements that a mask of 4x4 tiles prunes, in one pass. Results
+// are bit for bit those of twofour-candle and twofour-nn on the CPU, because no operations are contracted to FMA. The
+// second moment moves, moves and is watched, or is frozen (STEP: Lu et al., ICML 2023); pruned elements may also decay
+// decoupled from the moments.
 //
 // Defined outside: GRADIENT.
 
@@ -37,7 +38,8 @@ struct __align__(4 * sizeof(Raw)) FourRaw { Raw of[4]; };
 __device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }
 __device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
 
-// Updates an element and returns the magnitude of its second moment's change. `pruned_left` is what decay leaves of pruned elements.
+// Updates an element and returns the magnitude of its second moment's change. `pruned_left` is what decay leaves of
+// pruned elements.
 __device__ __forceinline__ float update(
     const Parameters& p, const Numbers& n, float pruned_left, float scale, bool kept, float& w, float g, float& m, float& v) {
     g = times(g, scale);
@@ -59,7 +61,8 @@ template <Watch WATCHED> __device__ __forceinline__ double size_of(float change)
     return WATCHED == LOGARITHM ? log((double)fmaxf(change, 1.17549435e-38f)) : (double)change;
 }
 
-// A thread updates four elements, which are in one row where there is a mask. Returns the sum of the changes of their second moments where it is watched.
+// A thread updates four elements, which are in one row where there is a mask. Returns the sum of the changes of their
+// second moments where it is watched.
 template <Watch WATCHED> __device__ __forceinline__ double update_four(const Parameters& p) {
     const u64 at = 4 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
     if (at >= p.count || (p.skip && *p.skip)) return 0.0;

@@ -1,10 +1,11 @@
-//! AdamW on the device, with masked decay in the same pass (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019; masked decay:
-//! [`twofour::estimate::masked_decay`]). Results are bit for bit those of the `twofour-candle` crate's optimizer on a CPU,
-//! and in the phases of [`AdamW::step_in_phase`] those of the `twofour-nn` crate's.
+//! AdamW on the device, with masked decay in the same pass (Loshchilov and Hutter, "Decoupled Weight Decay
+//! Regularization", ICLR 2019; masked decay: [`twofour::estimate::masked_decay`]). Results are bit for bit those of the
+//! `twofour-candle` crate's optimizer on a CPU, and in the phases of [`AdamW::step_in_phase`] those of the `twofour-nn`
+//! crate's.
 //!
-//! Calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them. A step's number and learning rate are either
-//! arguments of the call ([`StepNumber::Host`]), which a graph repeats, or in device memory ([`StepNumber::Device`]), which [`AdamW::advance`]
-//! updates at each replay.
+//! Calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them. A step's number
+//! and learning rate are either arguments of the call ([`StepNumber::Host`]), which a graph repeats, or in device
+//! memory ([`StepNumber::Device`]), which [`AdamW::advance`] updates at each replay.
 
 mod launch;
 mod operands;
@@ -75,21 +76,22 @@ impl AdamW {
         })
     }
 
-    /// Counts a step on the device, and computes the constants that [`AdamW::step`] reads from the step's number and learning rate. Requires one call
-    /// for each step, for all parameters. The learning rate of `settings` is ignored.
+    /// Counts a step on the device, and computes the constants that [`AdamW::step`] reads from the step's number and
+    /// learning rate. Requires one call for each step, for all parameters. The learning rate of `settings` is ignored.
     ///
     /// # Errors
     /// [`Error::Pointer`] for pointers that are null or not aligned, [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid until the stream has passed this call, and nothing else writes there; the stream is of this device.
+    /// The pointers are valid until the stream has passed this call, and nothing else writes there; the stream is of
+    /// this device.
     pub unsafe fn advance(&self, stream: Stream, schedule: AdamWSchedule, settings: AdamWSettings) -> Result<()> {
         // SAFETY: this function requires the same; there is no flag.
         unsafe { self.advance_unless(stream, schedule, settings, None) }
     }
 
-    /// As [`AdamW::advance`], but counts no step where a u32 in device memory is not 0 when the kernel runs; the next steps then require the same flag in
-    /// [`AdamWStep::skip`].
+    /// As [`AdamW::advance`], but counts no step where a u32 in device memory is not 0 when the kernel runs; the next
+    /// steps then require the same flag in [`AdamWStep::skip`].
     ///
     /// # Errors
     /// Those of [`AdamW::advance`].
@@ -111,18 +113,22 @@ impl AdamW {
         let AdamWSettings { beta1, beta2, weight_decay, .. } = settings;
         let parameters =
             RawSchedule { step, learning_rate, numbers, beta1, beta2, weight_decay, skip: skip.unwrap_or(0) };
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
+        // and the stream is of the device, as this function requires.
         unsafe { self.advance.launch(stream, Launch::simple((1, 1), 1), &parameters) }
     }
 
     /// Updates a parameter and its moments in place.
     ///
     /// # Errors
-    /// [`Error::Pointer`] for pointers that are null or not aligned to 16 bytes (copy: 8; scale and flag: 4; tiles: 2), [`Error::Multiple`] where there is a mask and
-    /// rows or columns are not multiples of 4, [`Error::TooLarge`], [`Error::Dimension`] for step 0, [`Error::DataType`] for a copy of another type than f16 and bf16, [`Error::Driver`].
+    /// [`Error::Pointer`] for pointers that are null or not aligned to 16 bytes (copy: 8; scale and flag: 4; tiles: 2),
+    /// [`Error::Multiple`] where there is a mask and rows or columns are not multiples of 4, [`Error::TooLarge`],
+    /// [`Error::Dimension`] for step 0, [`Error::DataType`] for a copy of another type than f16 and bf16,
+    /// [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else writes there; the stream is of this device.
+    /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else
+    /// writes there; the stream is of this device.
     pub unsafe fn step(
         &self,
         stream: Stream,
@@ -139,12 +145,13 @@ impl AdamW {
         elements.div_ceil(4 * BLOCK as usize) * size_of::<f64>()
     }
 
-    /// As [`AdamW::step`], with a second moment that is watched or frozen, and decay of pruned elements that does not pass through the moments: bit for bit the
-    /// engine of the `twofour-nn` crate on a CPU, but for the order in which changes are summed.
+    /// As [`AdamW::step`], with a second moment that is watched or frozen, and decay of pruned elements that does not
+    /// pass through the moments: bit for bit the engine of the `twofour-nn` crate on a CPU, but for the order in which
+    /// changes are summed.
     ///
     /// # Errors
-    /// Those of [`AdamW::step`], with pointers of the sum of changes aligned to 4 bytes and of partial sums to 8; [`Error::Dimension`] also where the second
-    /// moment is frozen at step 0.
+    /// Those of [`AdamW::step`], with pointers of the sum of changes aligned to 4 bytes and of partial sums to 8;
+    /// [`Error::Dimension`] also where the second moment is frozen at step 0.
     ///
     /// # Safety
     /// That of [`AdamW::step`], for the memory of [`SecondMoment::Watched`] too.
@@ -172,7 +179,8 @@ impl AdamW {
             None => Ok(()),
             Some((sum, partial, _)) => {
                 let parameters = ChangesParameters { partial, sum, count: blocks };
-                // SAFETY: the structure has the kernel's layout; there are as many partial sums as blocks, and the stream is of the device, as this function requires.
+                // SAFETY: the structure has the kernel's layout; there are as many partial sums as blocks, and the
+                // stream is of the device, as this function requires.
                 unsafe { self.sum_changes.launch(stream, Launch::simple((1, 1), BLOCK), &parameters) }
             }
         };
@@ -185,7 +193,8 @@ impl AdamW {
             Some((.., ChangeMean::Arithmetic)) => &self.watched,
             Some((.., ChangeMean::Geometric)) => &self.watched_by_logarithm,
         };
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
+        // and the stream is of the device, as this function requires.
         unsafe { kernel.launch(stream, Launch::simple((blocks, 1), BLOCK), &parameters) }?;
         sum_changes()
     }

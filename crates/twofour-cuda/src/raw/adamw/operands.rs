@@ -63,7 +63,8 @@ pub struct AdamWSchedule {
     pub step: DevicePtr,
     /// An f64: the learning rate of the next step.
     pub learning_rate: DevicePtr,
-    /// 16 bytes for [`AdamW::advance`](super::AdamW::advance) to write and [`AdamW::step`](super::AdamW::step) to read, aligned to 16.
+    /// 16 bytes for [`AdamW::advance`](super::AdamW::advance) to write and [`AdamW::step`](super::AdamW::step) to read,
+    /// aligned to 16.
     pub numbers: DevicePtr,
 }
 
@@ -83,9 +84,11 @@ pub struct AdamWStep {
     pub number: StepNumber,
     /// Masked decay.
     pub masked_decay: Option<MaskedDecay>,
-    /// An f32 that gradients are multiplied by first: for clipping, or to undo loss scaling. It does not scale masked decay.
+    /// An f32 that gradients are multiplied by first: for clipping, or to undo loss scaling. It does not scale masked
+    /// decay.
     pub gradient_scale: Option<DevicePtr>,
-    /// A u32: where it is not 0 when the kernel runs, the step writes nothing. For steps whose gradients are not finite.
+    /// A u32: where it is not 0 when the kernel runs, the step writes nothing. For steps whose gradients are not
+    /// finite.
     pub skip: Option<DevicePtr>,
 }
 
@@ -95,8 +98,8 @@ pub enum SecondMoment {
     /// It follows the gradient.
     #[default]
     Moving,
-    /// It follows the gradient, and the sum over elements of the magnitude of its change is written (STEP: Lu et al., "Learning N:M Structured Sparsity Masks
-    /// from Scratch with Precondition", ICML 2023).
+    /// It follows the gradient, and the sum over elements of the magnitude of its change is written (STEP: Lu et al.,
+    /// "Learning N:M Structured Sparsity Masks from Scratch with Precondition", ICML 2023).
     Watched {
         /// An f32 for the sum, which is taken in f64 in a fixed order; 0 where the step is skipped.
         changes: DevicePtr,
@@ -105,7 +108,8 @@ pub enum SecondMoment {
         /// Whether changes are summed, or their logarithms (option 2), where zero counts as the least normal f32.
         mean: ChangeMean,
     },
-    /// It stays as it was after the step of this number, counted from 1, which also corrects its bias; ε is raised to the power 3/4 (STEP).
+    /// It stays as it was after the step of this number, counted from 1, which also corrects its bias; ε is raised to
+    /// the power 3/4 (STEP).
     Frozen {
         /// That step.
         at: u64,
@@ -117,7 +121,8 @@ pub enum SecondMoment {
 pub struct AdamWPhase {
     /// What happens to the second moment.
     pub second_moment: SecondMoment,
-    /// Added to the weight decay of the elements that the mask of [`AdamWStep::masked_decay`] prunes; it is multiplied by the learning rate, which must not
-    /// change in device memory between [`AdamW::advance`](super::AdamW::advance) and the step. Nothing where there is no mask.
+    /// Added to the weight decay of the elements that the mask of [`AdamWStep::masked_decay`] prunes; it is multiplied
+    /// by the learning rate, which must not change in device memory between [`AdamW::advance`](super::AdamW::advance)
+    /// and the step. Nothing where there is no mask.
     pub pruned_weight_decay: f64,
 }

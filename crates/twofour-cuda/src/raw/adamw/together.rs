@@ -31,8 +31,8 @@ struct Together {
 const _: () = assert!(size_of::<Together>() <= 4096);
 
 impl AdamW {
-    /// Updates several parameters and their moments in place, each as [`AdamW::step`] does without a mask: for the many vectors of a model, whose launches take longer than
-    /// their bytes. The masked decay of `step` is not looked at.
+    /// Updates several parameters and their moments in place, each as [`AdamW::step`] does without a mask: for the many
+    /// vectors of a model, whose launches take longer than their bytes. The masked decay of `step` is not looked at.
     ///
     /// # Errors
     /// Those of [`AdamW::step`].
@@ -59,7 +59,8 @@ impl AdamW {
             let most = some.iter().map(|own| own.count).max().unwrap_or(0);
             let blocks = most.div_ceil(4 * u64::from(BLOCK)) as u32;
             let launch = Launch::simple((blocks, some.len() as u32), BLOCK);
-            // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+            // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this
+            // call, and the stream is of the device, as this function requires.
             unsafe { self.together.launch(stream, launch, &together) }?;
         }
         Ok(())

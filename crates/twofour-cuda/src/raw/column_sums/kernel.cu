@@ -1,4 +1,6 @@
-// Column sums of a matrix `[rows, cols]` of ELEMENT, in f32; also of a gradient that is first taken through an activation and stored. CTAs sum chunks of rows, and a second kernel adds the chunks in a fixed order, so that results repeat bit for bit.
+// Column sums of a matrix `[rows, cols]` of ELEMENT, in f32; also of a gradient that is first taken through an
+// activation and stored. CTAs sum chunks of rows, and a second kernel adds the chunks in a fixed order, so that results
+// repeat bit for bit.
 //
 // Defined outside: ELEMENT.
 
@@ -20,7 +22,8 @@ constexpr u32 WIDTH = 16 / sizeof(Raw);
 struct __align__(16) Vector { Raw of[WIDTH]; };
 constexpr u32 COLUMNS = 32 * WIDTH;
 
-// A CTA of eight warps sums COLUMNS columns of a chunk of rows: each warp every eighth row, a lane WIDTH neighbouring columns of it.
+// A CTA of eight warps sums COLUMNS columns of a chunk of rows: each warp every eighth row, a lane WIDTH neighbouring
+// columns of it.
 extern "C" __global__ void __launch_bounds__(256) sum_chunks(const __grid_constant__ ColumnSums p) {
     __shared__ float sums[8][COLUMNS];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, col = COLUMNS * blockIdx.x + WIDTH * lane;
@@ -57,7 +60,8 @@ template <int E> __device__ __forceinline__ void finish(const ColumnSums& p, u32
     *to = narrow<E>(p.accumulate ? widen<E>(*to) + sum : sum);
 }
 
-// Multiplies a chunk of the matrix by the derivative of F at `input`, stores it, rounded, in its place, and sums the stored numbers as `sum_chunks` does.
+// Multiplies a chunk of the matrix by the derivative of F at `input`, stores it, rounded, in its place, and sums the
+// stored numbers as `sum_chunks` does.
 template <int F> __device__ __forceinline__ void gradient_chunks(const ColumnSums& p) {
     __shared__ float sums[8][COLUMNS];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, col = COLUMNS * blockIdx.x + WIDTH * lane;

@@ -1,7 +1,8 @@
 //! Column sums of a matrix: the bias gradient of a layer, `db = Σ dy` over tokens.
 //!
-//! CTAs sum chunks of rows, and a second kernel adds the chunks in a fixed order, without atomics: results are bit for bit the same at every run on one kind
-//! of device. Calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them.
+//! CTAs sum chunks of rows, and a second kernel adds the chunks in a fixed order, without atomics: results are bit for
+//! bit the same at every run on one kind of device. Calls only launch kernels: they neither allocate nor synchronize,
+//! and a CUDA graph can capture them.
 
 use crate::{
     Activation, DataType, Device, DevicePtr, Error, Result, Stream,
@@ -112,11 +113,12 @@ impl ColumnSums {
     /// Sums the columns of a row-major `[rows, cols]` matrix in f32.
     ///
     /// # Errors
-    /// [`Error::Pointer`] for pointers that are null or not aligned to their elements, [`Error::DataType`] for sums of another type than f32, f16 and
-    /// bf16, [`Error::TooLarge`], [`Error::Driver`].
+    /// [`Error::Pointer`] for pointers that are null or not aligned to their elements, [`Error::DataType`] for sums of
+    /// another type than f32, f16 and bf16, [`Error::TooLarge`], [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else writes there; the stream is of this device.
+    /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else
+    /// writes there; the stream is of this device.
     pub unsafe fn run(
         &self,
         stream: Stream,
@@ -129,9 +131,10 @@ impl ColumnSums {
         unsafe { self.launch(stream, matrix, None, (rows, cols), to) }
     }
 
-    /// Multiplies a gradient, a row-major `[rows, cols]` matrix, by the derivative of an activation at `input`, of the same shape, in place, and sums the columns of
-    /// the result as [`ColumnSums::run`] does: one pass for what [`Elementwise::gradient`](super::elementwise::Elementwise::gradient) and [`ColumnSums::run`] do, with
-    /// the same bits.
+    /// Multiplies a gradient, a row-major `[rows, cols]` matrix, by the derivative of an activation at `input`, of the
+    /// same shape, in place, and sums the columns of the result as [`ColumnSums::run`] does: one pass for what
+    /// [`Elementwise::gradient`](super::elementwise::Elementwise::gradient) and [`ColumnSums::run`] do, with the same
+    /// bits.
     ///
     /// # Errors
     /// Those of [`ColumnSums::run`], for `input` too.
@@ -157,7 +160,8 @@ impl ColumnSums {
     }
 
     /// # Safety
-    /// That of [`ColumnSums::run`], or of [`ColumnSums::run_through`] where there is a kernel with the address of its input.
+    /// That of [`ColumnSums::run`], or of [`ColumnSums::run_through`] where there is a kernel with the address of its
+    /// input.
     unsafe fn launch(
         &self,
         stream: Stream,
@@ -195,11 +199,13 @@ impl ColumnSums {
         };
         if chunks > 0 {
             let launch = Launch::simple((cols.div_ceil(columns(self.dtype)) as u32, chunks as u32), BLOCK);
-            // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.
+            // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this
+            // call, as this function requires.
             unsafe { through.map_or(&self.sum_chunks, |(kernel, _)| kernel).launch(stream, launch, &parameters) }?;
         }
         let launch = Launch::simple((raw_cols.div_ceil(COLUMNS_OF_CHUNKS), 1), BLOCK);
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
+        // as this function requires.
         unsafe { self.sum_of_chunks.launch(stream, launch, &parameters) }
     }
 }

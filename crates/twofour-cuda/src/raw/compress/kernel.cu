@@ -1,8 +1,9 @@
-// Compresses dense tensors of type IN to values of type OUT, along rows or along columns; the latter produces the compressed transpose. The mask
-// comes from a rule for groups of four or from memory. The same bits as crate twofour's select/nm.rs and estimate.
+// Compresses dense tensors of type IN to values of type OUT, along rows or along columns; the latter produces the
+// compressed transpose. The mask comes from a rule for groups of four or from memory. The same bits as crate twofour's
+// select/nm.rs and estimate.
 //
-// A thread handles 32 elements: of a row, one word of metadata; or of two columns, half a word of each. Lines past the tensor's, and groups past the
-// end of a line, are padding: zeros with a valid code.
+// A thread handles 32 elements: of a row, one word of metadata; or of two columns, half a word of each. Lines past the
+// tensor's, and groups past the end of a line, are padding: zeros with a valid code.
 //
 // Defined outside: IN, OUT.
 
@@ -23,7 +24,8 @@ struct OneWay {
     u32 aligned;         // whether four elements of a row, or two where lines are columns, are aligned in every row
 };
 
-// ---- one axis ----------------------------------------------------------------------------------------------------------------------
+// ---- one axis
+// ----------------------------------------------------------------------------------------------------------------------
 
 typedef Bits<IN>::type Raw;
 typedef Bits<OUT>::type Stored;
@@ -100,8 +102,8 @@ __device__ __forceinline__ FourGroups four_groups(const OneWay& p, u64 seed, flo
     return out;
 }
 
-// Compresses four groups by MVUE where values keep their 16-bit type and all elements are inside the tensor. `groups` returns the bits of each group.
-// Returns false where `four_groups` must be used instead.
+// Compresses four groups by MVUE where values keep their 16-bit type and all elements are inside the tensor. `groups`
+// returns the bits of each group. Returns false where `four_groups` must be used instead.
 template <int RULE, int E, class Groups, class Out>
 __device__ __forceinline__ bool four_groups_drawn(const OneWay& p, u64 seed, Groups groups, u32 line, u32 first_group, Out& out) {
     if constexpr (RULE == MVUE && E == OUT && sizeof(typename Bits<E>::type) == 2) {
@@ -171,8 +173,9 @@ template <int RULE> __device__ __forceinline__ void along_rows(const OneWay& p) 
     store_meta<sizeof(Stored)>(p.meta, p.lines, words, row, word, codes);
 }
 
-// A CTA compresses 64 columns of 128 elements each. A thread handles 16 elements of two neighbouring columns, and neighbouring threads neighbouring
-// pairs of columns, so that loads of a row are coalesced. Values and metadata go through shared memory, so that stores of a line are coalesced.
+// A CTA compresses 64 columns of 128 elements each. A thread handles 16 elements of two neighbouring columns, and
+// neighbouring threads neighbouring pairs of columns, so that loads of a row are coalesced. Values and metadata go
+// through shared memory, so that stores of a line are coalesced.
 template <int RULE> __device__ __forceinline__ void along_columns(const OneWay& p) {
     typedef Pair<sizeof(Raw)>::type Neighbours;
     __shared__ FourBoth values[ROWS_OF_BLOCK][HALVES_OF_BLOCK];
@@ -226,7 +229,8 @@ template <int RULE> __device__ __forceinline__ void along_columns(const OneWay& 
     store_meta_of_block(p.meta, p.lines, (p.groups + 7) / 8, first_line, first_half / 2, meta);
 }
 
-// CTAs resident on an SM, along rows and along columns, as registers allow. Before sm_100 the compiler fits three of MVUE along rows.
+// CTAs resident on an SM, along rows and along columns, as registers allow. Before sm_100 the compiler fits three of
+// MVUE along rows.
 #if __CUDA_ARCH__ >= 1000
 constexpr u32 MVUE_ALONG_ROWS = 2;
 #else

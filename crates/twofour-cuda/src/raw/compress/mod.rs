@@ -1,5 +1,5 @@
-//! Compresses dense tensors on the device along one axis, by a rule for groups of four ([`twofour::estimate`]) or by a mask. The bytes are those of
-//! the `twofour` crate, bit for bit.
+//! Compresses dense tensors on the device along one axis, by a rule for groups of four ([`twofour::estimate`]) or by a
+//! mask. The bytes are those of the `twofour` crate, bit for bit.
 //!
 //! | result | groups | rule |
 //! |---|---|---|
@@ -66,18 +66,19 @@ struct CompressParameters {
 /// The destination of a compressed tensor.
 #[derive(Debug, Clone, Copy)]
 pub struct CompressTarget {
-    /// Values and metadata: of shape `[rows, cols]` along rows, `[cols, rows]` along columns; padded where [`CompressTarget::order`] is the GEMM's ([`MetaOrder`]).
+    /// Values and metadata: of shape `[rows, cols]` along rows, `[cols, rows]` along columns; padded where
+    /// [`CompressTarget::order`] is the GEMM's ([`MetaOrder`]).
     pub packed: Packed,
     /// The metadata's order.
     pub order: MetaOrder,
     /// An f32 scale that values are multiplied by before they are rounded.
     pub factor: Option<DevicePtr>,
-    /// A u64 that the kernel adds to an estimator's seed when it runs. A graph that captures the call then draws other random numbers at each replay
-    /// ([`Compressor::advance`]).
+    /// A u64 that the kernel adds to an estimator's seed when it runs. A graph that captures the call then draws other
+    /// random numbers at each replay ([`Compressor::advance`]).
     pub seed: Option<DevicePtr>,
-    /// A u64 that receives the index, `row * cols + col`, of the first number that the rule does not support, if it is less than the u64's value:
-    /// NaN, or for rules other than [`Estimator::Magnitude`] infinity. It must be [`crate::raw::prune::NO_NAN`] before. [`CompressRule::Given`] does not
-    /// check.
+    /// A u64 that receives the index, `row * cols + col`, of the first number that the rule does not support, if it is
+    /// less than the u64's value: NaN, or for rules other than [`Estimator::Magnitude`] infinity. It must be
+    /// [`crate::raw::prune::NO_NAN`] before. [`CompressRule::Given`] does not check.
     pub wrong: DevicePtr,
 }
 
@@ -94,8 +95,9 @@ pub(crate) fn sources() -> Vec<Source> {
 }
 
 impl Compressor {
-    /// Loads the kernels that compress tensors of `input` to values of `output`: f16 and bf16 to themselves, f32 to either, all three to 8-bit floats
-    /// (from compute capability 8.9 on). Values are rounded to nearest, ties to even; 8-bit floats saturate.
+    /// Loads the kernels that compress tensors of `input` to values of `output`: f16 and bf16 to themselves, f32 to
+    /// either, all three to 8-bit floats (from compute capability 8.9 on). Values are rounded to nearest, ties to even;
+    /// 8-bit floats saturate.
     ///
     /// # Errors
     /// [`Error::Types`] for other types, [`Error::Unsupported`]; those of compiling and loading.
@@ -110,17 +112,20 @@ impl Compressor {
         Ok(Self { input, output, kernels, advance: device.kernel(&source, "advance_seed")? })
     }
 
-    /// Compresses along an axis: [`Axis::Row`] produces the compressed tensor, [`Axis::Column`] its compressed transpose. Every shape is supported,
-    /// and every address that is aligned to an element; a last, incomplete group is completed with zeros. In the GEMM's order the compressed tensor
-    /// is padded ([`MetaOrder::Sm90`]), and the padding is written. Random numbers are those of [`twofour::estimate::estimate`] for the tensor whose
-    /// groups lie along rows.
+    /// Compresses along an axis: [`Axis::Row`] produces the compressed tensor, [`Axis::Column`] its compressed
+    /// transpose. Every shape is supported, and every address that is aligned to an element; a last, incomplete group
+    /// is completed with zeros. In the GEMM's order the compressed tensor is padded ([`MetaOrder::Sm90`]), and the
+    /// padding is written. Random numbers are those of [`twofour::estimate::estimate`] for the tensor whose groups lie
+    /// along rows.
     ///
     /// # Errors
-    /// [`Error::Pointer`] for pointers that are null, or values and metadata that are not aligned to 16 bytes (the tensor: to its elements; the index
-    /// of an unsupported number: 8; scale: 4; tiles: 2), [`Error::TooLarge`], [`Error::Driver`].
+    /// [`Error::Pointer`] for pointers that are null, or values and metadata that are not aligned to 16 bytes (the
+    /// tensor: to its elements; the index of an unsupported number: 8; scale: 4; tiles: 2), [`Error::TooLarge`],
+    /// [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else writes there; the stream is of this device.
+    /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else
+    /// writes there; the stream is of this device.
     pub unsafe fn run(
         &self,
         stream: Stream,
@@ -186,7 +191,8 @@ impl Compressor {
             Axis::Column => return Err(Error::TooLarge { rows: dense.rows, cols: dense.cols }),
         };
         let kernel = &self.kernels[which][usize::from(axis == Axis::Column)];
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
+        // and the stream is of the device, as this function requires.
         unsafe { kernel.launch(stream, Launch::simple(grid, BLOCK), &parameters) }
     }
 
@@ -196,10 +202,12 @@ impl Compressor {
     /// [`Error::Pointer`] for a pointer that is null or not aligned to 8 bytes, [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointer is valid for a u64 until the stream has passed this call, and nothing else writes there; the stream is of this device.
+    /// The pointer is valid for a u64 until the stream has passed this call, and nothing else writes there; the stream
+    /// is of this device.
     pub unsafe fn advance(&self, stream: Stream, seed: DevicePtr) -> Result<()> {
         expect_pointers(&[("seed", seed, 8)])?;
-        // SAFETY: the kernel's parameter is the pointer, which is valid until the stream has passed this call, as this function requires.
+        // SAFETY: the kernel's parameter is the pointer, which is valid until the stream has passed this call, as this
+        // function requires.
         unsafe { self.advance.launch(stream, Launch::simple((1, 1), 1), &seed) }
     }
 

@@ -16,7 +16,8 @@ typedef Bits<ELEMENT>::type Raw;
 constexpr u32 WIDTH = 16 / sizeof(Raw);
 struct __align__(16) Vector { Raw of[WIDTH]; };
 
-// Calls `f` with the index, inputs and output of each element of the thread, in whole vectors where the tensors are aligned to them.
+// Calls `f` with the index, inputs and output of each element of the thread, in whole vectors where the tensors are
+// aligned to them.
 template <bool GRADIENT, class F> __device__ __forceinline__ void for_each(const Elementwise& p, F f) {
     const u64 at = (u64)WIDTH * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
     if (at >= p.count) return;

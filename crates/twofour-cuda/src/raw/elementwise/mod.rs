@@ -1,4 +1,5 @@
-//! Element-wise passes around a layer's GEMMs: activations where the pre-activation is stored, their gradients, and masked addition.
+//! Element-wise passes around a layer's GEMMs: activations where the pre-activation is stored, their gradients, and
+//! masked addition.
 //!
 //! Calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them.
 
@@ -96,10 +97,12 @@ impl Elementwise {
     /// `out = function(input)` for `count` elements, computed in f32; `out` may be `input`.
     ///
     /// # Errors
-    /// [`Error::Pointer`] for pointers that are null or not aligned to an element, [`Error::TooLarge`], [`Error::Driver`].
+    /// [`Error::Pointer`] for pointers that are null or not aligned to an element, [`Error::TooLarge`],
+    /// [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid for `count` elements until the stream has passed this call, and nothing else writes there; the stream is of this device.
+    /// The pointers are valid for `count` elements until the stream has passed this call, and nothing else writes
+    /// there; the stream is of this device.
     pub unsafe fn apply(
         &self,
         stream: Stream,
@@ -113,7 +116,8 @@ impl Elementwise {
         unsafe { self.launch(stream, &self.apply[index(function)], parameters, &[("input", input), ("output", out)]) }
     }
 
-    /// `out = gradient · function'(input)`, zero outside a mask if there is one; for `[rows, cols]` tensors. The derivative of ReLU at 0 is 0.
+    /// `out = gradient · function'(input)`, zero outside a mask if there is one; for `[rows, cols]` tensors. The
+    /// derivative of ReLU at 0 is 0.
     ///
     /// # Errors
     /// Those of [`Elementwise::apply`].
@@ -163,7 +167,8 @@ impl Elementwise {
         ])?;
         let parameters = ElementwiseParameters { input: addend, gradient: 0, out, tiles, count, cols };
         let launch = Launch::simple((blocks_of_elements(count, 1)?, 1), BLOCK);
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
+        // as this function requires.
         unsafe { self.add_where_kept.launch(stream, launch, &parameters) }
     }
 
@@ -182,7 +187,8 @@ impl Elementwise {
         let count = count as u64;
         let parameters = ElementwiseParameters { input: 0, gradient: 0, out, tiles: 0, count, cols: 1 };
         let launch = Launch::simple((blocks_of_elements(count, 1)?, 1), BLOCK);
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
+        // as this function requires.
         unsafe { self.fill.launch(stream, launch, &parameters) }
     }
 
@@ -202,7 +208,8 @@ impl Elementwise {
             expect_pointers(&[(what, *pointer, self.dtype.bytes() as u64)])?;
         }
         let launch = Launch::simple((blocks_of_elements(parameters.count, 16 / self.dtype.bytes() as u64)?, 1), BLOCK);
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
+        // as this function requires.
         unsafe { kernel.launch(stream, launch, &parameters) }
     }
 }

@@ -76,16 +76,17 @@ impl DenseEstimator {
         Ok(Self { dtype, kernels })
     }
 
-    /// Writes the estimate. Every shape is supported, and every address that is aligned to an element. What is not a number or not finite is not
-    /// reported: it makes its group unspecified.
+    /// Writes the estimate. Every shape is supported, and every address that is aligned to an element. What is not a
+    /// number or not finite is not reported: it makes its group unspecified.
     ///
     /// # Errors
-    /// [`Error::Pointer`](crate::Error::Pointer) for pointers that are null or not aligned (matrices: to their elements; scale: 4; seed: 8),
-    /// [`Error::TooLarge`](crate::Error::TooLarge),
+    /// [`Error::Pointer`](crate::Error::Pointer) for pointers that are null or not aligned (matrices: to their
+    /// elements; scale: 4; seed: 8), [`Error::TooLarge`](crate::Error::TooLarge),
     /// [`Error::Driver`](crate::Error::Driver).
     ///
     /// # Safety
-    /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else writes there; the stream is of this device.
+    /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else
+    /// writes there; the stream is of this device.
     pub unsafe fn run(
         &self,
         stream: Stream,
@@ -123,7 +124,8 @@ impl DenseEstimator {
         };
         let threads = matrix.rows as u64 * matrix.cols.div_ceil(16) as u64;
         let launch = Launch::simple((blocks(threads, matrix)?, 1), BLOCK);
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
+        // as this function requires.
         unsafe { self.kernels[which].launch(stream, launch, &parameters) }
     }
 }

@@ -39,7 +39,8 @@ impl Flips {
     /// Launches the reading of counters, addresses of u64s, to as many u64s from `out` on.
     ///
     /// # Safety
-    /// The pointers are valid, and `out` has room for a u64 for each counter, until the stream has passed this call; the stream is of this device.
+    /// The pointers are valid, and `out` has room for a u64 for each counter, until the stream has passed this call;
+    /// the stream is of this device.
     pub(crate) unsafe fn gather(&self, stream: Stream, counters: &[DevicePtr], out: DevicePtr) -> Result<()> {
         for (chunk, some) in counters.chunks(LAYERS).enumerate() {
             let out = out + 8 * (chunk * LAYERS) as u64;

@@ -1,7 +1,9 @@
-// The metadata codes of groups, and the address of each code, as in crate twofour's compressed/code.rs and layout/sm90.rs.
+// The metadata codes of groups, and the address of each code, as in crate twofour's compressed/code.rs and
+// layout/sm90.rs.
 
-// Returns the code `first | second << 2` of the elements kept, bit i for element i. With fewer than two the lowest free elements complete it. The
-// constants hold a nibble for each set of four bits. Sets of more than two do not occur; their nibbles are those of their two lowest.
+// Returns the code `first | second << 2` of the elements kept, bit i for element i. With fewer than two the lowest free
+// elements complete it. The constants hold a nibble for each set of four bits. Sets of more than two do not occur;
+// their nibbles are those of their two lowest.
 __device__ __forceinline__ u32 code_of(u32 kept) {
     // 0000 0001 0010 0011 0100 0101 0110 0111 | 1000 1001 1010 1011 1100 1101 1110 1111
     //    4    4    4    4    8    8    9    4 |    C    C    D    4    E    8    9    4
@@ -32,7 +34,8 @@ template <int ELEMENT_BYTES> __device__ __forceinline__ void store_meta(MetaOrde
         return;
     }
     u16* halves = (u16*)to.words + atom * (4 * tile);
-    // k is a multiple of 32: the word's lower half belongs to 16 columns with an even index of sixteen, its upper half to the 16 after them.
+    // k is a multiple of 32: the word's lower half belongs to 16 columns with an even index of sixteen, its upper half
+    // to the 16 after them.
     u32 place = tile / 32 * (m / 16 * 16 + m % 8) + k % tile / 32;
     halves[2 * place + m / 8 % 2] = (u16)codes;
     halves[2 * (place + tile / 32 * 8) + m / 8 % 2] = (u16)(codes >> 16);

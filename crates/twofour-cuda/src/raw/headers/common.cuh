@@ -1,4 +1,5 @@
-// Data types, conversions and compile-time loops that all kernels use. No header is included, because NVRTC compiles this without a CUDA toolkit.
+// Data types, conversions and compile-time loops that all kernels use. No header is included, because NVRTC compiles
+// this without a CUDA toolkit.
 //
 // Elements are raw bits here, with the numbers of `twofour_cuda::DataType`.
 

@@ -1,5 +1,5 @@
-// Dense products of 16x16 by 16x8 tiles on the tensor cores, of f16 or bf16 in f32, and copies that feed them; from sm_80 on. PTX ISA, "Warp-level matrix
-// instructions" has the layouts of fragments.
+// Dense products of 16x16 by 16x8 tiles on the tensor cores, of f16 or bf16 in f32, and copies that feed them; from
+// sm_80 on. PTX ISA, "Warp-level matrix instructions" has the layouts of fragments.
 
 // d += a b for fragments of a 16x16 tile (row-major), a 16x8 tile (column-major) and a 16x8 tile of sums.
 template <int E> __device__ __forceinline__ void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {

@@ -1,6 +1,8 @@
-// Estimators for groups of four, as in crate twofour's estimate/: which elements are kept, their values, and the random numbers of stochastic estimators.
+// Estimators for groups of four, as in crate twofour's estimate/: which elements are kept, their values, and the random
+// numbers of stochastic estimators.
 
-// ---- random numbers ------------------------------------------------------------------------------------------------------------
+// ---- random numbers
+// ------------------------------------------------------------------------------------------------------------
 
 // Philox 4x32 with ten rounds.
 __device__ __forceinline__ uint4 philox(u64 seed, u32 block, u32 row, u32 purpose) {
@@ -21,7 +23,8 @@ __device__ __forceinline__ uint4 philox(u64 seed, u32 block, u32 row, u32 purpos
 // Returns a multiple of 2^-24 in [0, 1).
 __device__ __forceinline__ float unit(u32 word) { return (float)(word >> 8) * 0x1p-24f; }
 
-// ---- estimators of groups: kept elements and their values ------------------------------------------------------------------------
+// ---- estimators of groups: kept elements and their values
+// ------------------------------------------------------------------------
 
 // Arithmetic that the compiler must not contract to FMA.
 __device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }
@@ -68,7 +71,8 @@ struct Sums {
 
 __device__ __forceinline__ float signed_as(float value, float element, float magnitude) { return magnitude > 0.0f ? copysignf(value, element) : 0.0f; }
 
-// Returns the first element at which the cumulative sum of magnitudes exceeds `target`, leaving out the element `without` (4: none): as `draw` on the CPU.
+// Returns the first element at which the cumulative sum of magnitudes exceeds `target`, leaving out the element
+// `without` (4: none): as `draw` on the CPU.
 __device__ __forceinline__ u32 draw(const float (&magnitudes)[4], u32 without, float target) {
     float end = 0.0f;
     u32 drawn = 4, last = without == 0 ? 1 : 0;
@@ -112,7 +116,8 @@ __device__ __forceinline__ Two of_kept(const float (&v)[4], u32 kept) {
     return two;
 }
 
-// Comparisons and selects are the bottleneck, so there are as few as possible. Both drawn indices come in ascending order, and therefore form the code.
+// Comparisons and selects are the bottleneck, so there are as few as possible. Both drawn indices come in ascending
+// order, and therefore form the code.
 __device__ __forceinline__ Two mvue(const float (&v)[4], float random) {
     float m[4], line[4];
     unrolled<4>([&](auto i) { m[i.value] = times(fabsf(v[i.value]), 0.125f); });
@@ -130,11 +135,11 @@ __device__ __forceinline__ Two mvue(const float (&v)[4], float random) {
     return drawn;
 }
 
-// ---- `mvue` for 16-bit numbers that keep their type -------------------------------------------------------------------------------
+// ---- `mvue` for 16-bit numbers that keep their type
+// -------------------------------------------------------------------------------
 
-// Values are drawn, compared with half the line and stored as 16-bit pairs. This is exact: of a rounded threshold and a 16-bit magnitude, the same
-// one is the larger as before rounding.
-// Returns the larger of both words in each half.
+// Values are drawn, compared with half the line and stored as 16-bit pairs. This is exact: of a rounded threshold and a
+// 16-bit magnitude, the same one is the larger as before rounding. Returns the larger of both words in each half.
 template <int E> __device__ __forceinline__ u32 larger(u32 a, u32 b) {
     u32 pair;
     if (E == BF16) asm("max.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
@@ -145,8 +150,8 @@ template <int E> __device__ __forceinline__ u32 larger(u32 a, u32 b) {
 // Returns the lower (0) or upper (1) halves of two words, side by side.
 __device__ __forceinline__ u32 halves_of(u32 a, u32 b, int half) { return permute(a, b, half == 0 ? 0x5410 : 0x7632); }
 
-// Returns how many of three ascending ends are at most `point`. The count is a float, because FP32 additions have free issue slots where comparisons
-// and selects are the bottleneck.
+// Returns how many of three ascending ends are at most `point`. The count is a float, because FP32 additions have free
+// issue slots where comparisons and selects are the bottleneck.
 __device__ __forceinline__ float ends_before(float one, float two, float three, float point) {
     float count = 0.0f;
     asm("{\n"
@@ -163,7 +168,8 @@ __device__ __forceinline__ float ends_before(float one, float two, float three, 
     return count;
 }
 
-// The draw of one group: both values side by side, and their indices, the first in the lowest byte and the second in the next.
+// The draw of one group: both values side by side, and their indices, the first in the lowest byte and the second in
+// the next.
 template <int E> struct Drawn {
     u32 pair, places;
     float sum; // of all magnitudes / 8; infinite where `mvue` must compute the group, because rounding moved a point to the other's element or past the end

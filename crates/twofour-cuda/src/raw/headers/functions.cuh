@@ -1,4 +1,5 @@
-// Activations and their derivatives, in f32. GELU is x Φ(x), and TANH_GELU its approximation by tanh (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016).
+// Activations and their derivatives, in f32. GELU is x Φ(x), and TANH_GELU its approximation by tanh (Hendrycks and
+// Gimpel, "Gaussian Error Linear Units", 2016).
 
 enum Function { IDENTITY = 0, RELU = 1, GELU = 2, SILU = 3, SQUARED_RELU = 4, TANH_GELU = 5 };
 
@@ -37,7 +38,8 @@ template <int F> __device__ __forceinline__ float slope(float x) {
     return 1.0f;
 }
 
-// Returns half of erfc(|x| / sqrt 2) by Abramowitz and Stegun 7.1.26, whose error is at most 7.5e-8, and exp(-x²/2), which it is a multiple of.
+// Returns half of erfc(|x| / sqrt 2) by Abramowitz and Stegun 7.1.26, whose error is at most 7.5e-8, and exp(-x²/2),
+// which it is a multiple of.
 __device__ __forceinline__ float quick_tail(float x, float& power) {
     float t;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(fmaf(fabsf(x), 0.3275911f * 0.70710678f, 1.0f)));
@@ -49,8 +51,8 @@ __device__ __forceinline__ float quick_tail(float x, float& power) {
     return 0.5f * (series * t * power);
 }
 
-// The function and its derivative with errors far below the rounding of 16-bit types. GELU in this form takes a third of the instructions of erff and expf, which
-// keep a pass from the bandwidth limit.
+// The function and its derivative with errors far below the rounding of 16-bit types. GELU in this form takes a third
+// of the instructions of erff and expf, which keep a pass from the bandwidth limit.
 template <int F> __device__ __forceinline__ float quick_value(float x) {
     if (F != GELU) return value<F>(x);
     float power;

@@ -19,7 +19,8 @@ __device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
 __device__ __forceinline__ void barrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Arrives at the barrier of this address in another CTA of the cluster. The arrival has default semantics: `.release.cluster` would become a fence of all memory.
+// Arrives at the barrier of this address in another CTA of the cluster. The arrival has default semantics:
+// `.release.cluster` would become a fence of all memory.
 __device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 rank) {
     asm volatile(
         "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(barrier), "r"(rank)
@@ -42,7 +43,8 @@ template <int COUNT> __device__ __forceinline__ void next_stage(u32& stage, u32&
 // Synchronizes some of the CTA's warps (`bar.sync`).
 __device__ __forceinline__ void named_barrier(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
-// ---- Copies. Coordinates count elements, the contiguous axis first. Elements outside the matrix are read as zeros and not written.
+// ---- Copies. Coordinates count elements, the contiguous axis first. Elements outside the matrix are read as zeros and
+// not written.
 
 __device__ __forceinline__ void copy_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
@@ -119,21 +121,24 @@ __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_g
 template <int LEFT> __device__ __forceinline__ void products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
-// `wgmma` reads its metadata registers until it completes, which the compiler does not model. Called after the wait for it, this keeps the registers
-// from being reused before.
+// `wgmma` reads its metadata registers until it completes, which the compiler does not model. Called after the wait for
+// it, this keeps the registers from being reused before.
 template <int COUNT> __device__ __forceinline__ void held(const u32 (&codes)[COUNT]) {
     #pragma unroll
     for (int i = 0; i < COUNT; i++) asm volatile("" ::"r"(codes[i]));
 }
-// Pins accumulators to their registers after `wgmma` completes. The compiler would otherwise move them earlier, and serialize the instructions (C7514).
+// Pins accumulators to their registers after `wgmma` completes. The compiler would otherwise move them earlier, and
+// serialize the instructions (C7514).
 __device__ __forceinline__ void settle(float& sum) { asm volatile("" : "+f"(sum)); }
 __device__ __forceinline__ void settle(int& sum) { asm volatile("" : "+r"(sum)); }
-// Returns the matrix descriptor of a K-major tile in shared memory: rows of 64 or 128 bytes with a swizzle of that width, and groups of eight rows after each other.
+// Returns the matrix descriptor of a K-major tile in shared memory: rows of 64 or 128 bytes with a swizzle of that
+// width, and groups of eight rows after each other.
 template <int ROW_BYTES> __device__ __forceinline__ u64 operand(u32 address) {
     const u64 swizzle = ROW_BYTES == 64 ? 2 : 1;
     return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)(8 * ROW_BYTES >> 4) << 32 | swizzle << 62;
 }
-// Returns the matrix descriptor of an MN-major tile: boxes of 64 16-bit elements of all rows of the reduction, `piece` bytes each, after each other.
+// Returns the matrix descriptor of an MN-major tile: boxes of 64 16-bit elements of all rows of the reduction, `piece`
+// bytes each, after each other.
 __device__ __forceinline__ u64 operand_across(u32 address, u32 piece) {
     return (u64)((address & 0x3FFFF) >> 4) | (u64)(piece >> 4) << 16 | (u64)(8 * 128 >> 4) << 32 | (u64)1 << 62;
 }
@@ -157,19 +162,20 @@ __device__ __forceinline__ void store_transposed(u32 address, u32 a, u32 b) {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
 }
 
-// Returns a warp-uniform value in a form that the compiler recognizes as uniform. Otherwise it emits copies and `wgmma` once for each lane that might
-// have its own address.
+// Returns a warp-uniform value in a form that the compiler recognizes as uniform. Otherwise it emits copies and `wgmma`
+// once for each lane that might have its own address.
 __device__ __forceinline__ u32 uniform(u32 number) { return __reduce_max_sync(0xffffffff, number); }
 
-// Returns true in one lane of the warp, always the same one (`elect.sync`). All lanes must call it after they have converged: only then does the
-// compiler leave out waits and issue copies once a warp.
+// Returns true in one lane of the warp, always the same one (`elect.sync`). All lanes must call it after they have
+// converged: only then does the compiler leave out waits and issue copies once a warp.
 __device__ __forceinline__ bool elected() {
     u32 one;
     asm volatile("{.reg .pred one; elect.sync _|one, 0xffffffff; selp.u32 %0, 1, 0, one;}" : "=r"(one));
     return one != 0;
 }
 
-// Keeps a value in its register. Otherwise the compiler recomputes it in every step from the thread's index, and reading that special register is slow.
+// Keeps a value in its register. Otherwise the compiler recomputes it in every step from the thread's index, and
+// reading that special register is slow.
 __device__ __forceinline__ u32 kept(u32 number) {
     asm volatile("" : "+r"(number));
     return number;

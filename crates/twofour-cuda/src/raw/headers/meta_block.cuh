@@ -1,4 +1,5 @@
-// A CTA gathers the metadata of 64 rows and 128 columns in shared memory, in the order of a matrix of that size, and copies it to global memory.
+// A CTA gathers the metadata of 64 rows and 128 columns in shared memory, in the order of a matrix of that size, and
+// copies it to global memory.
 
 constexpr u32 ROWS_OF_BLOCK = 64, HALVES_OF_BLOCK = 8, WORDS_OF_BLOCK = ROWS_OF_BLOCK * HALVES_OF_BLOCK / 2;
 
@@ -11,12 +12,14 @@ struct HalfPlaces {
 template <int ELEMENT_BYTES> __device__ __forceinline__ HalfPlaces half_places(u32 order, u32 row, u32 half) {
     if (order == 0) return {row * HALVES_OF_BLOCK + half, (row + 1) * HALVES_OF_BLOCK + half};
     const u32 k = 16 * half, within = k & (order - 1), tile = 4 * (k - within), per_row = order / 16;
-    // For 16-bit elements 16 columns with an even index of sixteen are in eight words, those with an odd index in the next eight.
+    // For 16-bit elements 16 columns with an even index of sixteen are in eight words, those with an odd index in the
+    // next eight.
     const u32 place = ELEMENT_BYTES == 1 ? tile + row * per_row + within / 16 : tile + per_row * (row / 16 * 16 + half % 2 * 8 + row % 8) + within / 32 * 2 + row / 8 % 2;
     return {place, place + per_row};
 }
 
-// Copies the words to the rows from `first_row` on, and in each row to the words from `first_word` on. Requires 256 threads.
+// Copies the words to the rows from `first_row` on, and in each row to the words from `first_word` on. Requires 256
+// threads.
 __device__ __forceinline__ void store_meta_of_block(MetaOrder to, u32 rows, u32 words_per_row, u32 first_row, u32 first_word, const u32 (&words)[WORDS_OF_BLOCK]) {
     const u32 i = threadIdx.x;
     if (to.order == 0) {

@@ -1,4 +1,5 @@
-// Pairs of numbers in a register or in memory: rounding, byte permutation and stores, as in crate twofour's compressed/mod.rs.
+// Pairs of numbers in a register or in memory: rounding, byte permutation and stores, as in crate twofour's
+// compressed/mod.rs.
 
 // Two numbers of BYTES bytes each, side by side; and the pairs of four groups.
 template <int BYTES> struct Pair;

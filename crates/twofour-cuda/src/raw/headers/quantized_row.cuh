@@ -1,4 +1,5 @@
-// Quantization of a row to 8-bit integers with a scale, by the CTAs of a cluster; without clusters by one CTA. Needs the headers of rows and of a row's scale.
+// Quantization of a row to 8-bit integers with a scale, by the CTAs of a cluster; without clusters by one CTA. Needs
+// the headers of rows and of a row's scale.
 
 // The first parts of a thread that stay in registers; those after them are computed twice.
 constexpr u32 KEPT = 2;
@@ -81,8 +82,8 @@ template <int N, class Part> __device__ __forceinline__ void quantize_parts(cons
     }
 }
 
-// Quantizes a row of `width` numbers. `part(at, values)` computes the numbers from index `at` on, N of them for a `float values[N]`: 1 or, where `vectors`, WIDTH at a
-// multiple of WIDTH.
+// Quantizes a row of `width` numbers. `part(at, values)` computes the numbers from index `at` on, N of them for a
+// `float values[N]`: 1 or, where `vectors`, WIDTH at a multiple of WIDTH.
 template <class Part> __device__ __forceinline__ void quantize_row(const RowCtas& ctas, bool vectors, u32 width, u8* to, float* scale_to, Part part) {
     __shared__ u32 of_warps[32], of_ctas[MOST_CTAS];
     if (vectors && width % WIDTH == 0 && (u64)to % WIDTH == 0) quantize_parts<WIDTH>(ctas, width, to, scale_to, of_warps, of_ctas, part);

@@ -2,7 +2,8 @@
 
 __device__ __forceinline__ u32 magnitude(float value) { return __float_as_uint(fabsf(value)); }
 
-// Returns the largest of the CTA's threads' magnitudes, as bits, to each of them. `shared` has room for a u32 for each warp.
+// Returns the largest of the CTA's threads' magnitudes, as bits, to each of them. `shared` has room for a u32 for each
+// warp.
 __device__ __forceinline__ u32 amax_of_block(u32 amax, u32* shared) {
     amax = __reduce_max_sync(0xFFFFFFFFu, amax);
     __syncthreads();

@@ -55,8 +55,9 @@ template <int N> __device__ __forceinline__ void store_f32(float* to, const floa
     unrolled<N>([&](auto i) { to[i.value] = from[i.value]; });
 }
 
-// Distributes `width` elements over the CTA's threads: calls `f` with an index and a number of elements from there on, WIDTH of them where the element lies on a
-// boundary of 16 bytes, otherwise 1. `address` is that of the first element; without `vectors` every call is for 1.
+// Distributes `width` elements over the CTA's threads: calls `f` with an index and a number of elements from there on,
+// WIDTH of them where the element lies on a boundary of 16 bytes, otherwise 1. `address` is that of the first element;
+// without `vectors` every call is for 1.
 template <class F> __device__ __forceinline__ void across(u64 address, bool vectors, u32 width, F f) {
     const u32 before = vectors ? (u32)((16 - (address & 15)) & 15) / (u32)sizeof(Raw) : width;
     const u32 head = before < width ? before : width, whole = (width - head) / WIDTH;
@@ -68,7 +69,8 @@ template <class F> __device__ __forceinline__ void across(u64 address, bool vect
 // Returns whether two addresses have the same position between boundaries of 16 bytes.
 __device__ __forceinline__ bool alike(const void* a, const void* b) { return (((u64)a ^ (u64)b) & 15) == 0; }
 
-// Returns the sum over the CTA's threads, in a fixed order, to each of them. `shared` has room for one f32 for each warp.
+// Returns the sum over the CTA's threads, in a fixed order, to each of them. `shared` has room for one f32 for each
+// warp.
 __device__ __forceinline__ float sum_of_block(float value, float* shared) {
     for (u32 distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(0xFFFFFFFFu, value, distance);
     __syncthreads();

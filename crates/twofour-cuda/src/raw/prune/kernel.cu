@@ -1,5 +1,5 @@
-// Prunes dense weights of type IN: masks, and compressed weights of type OUT, both defined outside. Compressed weights have the same bits as crate
-// twofour's; rules.cuh selects the masks.
+// Prunes dense weights of type IN: masks, and compressed weights of type OUT, both defined outside. Compressed weights
+// have the same bits as crate twofour's; rules.cuh selects the masks.
 
 // Four values of BYTES bytes as they are stored: rounded, with -0.0 replaced by +0.0.
 template <int BYTES> struct Values;
@@ -32,10 +32,11 @@ template <int COLUMN> __device__ __forceinline__ Values<1> column_of(const Value
     return {permute(permute(rows[0].bits, rows[1].bits, bytes), permute(rows[2].bits, rows[3].bits, bytes), 0x5410)};
 }
 
-// ---- from a mask to values and metadata ---------------------------------------------------------------------------------------
+// ---- from a mask to values and metadata
+// ---------------------------------------------------------------------------------------
 
-// How to store a group of which some elements are kept. `bytes`: in the lower half the bytes of the group's four values that make the two stored
-// ones, in the upper half the metadata code. `mask`: zero for a stored value that is not kept.
+// How to store a group of which some elements are kept. `bytes`: in the lower half the bytes of the group's four values
+// that make the two stored ones, in the upper half the metadata code. `mask`: zero for a stored value that is not kept.
 struct __align__(8) Picking {
     u32 bytes, mask;
 };
@@ -51,7 +52,8 @@ template <int BYTES> __device__ __forceinline__ Picking picking_of(u32 kept) {
 __device__ __forceinline__ u32 picked(Values<2> values, Picking pick) { return permute(values.bits.x, values.bits.y, pick.bytes) & pick.mask; }
 __device__ __forceinline__ u16 picked(Values<1> values, Picking pick) { return (u16)(permute(values.bits, 0, pick.bytes) & pick.mask); }
 
-// ---- metadata of rows ---------------------------------------------------------------------------------------------------------
+// ---- metadata of rows
+// ---------------------------------------------------------------------------------------------------------
 
 // Packs eight codes, one in each byte, into 32 bits.
 __device__ __forceinline__ u32 join_codes(uint2 bytes) {
@@ -61,7 +63,8 @@ __device__ __forceinline__ u32 join_codes(uint2 bytes) {
     return low | high << 16;
 }
 
-// ---- the weight and its transpose --------------------------------------------------------------------------------------------
+// ---- the weight and its transpose
+// --------------------------------------------------------------------------------------------
 
 // Lines of a compressed form and groups of each, padding included; codes of groups from `coded` on are 0.
 struct Padded {
@@ -121,10 +124,12 @@ __device__ __forceinline__ u32 keeping(u32 element) {
 #define SIDE 128
 #define PART 16
 
-// A CTA passes over a square, which is given by its row and column among the weight's squares. 256 threads: eight warps of 16 rows by 128 columns. ANY supports
-// every rule, shape and alignment of the weight, and writes padding: elements outside the weight are zeros.
+// A CTA passes over a square, which is given by its row and column among the weight's squares. 256 threads: eight warps
+// of 16 rows by 128 columns. ANY supports every rule, shape and alignment of the weight, and writes padding: elements
+// outside the weight are zeros.
 template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(const BothWays& p, u32 square_row, u32 square_col) {
-    // Values of the transpose, [column, 64 of its row], in pieces of four tiles that are swizzled so that neither writes nor reads have bank conflicts.
+    // Values of the transpose, [column, 64 of its row], in pieces of four tiles that are swizzled so that neither
+    // writes nor reads have bank conflicts.
     typedef typename Bits<Out>::type Value;
     constexpr int BYTES = sizeof(Value);
     typedef typename Pair<BYTES>::type Both;
@@ -299,8 +304,8 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
     }
 }
 
-// Weights of a launch: blockIdx.y is that of a weight, blockIdx.x counts its squares, row after row, up to the most squares of any weight. Weights alone would leave
-// multiprocessors idle at the end of each.
+// Weights of a launch: blockIdx.y is that of a weight, blockIdx.x counts its squares, row after row, up to the most
+// squares of any weight. Weights alone would leave multiprocessors idle at the end of each.
 constexpr u32 WEIGHTS = 24;
 struct Weights {
     BothWays of[WEIGHTS];
@@ -312,7 +317,8 @@ struct Weights {
         const u32 in_a_row = (p.cols + SIDE - 1) / SIDE, square_row = blockIdx.x / in_a_row;                                      \
         if (square_row * SIDE < p.rows) both_ways<IN, OUT, RULE>(p, square_row, blockIdx.x - square_row * in_a_row);               \
     }
-// A weight alone: its parameters are operands of instructions. Where a block's index chooses among weights they are loaded: 116 instead of 104 us for [4096, 14336] in bf16 on an H200.
+// A weight alone: its parameters are operands of instructions. Where a block's index chooses among weights they are
+// loaded: 116 instead of 104 us for [4096, 14336] in bf16 on an H200.
 #define BOTH_WAYS(name, RULE)                                                                                          \
     TOGETHER(name, RULE, 2)                                                                                            \
     extern "C" __global__ void __launch_bounds__(256, 2) name##_alone(const __grid_constant__ BothWays p) {            \
@@ -326,7 +332,8 @@ BOTH_WAYS(both_ways_given, GIVEN)
 BOTH_WAYS(both_ways_rows, ROWS)
 TOGETHER(both_ways_any, ANY, 1)
 
-// ---- a mask of tiles and a dense tensor ----------------------------------------------------------------------------------------
+// ---- a mask of tiles and a dense tensor
+// ----------------------------------------------------------------------------------------
 
 struct Masked {
     const void* dense;  // [rows, cols]; may be `out`
@@ -335,7 +342,8 @@ struct Masked {
     u32 rows, cols;
 };
 
-// Zeros the elements that the mask prunes; a thread handles four columns of a row. ANY_SHAPE supports any number of columns.
+// Zeros the elements that the mask prunes; a thread handles four columns of a row. ANY_SHAPE supports any number of
+// columns.
 template <int E, bool ANY_SHAPE> __device__ __forceinline__ void apply_mask(const Masked& p) {
     typedef typename Bits<E>::type T;
     const u32 groups = ANY_SHAPE ? (p.cols + 3) / 4 : p.cols / 4;

@@ -7,8 +7,9 @@
 //! | compressed `W` and `Wᵀ` under an existing mask | [`Pruner::both_ways`] with [`MaskChoice::Given`] |
 //! | a dense tensor with zeros where a mask prunes | [`Pruner::apply_mask`] |
 //!
-//! Calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them. A NaN is therefore not an error of the call:
-//! its index is written to device memory ([`Watch::nan`]), and [`first_nan`] makes an error of it.
+//! Calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them. A NaN is
+//! therefore not an error of the call: its index is written to device memory ([`Watch::nan`]), and [`first_nan`] makes
+//! an error of it.
 
 mod types;
 mod watch;
@@ -36,10 +37,12 @@ pub use watch::{NO_NAN, Watch, first_nan};
 pub enum MaskChoice {
     /// A rule for transposable masks.
     Rule(Transposable),
-    /// [`BothWays::tiles`] is read. It must be 2:4 along rows, and along columns, too, where the transpose is compressed: surplus elements are lost.
+    /// [`BothWays::tiles`] is read. It must be 2:4 along rows, and along columns, too, where the transpose is
+    /// compressed: surplus elements are lost.
     Given,
-    /// The two largest magnitudes of each group of four along a row, ties to the lower index: [`twofour::select::magnitude`] along rows. Such a mask
-    /// has no compressed transpose, so [`BothWays::transposed`] must be `None`.
+    /// The two largest magnitudes of each group of four along a row, ties to the lower index:
+    /// [`twofour::select::magnitude`] along rows. Such a mask has no compressed transpose, so [`BothWays::transposed`]
+    /// must be `None`.
     Rows,
 }
 
@@ -50,13 +53,15 @@ pub struct BothWays {
     pub packed: Option<Packed>,
     /// `Wᵀ`, compressed: of shape `[cols, rows]`.
     pub transposed: Option<Packed>,
-    /// The mask: a u16 for each 4x4 tile, `[ceil(rows / 4), ceil(cols / 4)]`, with bit `4 * row + col` set where the tile keeps the element. In a
-    /// tile at the weight's edge the bits of elements outside the weight are 0. It is written, but [`MaskChoice::Given`] reads it.
+    /// The mask: a u16 for each 4x4 tile, `[ceil(rows / 4), ceil(cols / 4)]`, with bit `4 * row + col` set where the
+    /// tile keeps the element. In a tile at the weight's edge the bits of elements outside the weight are 0. It is
+    /// written, but [`MaskChoice::Given`] reads it.
     pub tiles: Option<DevicePtr>,
-    /// An f32 scale that values are multiplied by before they are rounded to 8-bit floats, such as the largest finite 8-bit float divided by the
-    /// weight's largest magnitude. The mask does not depend on it; 16-bit values have none.
+    /// An f32 scale that values are multiplied by before they are rounded to 8-bit floats, such as the largest finite
+    /// 8-bit float divided by the weight's largest magnitude. The mask does not depend on it; 16-bit values have none.
     pub factor: Option<DevicePtr>,
-    /// A u32: where it is not 0 when the kernel runs, nothing is written. For steps whose gradients are not finite, which select no mask.
+    /// A u32: where it is not 0 when the kernel runs, nothing is written. For steps whose gradients are not finite,
+    /// which select no mask.
     pub skip: Option<DevicePtr>,
 }
 
@@ -86,7 +91,8 @@ pub struct Pruner {
     output: DataType,
     /// One for each rule, for shapes and addresses that allow vector loads of whole tiles.
     rules: [Kernel; 6],
-    /// The same for one weight, which take its parameters from the launch itself: several weights are told apart by loads that cost each CTA time.
+    /// The same for one weight, which take its parameters from the launch itself: several weights are told apart by
+    /// loads that cost each CTA time.
     alone: [Kernel; 6],
     /// For every rule, shape and address.
     any: Kernel,
@@ -155,8 +161,9 @@ struct RawMasked {
 }
 
 impl Pruner {
-    /// Loads the kernels that prune weights of `input` to values of `output`: f16 or bf16 to themselves, f32 to one of them, all three to 8-bit
-    /// floats (from compute capability 8.9 on). Values are rounded to nearest, ties to even, after the mask is selected; 8-bit floats saturate.
+    /// Loads the kernels that prune weights of `input` to values of `output`: f16 or bf16 to themselves, f32 to one of
+    /// them, all three to 8-bit floats (from compute capability 8.9 on). Values are rounded to nearest, ties to even,
+    /// after the mask is selected; 8-bit floats saturate.
     ///
     /// # Errors
     /// [`Error::Types`] for other types, [`Error::Unsupported`]; those of compiling and loading.
@@ -185,18 +192,20 @@ impl Pruner {
         })
     }
 
-    /// Selects a transposable mask ([`twofour::select::transposable`]) or one along rows, or reads a given one, and compresses `W` and `Wᵀ` from one
-    /// read of `W`. Every shape is supported, and every address that is aligned to an element. In the GEMM's order both compressed forms are padded
-    /// ([`MetaOrder::Sm90`]), and the padding is written. Shapes that are not multiples of 4, forms with padding, and weights that are not aligned to
-    /// four elements run on kernels that load element by element.
+    /// Selects a transposable mask ([`twofour::select::transposable`]) or one along rows, or reads a given one, and
+    /// compresses `W` and `Wᵀ` from one read of `W`. Every shape is supported, and every address that is aligned to an
+    /// element. In the GEMM's order both compressed forms are padded ([`MetaOrder::Sm90`]), and the padding is written.
+    /// Shapes that are not multiples of 4, forms with padding, and weights that are not aligned to four elements run on
+    /// kernels that load element by element.
     ///
     /// # Errors
-    /// [`Error::Pointer`] for pointers that are null, or values and metadata that are not aligned to 16 bytes (the weight: to its elements; `nan`: 8;
-    /// scale and flag: 4; tiles: 2), [`Error::Factor`] for a scale of 16-bit values, [`Error::NoTranspose`] for [`MaskChoice::Rows`] with a transpose,
-    /// [`Error::TooLarge`], [`Error::Driver`].
+    /// [`Error::Pointer`] for pointers that are null, or values and metadata that are not aligned to 16 bytes (the
+    /// weight: to its elements; `nan`: 8; scale and flag: 4; tiles: 2), [`Error::Factor`] for a scale of 16-bit values,
+    /// [`Error::NoTranspose`] for [`MaskChoice::Rows`] with a transpose, [`Error::TooLarge`], [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else writes there; the stream is of this device.
+    /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else
+    /// writes there; the stream is of this device.
     pub unsafe fn both_ways(
         &self,
         stream: Stream,
@@ -243,7 +252,8 @@ impl Pruner {
             let (rows, cols) = (raw.rows.div_ceil(SIDE as u32), raw.cols.div_ceil(SIDE as u32));
             if rows as usize <= MOST_GRID_ROWS {
                 let launch = Launch::simple((cols, rows), BLOCK);
-                // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+                // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed
+                // this call, and the stream is of the device, as this function requires.
                 return unsafe { self.alone[rule as usize].launch(stream, launch, raw) };
             }
         }
@@ -254,7 +264,8 @@ impl Pruner {
                 let mut weights = RawWeights { of: [some[0]; WEIGHTS] };
                 weights.of[..some.len()].copy_from_slice(some);
                 let launch = Launch::simple((most, some.len() as u32), BLOCK);
-                // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+                // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed
+                // this call, and the stream is of the device, as this function requires.
                 unsafe { kernel.launch(stream, launch, &weights) }?;
             }
         }
@@ -325,8 +336,8 @@ impl Pruner {
         })
     }
 
-    /// Copies a dense tensor, of the weight's shape and of this pruner's input type, with zeros where the mask prunes; `out` may be the tensor
-    /// itself. Every shape is supported, and every address that is aligned to an element.
+    /// Copies a dense tensor, of the weight's shape and of this pruner's input type, with zeros where the mask prunes;
+    /// `out` may be the tensor itself. Every shape is supported, and every address that is aligned to an element.
     ///
     /// # Errors
     /// Those of [`Pruner::both_ways`].
@@ -350,7 +361,8 @@ impl Pruner {
         let whole = dense.is_aligned(self.input, 4) && out.is_multiple_of(4 * width);
         let threads = dense.rows as u64 * dense.cols.div_ceil(4) as u64;
         let kernel = &self.apply_mask[usize::from(!whole)];
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
+        // and the stream is of the device, as this function requires.
         unsafe { kernel.launch(stream, Launch::simple((blocks(threads, dense)?, 1), BLOCK), &parameter) }
     }
 

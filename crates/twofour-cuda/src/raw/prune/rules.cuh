@@ -1,6 +1,7 @@
 // Rules that select the mask of a 4x4 tile, with the same bits as crate twofour's select/nm.rs and select/tile.
 
-// ---- rules for tiles ---------------------------------------------------------------------------------------------------------
+// ---- rules for tiles
+// ---------------------------------------------------------------------------------------------------------
 
 enum Rule { GREEDY_ABS = 0, GREEDY_SIGNED = 1, CAUSAL_1122 = 2, OPTIMAL = 3, GIVEN = 4, ROWS = 5, ANY = 6 };
 
@@ -22,7 +23,8 @@ template <Keys K> __device__ __forceinline__ u32 is_less(u32 a, u32 b) {
     u32 less;
     if constexpr (K == NUMBERS_F16) asm("set.lt.u32.f16x2 %0, %1, %2;" : "=r"(less) : "r"(a), "r"(b));
     else if constexpr (K == NUMBERS_BF16) asm("set.lt.u32.bf16x2 %0, %1, %2;" : "=r"(less) : "r"(a), "r"(b));
-    // The sign bit of each half of the difference says whether its first key is the smaller one; `permute` copies it to all bits of the half.
+    // The sign bit of each half of the difference says whether its first key is the smaller one; `permute` copies it to
+    // all bits of the half.
     else less = permute(b + 0x7FFF7FFFu - a, 0, 0xBB99);
     return less;
 }
@@ -85,14 +87,16 @@ template <int I> struct Sort<I, 1> {
     template <class E> __device__ __forceinline__ static void run(E*) {}
 };
 
-// Returns the payload of element 4 row + col: its mask bit in the lower half, and two-bit counters for each row and column in the upper half.
+// Returns the payload of element 4 row + col: its mask bit in the lower half, and two-bit counters for each row and
+// column in the upper half.
 __device__ constexpr u32 payload_of(int element) {
     return 1u << element | 1u << (16 + 2 * (element / 4)) | 1u << (24 + 2 * (element % 4));
 }
 
 constexpr u32 WHOLE = 0xFFFF;
 
-// Keeps elements in descending order of keys, while their row and column have fewer than two. Elements outside `inside` are not kept.
+// Keeps elements in descending order of keys, while their row and column have fewer than two. Elements outside `inside`
+// are not kept.
 __device__ __forceinline__ u32 greedy(const int* keys, u32 inside = WHOLE) {
     Entry e[16];
     unrolled<16>([&](auto i) {
@@ -109,7 +113,8 @@ __device__ __forceinline__ u32 greedy(const int* keys, u32 inside = WHOLE) {
     return taken & 0xFFFF;
 }
 
-// Row by row in descending order of keys: keeps at most 1, 1, 2, 2 elements of the rows, while the column has fewer than two.
+// Row by row in descending order of keys: keeps at most 1, 1, 2, 2 elements of the rows, while the column has fewer
+// than two.
 __device__ __forceinline__ u32 causal1122(const int* keys, u32 inside = WHOLE) {
     u32 taken = 0;
     unrolled<4>([&](auto row) {
@@ -186,7 +191,8 @@ __device__ __forceinline__ void without_overflow(float* scores) {
     }
 }
 
-// Returns the best of the 90 masks with two elements in each row and column; see select/tile/optimal.rs for the order of additions and ties.
+// Returns the best of the 90 masks with two elements in each row and column; see select/tile/optimal.rs for the order
+// of additions and ties.
 __device__ __forceinline__ u32 optimal(float* scores) {
     without_overflow(scores);
     float rows[4][6];
@@ -215,7 +221,8 @@ __device__ __forceinline__ u32 optimal(float* scores) {
     return (above & 0xFF) | (below & 0xFF) << 8;
 }
 
-// Returns the sets that a row can keep in a tile at the weight's edge, in the order in which ties are resolved: larger sets first.
+// Returns the sets that a row can keep in a tile at the weight's edge, in the order in which ties are resolved: larger
+// sets first.
 __device__ constexpr u32 choice_of(u32 i) { return i < 6 ? pair_of(i) : i < 10 ? 1u << (i - 6) : 0; }
 constexpr u32 CHOICES = 11;
 
@@ -262,7 +269,8 @@ __device__ __forceinline__ u32 two_largest(const int* keys) {
     return kept;
 }
 
-// Four elements of a row as loaded: their values, and integer keys in the order of their magnitudes or of their signed values. The keys of -0.0 and +0.0 are equal.
+// Four elements of a row as loaded: their values, and integer keys in the order of their magnitudes or of their signed
+// values. The keys of -0.0 and +0.0 are equal.
 template <int E> struct Four {
     uint2 bits;
     __device__ __forceinline__ u32 raw(int i) const {
@@ -303,7 +311,8 @@ template <int RULE, int In> struct InTwos {
     static constexpr bool value = In != F32 && (RULE == GREEDY_ABS || (RULE == GREEDY_SIGNED && KeysOf<In>::value != INTEGERS));
 };
 
-// Selects greedily the masks of two tiles of 16-bit elements, of four rows each, with one sort for both. `payloads` are those of the elements.
+// Selects greedily the masks of two tiles of 16-bit elements, of four rows each, with one sort for both. `payloads` are
+// those of the elements.
 template <int RULE, int In> __device__ __forceinline__ void greedy_two(const Four<In>* first, const Four<In>* second, const u32* payloads, u32* kept) {
     constexpr u32 part = RULE == GREEDY_ABS ? 0x7FFF7FFFu : 0xFFFFFFFFu;
     Two<KeysOf<In>::value> e[16];
@@ -329,7 +338,8 @@ template <int RULE, int In> __device__ __forceinline__ void greedy_two(const Fou
 // A key that is at most the key of every number: that of minus infinity.
 template <int In> struct Below { static constexpr int value = In == F32 ? -0x7F800000 : In == BF16 ? -0x7F80 : -0x7C00; };
 
-// Returns the mask of a tile of four rows. With CUT the tile is at the weight's edge, and only the elements of `inside` exist.
+// Returns the mask of a tile of four rows. With CUT the tile is at the weight's edge, and only the elements of `inside`
+// exist.
 template <int RULE, int In, bool CUT> __device__ __forceinline__ u32 select_tile(const Four<In>* rows, u32 inside) {
     if constexpr (RULE == OPTIMAL) {
         float scores[16];

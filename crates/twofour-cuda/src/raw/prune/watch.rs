@@ -5,10 +5,12 @@ use crate::{DevicePtr, Error, Result};
 /// Device memory that receives NaN and flip counts.
 #[derive(Debug, Clone, Copy)]
 pub struct Watch {
-    /// A u64 that receives the index, `row * cols + col`, of the first NaN if it is less than the u64's value; it must be [`NO_NAN`] before.
-    /// [`MaskChoice::Given`](super::MaskChoice::Given) does not check, because a given mask needs no order of elements.
+    /// A u64 that receives the index, `row * cols + col`, of the first NaN if it is less than the u64's value; it must
+    /// be [`NO_NAN`] before. [`MaskChoice::Given`](super::MaskChoice::Given) does not check, because a given mask needs
+    /// no order of elements.
     pub nan: DevicePtr,
-    /// The mask before, which may be in the memory of [`BothWays::tiles`](super::BothWays::tiles), and a u64 to which the number of elements that differ is added.
+    /// The mask before, which may be in the memory of [`BothWays::tiles`](super::BothWays::tiles), and a u64 to which
+    /// the number of elements that differ is added.
     pub flips: Option<(DevicePtr, DevicePtr)>,
 }
 

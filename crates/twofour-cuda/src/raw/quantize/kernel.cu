@@ -1,5 +1,5 @@
-// Quantization of matrices `[rows, cols]` of ELEMENT: to 8-bit integers with a scale for each row, bit for bit as crate twofour's kernel/quantize.rs;
-// and to 8-bit floats with one scale for the whole matrix.
+// Quantization of matrices `[rows, cols]` of ELEMENT: to 8-bit integers with a scale for each row, bit for bit as crate
+// twofour's kernel/quantize.rs; and to 8-bit floats with one scale for the whole matrix.
 //
 // Defined outside: ELEMENT.
 
@@ -44,8 +44,8 @@ extern "C" __global__ void __launch_bounds__(256) largest_magnitude(const __grid
     if (threadIdx.x == 0 && most) atomicMax(p.amax, most);
 }
 
-// Computes the largest finite number of the output type divided by the largest magnitude, and its inverse. Both are one for a matrix of zeros, and
-// NaN where an element is NaN or infinite.
+// Computes the largest finite number of the output type divided by the largest magnitude, and its inverse. Both are one
+// for a matrix of zeros, and NaN where an element is NaN or infinite.
 extern "C" __global__ void __launch_bounds__(256) scales_of_magnitude(const __grid_constant__ Whole p) {
     const u32 at = blockIdx.x * 256 + threadIdx.x;
     const float amax = __uint_as_float(*p.amax), largest = p.output == E4M3 ? 448.0f : 57344.0f;

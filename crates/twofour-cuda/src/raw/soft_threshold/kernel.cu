@@ -1,5 +1,5 @@
-// The scale of a soft threshold, <w, S(w)> / <S(w), S(w)>, of a weight [rows, cols] of ELEMENT, in f64, as in crate twofour's estimate/soft.rs. CTAs
-// sum parts of the weight, and one thread adds the parts in order.
+// The scale of a soft threshold, <w, S(w)> / <S(w), S(w)>, of a weight [rows, cols] of ELEMENT, in f64, as in crate
+// twofour's estimate/soft.rs. CTAs sum parts of the weight, and one thread adds the parts in order.
 //
 // Defined outside: ELEMENT.
 

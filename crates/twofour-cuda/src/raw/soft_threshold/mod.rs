@@ -1,6 +1,8 @@
-//! The scale of a soft threshold (S-STE, Hu et al., NeurIPS 2024), computed on the device: [`twofour::estimate::soft_threshold_scale`].
+//! The scale of a soft threshold (S-STE, Hu et al., NeurIPS 2024), computed on the device:
+//! [`twofour::estimate::soft_threshold_scale`].
 //!
-//! Sums are in f64 and in a fixed order. Calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them.
+//! Sums are in f64 and in a fixed order. Calls only launch kernels: they neither allocate nor synchronize, and a CUDA
+//! graph can capture them.
 
 use crate::{
     DataType, Device, DevicePtr, Result, Stream,
@@ -62,17 +64,16 @@ impl SoftThresholdScale {
         Ok(Self { dtype, sum_parts, scale_of_parts })
     }
 
-    /// Writes an f32: the scale that brings a weight's soft threshold nearest to the weight; 1 where the soft threshold is zero everywhere. The scale
-    /// of a weight with a NaN or an infinity is meaningless.
+    /// Writes an f32: the scale that brings a weight's soft threshold nearest to the weight; 1 where the soft threshold
+    /// is zero everywhere. The scale of a weight with a NaN or an infinity is meaningless.
     ///
     /// # Errors
-    /// [`Error::Pointer`](crate::Error::Pointer) for pointers that are null or not aligned (workspace: 16 bytes; else to their elements),
-    /// [`Error::TooLarge`](crate::Error::TooLarge),
-    /// [`Error::Driver`](crate::Error::Driver).
+    /// [`Error::Pointer`](crate::Error::Pointer) for pointers that are null or not aligned (workspace: 16 bytes; else
+    /// to their elements), [`Error::TooLarge`](crate::Error::TooLarge), [`Error::Driver`](crate::Error::Driver).
     ///
     /// # Safety
-    /// The pointers are valid for what is read and written (the workspace: [`SoftThresholdScale::WORKSPACE_BYTES`]) until the stream has passed this
-    /// call, and nothing else writes there; the stream is of this device.
+    /// The pointers are valid for what is read and written (the workspace: [`SoftThresholdScale::WORKSPACE_BYTES`])
+    /// until the stream has passed this call, and nothing else writes there; the stream is of this device.
     pub unsafe fn run(
         &self,
         stream: Stream,
@@ -87,7 +88,8 @@ impl SoftThresholdScale {
         }
         let parameters =
             SoftThresholdParameters { weight: weight.data, partial: workspace, scale, rows, cols, blocks: PARTS };
-        // SAFETY: the structure has the kernels' layout; its pointers are valid until the stream has passed this call, as this function requires.
+        // SAFETY: the structure has the kernels' layout; its pointers are valid until the stream has passed this call,
+        // as this function requires.
         unsafe {
             self.sum_parts.launch(stream, Launch::simple((PARTS, 1), BLOCK), &parameters)?;
             self.scale_of_parts.launch(stream, Launch::simple((1, 1), 1), &parameters)

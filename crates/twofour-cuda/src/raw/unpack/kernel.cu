@@ -16,8 +16,8 @@ template <> struct Raw<1> { typedef u8 type; };
 template <> struct Raw<2> { typedef u16 type; };
 typedef Raw<BYTES>::type Element_;
 
-// Returns the codes of row `row`, groups 8 word to 8 word + 7, from the address at which `store_meta` of codes.cuh stores them. The order is that of
-// tiles of 64 columns of 16-bit elements or 128 of 8-bit ones.
+// Returns the codes of row `row`, groups 8 word to 8 word + 7, from the address at which `store_meta` of codes.cuh
+// stores them. The order is that of tiles of 64 columns of 16-bit elements or 128 of 8-bit ones.
 __device__ __forceinline__ u32 load_meta(const Unpack& p, u32 row, u32 word) {
     constexpr u32 TILE = BYTES == 2 ? 64 : 128;
     const u32 k = 32 * word, m = row % 64;

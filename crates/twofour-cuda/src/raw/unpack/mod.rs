@@ -55,14 +55,16 @@ impl Unpacker {
         Ok(Self { bytes, kernel: device.kernel(&source(bytes), "unpack")? })
     }
 
-    /// Writes the dense `[rows, cols]` weight of a packed one, whose metadata is in [`crate::raw::gemm::Gemm::meta_order_of`] its type.
+    /// Writes the dense `[rows, cols]` weight of a packed one, whose metadata is in
+    /// [`crate::raw::gemm::Gemm::meta_order_of`] its type.
     ///
     /// # Errors
-    /// [`Error::Pointer`] for pointers that are null or not aligned (values: 16 bytes; metadata: 16; the dense weight: its elements),
-    /// [`Error::TooLarge`], [`Error::Driver`].
+    /// [`Error::Pointer`] for pointers that are null or not aligned (values: 16 bytes; metadata: 16; the dense weight:
+    /// its elements), [`Error::TooLarge`], [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else writes there; the stream is of this device.
+    /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else
+    /// writes there; the stream is of this device.
     pub unsafe fn run(
         &self,
         stream: Stream,
@@ -96,7 +98,8 @@ impl Unpacker {
             packed_rows,
             pitch,
         };
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
+        // as this function requires.
         unsafe { self.kernel.launch(stream, Launch::simple((blocks, 1), BLOCK), &parameters) }
     }
 }

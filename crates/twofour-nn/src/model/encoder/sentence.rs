@@ -10,7 +10,8 @@ use crate::{
     model::{Checkpoint, EncoderCheckpoint, Inference, Tokenizer, file, language::of_file},
 };
 
-/// A model with its tokenizer and what makes one embedding of its hidden states: an encoder, or a decoder with or without a head that scores tokens.
+/// A model with its tokenizer and what makes one embedding of its hidden states: an encoder, or a decoder with or
+/// without a head that scores tokens.
 #[derive(Debug)]
 pub struct SentenceEncoder<T: KernelElement> {
     body: Body<T>,
@@ -26,11 +27,15 @@ enum Body<T: KernelElement> {
 }
 
 impl<T: KernelElement + StoredElement> SentenceEncoder<T> {
-    /// Reads a directory with a model of transformers that this program runs, or a file of a decoder of its own; beside the former the modules that sentence-transformers keeps beside it: pooling, linear layers (`2_Dense`) and
-    /// normalization, in the order of `modules.json`. Without modules the embedding is the mean of the last hidden states.
+    /// Reads a directory with a model of transformers that this program runs, or a file of a decoder of its own; beside
+    /// the former the modules that sentence-transformers keeps beside it: pooling, linear layers (`2_Dense`) and
+    /// normalization, in the order of `modules.json`. Without modules the embedding is the mean of the last hidden
+    /// states.
     ///
     /// # Errors
-    /// Those of [`EncoderCheckpoint::open`] and [`Checkpoint::open`]; [`CheckpointError`](crate::model::CheckpointError) for a module that is damaged or of another kind; those of reading and packing.
+    /// Those of [`EncoderCheckpoint::open`] and [`Checkpoint::open`];
+    /// [`CheckpointError`](crate::model::CheckpointError) for a module that is damaged or of another kind; those of
+    /// reading and packing.
     pub fn load(directory: impl AsRef<Path>) -> Result<Self> {
         let directory = directory.as_ref();
         let (body, tokenizer, modules) = if EncoderCheckpoint::is_at(directory) {
@@ -61,7 +66,8 @@ impl<T: KernelElement> SentenceEncoder<T> {
         }
     }
 
-    /// The embedding of a sentence, of which at most `length` tokens are read, with those that frame it: of unit length.
+    /// The embedding of a sentence, of which at most `length` tokens are read, with those that frame it: of unit
+    /// length.
     ///
     /// # Errors
     /// A length in which no token fits; [`Error::NotFinite`]; those of the products.

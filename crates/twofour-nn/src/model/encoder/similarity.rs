@@ -11,8 +11,8 @@ pub struct Similarity {
     pub mean_cosine: f64,
     /// The lowest of them.
     pub lowest_cosine: f64,
-    /// Spearman's correlation of the cosines of all pairs of sentences by one encoder with those by the other: whether both find the same sentences near. 1 where all
-    /// are in the same order.
+    /// Spearman's correlation of the cosines of all pairs of sentences by one encoder with those by the other: whether
+    /// both find the same sentences near. 1 where all are in the same order.
     pub rank_correlation: f64,
     /// Number of sentences.
     pub sentences: usize,

@@ -15,9 +15,10 @@ const TOKENS: usize = 1 << 14;
 const LOGITS: usize = 1 << 28;
 
 impl<E: Engine> Gpt<E> {
-    /// The perplexity of a text, window by window, as [`Inference::perplexity`](crate::model::Inference::perplexity) defines it; `progress(done, total)` is told the tokens that are
-    /// scored. Several windows go through the model together. Where windows overlap, the tokens that an earlier one has scored are passed again without the others, and their sum is
-    /// subtracted: what a position computes depends on those before it alone.
+    /// The perplexity of a text, window by window, as [`Inference::perplexity`](crate::model::Inference::perplexity)
+    /// defines it; `progress(done, total)` is told the tokens that are scored. Several windows go through the model
+    /// together. Where windows overlap, the tokens that an earlier one has scored are passed again without the others,
+    /// and their sum is subtracted: what a position computes depends on those before it alone.
     ///
     /// # Errors
     /// Those of [`Windows::validate`] and of [`Gpt::loss`]; a text of fewer than two tokens.

@@ -31,7 +31,8 @@ impl<T: KernelElement> PatchEmbeddings<T> {
         })
     }
 
-    /// The hidden states of images `[images, channels, height, width]` before the first layer: `[images · tokens, width]`.
+    /// The hidden states of images `[images, channels, height, width]` before the first layer: `[images · tokens,
+    /// width]`.
     pub(super) fn forward(&self, config: &TransformerConfig, pixels: &[f32]) -> Result<Vec<f32>> {
         let rows: Vec<T> = narrowed(&patch_rows(config, pixels)?);
         let tokens = rows.len() / config.image()?.patch_len();
@@ -43,7 +44,8 @@ impl<T: KernelElement> PatchEmbeddings<T> {
     }
 }
 
-/// What is added to the product of each of an image's rows, `[tokens, width]`: its position, and the patches' bias or the class token; a register is the token alone.
+/// What is added to the product of each of an image's rows, `[tokens, width]`: its position, and the patches' bias or
+/// the class token; a register is the token alone.
 pub(in crate::model) fn position_table<T: KernelElement>(
     config: &TransformerConfig,
     parts: &impl Parts<T>,
@@ -64,7 +66,8 @@ pub(in crate::model) fn position_table<T: KernelElement>(
     Ok(table)
 }
 
-/// The patches of images `[images, channels, height, width]` as rows `[images · tokens, channels · patch · patch]`; those of a class token and of registers are zeros.
+/// The patches of images `[images, channels, height, width]` as rows `[images · tokens, channels · patch · patch]`;
+/// those of a class token and of registers are zeros.
 pub(in crate::model) fn patch_rows(config: &TransformerConfig, pixels: &[f32]) -> Result<Vec<f32>> {
     let input = config.image()?;
     let ImageInput { image: [height, width], channels, patch, .. } = *input;
@@ -74,7 +77,8 @@ pub(in crate::model) fn patch_rows(config: &TransformerConfig, pixels: &[f32]) -
         return Err(Error::Setting {
             what: "images",
             found,
-            expected: "one or more of the model's size: channels times height times width values each; scale them to it",
+            expected: "one or more of the model's size: channels times height times width values each; scale them to \
+                       it",
         });
     }
     let mut rows = Vec::with_capacity(pixels.len() / of_image * input.tokens() * input.patch_len());

@@ -60,7 +60,8 @@ impl<T: KernelElement> Neck<T> {
     }
 }
 
-/// The weight of the convolution of 3x3, stored as `[channels, channels, 3, 3]`, for rows of [`neighbours`]: `[channels, 9 · channels]`.
+/// The weight of the convolution of 3x3, stored as `[channels, channels, 3, 3]`, for rows of [`neighbours`]:
+/// `[channels, 9 · channels]`.
 pub(in crate::model) fn convolution_rows<T: KernelElement>(parts: &impl Parts<T>, channels: usize) -> Result<Vec<f32>> {
     let stored = parts.vector("neck.convolution.weight", channels * channels * NINE)?;
     let of_output = |stored: &[f32]| {
@@ -69,7 +70,8 @@ pub(in crate::model) fn convolution_rows<T: KernelElement>(parts: &impl Parts<T>
     Ok(stored.chunks_exact(channels * NINE).flat_map(of_output).collect())
 }
 
-/// The values at each place and around it, row by row, `[images · rows · columns, 9 · channels]`; zeros outside the image.
+/// The values at each place and around it, row by row, `[images · rows · columns, 9 · channels]`; zeros outside the
+/// image.
 fn neighbours<T: KernelElement>(x: &[T], [rows, columns]: [usize; 2], channels: usize) -> Vec<T> {
     let mut y = Vec::with_capacity(x.len() * NINE);
     for image in x.chunks_exact(rows * columns * channels) {

@@ -1,4 +1,5 @@
-//! Image encoders with random weights, for measurements: a model's speed depends on its shape and types, not on what it learned.
+//! Image encoders with random weights, for measurements: a model's speed depends on its shape and types, not on what it
+//! learned.
 
 use twofour::{
     Arithmetic, Axis, Compressed, MatrixRef, Pattern,
@@ -54,8 +55,8 @@ impl ImageWeights {
 }
 
 impl<T: KernelElement> ImageEncoder<T> {
-    /// An encoder of that description whose weights are random, those of the blocks' linear layers in these forms. The values depend on the seed, and all forms are made of the
-    /// same ones.
+    /// An encoder of that description whose weights are random, those of the blocks' linear layers in these forms. The
+    /// values depend on the seed, and all forms are made of the same ones.
     ///
     /// # Errors
     /// Those of [`TransformerConfig::validate`], and of packing.

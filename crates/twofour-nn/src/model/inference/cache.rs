@@ -16,7 +16,8 @@ pub(crate) struct Cache<T> {
 pub(super) struct HeadCache<T> {
     dim: usize,
     positions: usize,
-    /// `[position / BLOCK, dim, BLOCK]`, so that a register holds one element of the keys of neighbouring positions. The last block is completed with zeros.
+    /// `[position / BLOCK, dim, BLOCK]`, so that a register holds one element of the keys of neighbouring positions.
+    /// The last block is completed with zeros.
     pub(super) keys: Vec<T>,
     /// `[position, dim]`.
     pub(super) values: Vec<T>,
@@ -62,7 +63,8 @@ impl<T: KernelElement> HeadCache<T> {
         self.positions
     }
 
-    /// The keys in f32, transposed: `[dim, positions]`, of positions from a multiple of [`BLOCK`] on, completed to whole blocks.
+    /// The keys in f32, transposed: `[dim, positions]`, of positions from a multiple of [`BLOCK`] on, completed to
+    /// whole blocks.
     pub(super) fn transposed_keys(&self, first: usize, out: &mut Vec<f32>) {
         let blocks = self.keys[first / BLOCK * self.dim * BLOCK..].chunks_exact(self.dim * BLOCK);
         let stride = blocks.len() * BLOCK;

@@ -32,8 +32,9 @@ impl<T: KernelElement> Inference<T> {
         Self::build(model.config().clone(), &InMemory { engine, parameters, linears })
     }
 
-    /// Reads a model that [`Gpt::save`] wrote, or that `twofour compress` made of one. Compressed weights stay compressed, in the
-    /// data type of the file: f32, f16, bf16, int8 with a scale for each row, or int4; int8 with scales for groups is dequantized to bf16.
+    /// Reads a model that [`Gpt::save`] wrote, or that `twofour compress` made of one. Compressed weights stay
+    /// compressed, in the data type of the file: f32, f16, bf16, int8 with a scale for each row, or int4; int8 with
+    /// scales for groups is dequantized to bf16.
     ///
     /// # Errors
     /// A file that is not a model's, lacks a tensor or holds one of another shape; those of reading.

@@ -19,8 +19,8 @@ use crate::{
     model::file::{self, unsupported},
 };
 
-/// A linear layer whose output features are those of its parts, one after the other: a file may hold queries, keys and values as three weights. Neighbouring
-/// parts of one kind are packed as one weight.
+/// A linear layer whose output features are those of its parts, one after the other: a file may hold queries, keys and
+/// values as three weights. Neighbouring parts of one kind are packed as one weight.
 #[derive(Debug)]
 pub(crate) struct Linear<T: KernelElement> {
     parts: Vec<Part<T>>,

@@ -46,7 +46,8 @@ pub(crate) fn add<T: KernelElement>(x: &mut [f32], y: &[T]) {
     });
 }
 
-/// `function(gate) ⊙ up`, computed in f32, for rows of `x` that hold `width` elements of the gate, then `width` of `up`.
+/// `function(gate) ⊙ up`, computed in f32, for rows of `x` that hold `width` elements of the gate, then `width` of
+/// `up`.
 pub(crate) fn gated<T: KernelElement>(function: Nonlinearity, width: usize, x: &[T]) -> Vec<T> {
     let mut y: Vec<T> = bytemuck::allocation::zeroed_vec(x.len() / 2);
     for_rows(&mut y, width, |first, y| {

@@ -1,4 +1,5 @@
-//! Models with random weights, for measurements: a model's speed depends on its shape and types, not on what it learned.
+//! Models with random weights, for measurements: a model's speed depends on its shape and types, not on what it
+//! learned.
 
 use std::ops::Range;
 
@@ -34,8 +35,9 @@ pub enum RandomWeights {
 }
 
 impl<T: KernelElement> Inference<T> {
-    /// A model of that description whose matrices are random: those of the layers as `layers` says, embedding and head as `head` says. Of 2:4 weights the two kept
-    /// elements of each group are random. Gains of norms are 1 and biases 0.
+    /// A model of that description whose matrices are random: those of the layers as `layers` says, embedding and head
+    /// as `head` says. Of 2:4 weights the two kept elements of each group are random. Gains of norms are 1 and biases
+    /// 0.
     ///
     /// ```
     /// use twofour_nn::model::{TransformerConfig, GptConfig, Inference, RandomWeights};

@@ -36,7 +36,8 @@ pub(crate) struct StoredPart<T> {
 
 /// Where the parts of a model come from, with linear layers as they are stored.
 pub(crate) trait StoredLinears<T: KernelElement>: Parts<T> {
-    /// The parts of a linear layer `[outputs, inputs]`, whose output features follow each other; `name` is without `.weight`.
+    /// The parts of a linear layer `[outputs, inputs]`, whose output features follow each other; `name` is without
+    /// `.weight`.
     fn stored_linear(&self, name: &str, shape: (usize, usize)) -> Result<Vec<StoredPart<T>>>;
 }
 
@@ -62,7 +63,8 @@ impl<T: KernelElement> StoredWeight<T> {
         Ok(sparse.map_or(StoredWeight::Dense(values), StoredWeight::Compressed))
     }
 
-    /// A weight `[outputs, inputs]` that the file holds compressed. Integers with scales for groups that GPUs have no kernels for are dequantized.
+    /// A weight `[outputs, inputs]` that the file holds compressed. Integers with scales for groups that GPUs have no
+    /// kernels for are dequantized.
     pub(crate) fn compressed(reader: &Reader, name: &str, (outputs, inputs): (usize, usize)) -> Result<Self> {
         let weight = match file::compressed_format(reader, name, [outputs, inputs])? {
             ValueFormat::Plain(DataType::F32) => converted(reader.compressed::<f32>(name)?)?,

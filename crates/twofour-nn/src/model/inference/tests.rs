@@ -223,7 +223,8 @@ fn file_bytes(is_sparse: bool) -> Vec<u8> {
     std::fs::read(path).unwrap()
 }
 
-/// Loads a file from a stranger and, where it is accepted, writes text with it, unless its weights give scores that are not finite; whether it was accepted.
+/// Loads a file from a stranger and, where it is accepted, writes text with it, unless its weights give scores that are
+/// not finite; whether it was accepted.
 fn survives(bytes: Vec<u8>) -> bool {
     let Ok(reader) = Reader::from_bytes("model", bytes) else { return false };
     // For training it is refused or read, too.

@@ -44,7 +44,8 @@ struct State {
 
 /// A rank's place in a group of ranks, which are threads of one process.
 ///
-/// Dropping the place of rank 0 ends the work of the others. Dropping any place while its thread panics is a failure of that rank.
+/// Dropping the place of rank 0 ends the work of the others. Dropping any place while its thread panics is a failure of
+/// that rank.
 pub struct Rank {
     shared: Arc<Shared>,
     index: usize,

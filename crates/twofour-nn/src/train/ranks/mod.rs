@@ -7,8 +7,9 @@
 //! | [`GradientReduction`] | sums gradients over ranks while the backward pass runs |
 //! | [`HostReduction`], `NcclReduction` | those of the CPU and of GPUs |
 //!
-//! Rank 0 decides: the others do the steps that it does, and nothing else, so that it alone validates and writes files. A rank that fails, by an error or a
-//! panic, stops the others: host waits end at once, and device waits by an abort of the sums.
+//! Rank 0 decides: the others do the steps that it does, and nothing else, so that it alone validates and writes files.
+//! A rank that fails, by an error or a panic, stops the others: host waits end at once, and device waits by an abort of
+//! the sums.
 
 mod group;
 mod host;
@@ -115,8 +116,9 @@ impl<E: Engine> Seat<E> {
 /// What makes a rank's trainer with its engine.
 pub type MakeTrainer<E, D, X> = dyn Fn(E) -> Result<Trainer<E, D>, X> + Send + Sync;
 
-/// Trains with several engines at once. `make` makes each rank's trainer, the same but for the engine, where it begins: new, or resumed from the same
-/// checkpoint. `lead` makes that of rank 0 itself, takes the seat with [`Trainer::take`], and trains; the other ranks follow in threads of their own until its trainer is dropped.
+/// Trains with several engines at once. `make` makes each rank's trainer, the same but for the engine, where it begins:
+/// new, or resumed from the same checkpoint. `lead` makes that of rank 0 itself, takes the seat with [`Trainer::take`],
+/// and trains; the other ranks follow in threads of their own until its trainer is dropped.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -137,7 +139,8 @@ pub type MakeTrainer<E, D, X> = dyn Fn(E) -> Result<Trainer<E, D>, X> + Send + S
 /// ```
 ///
 /// # Errors
-/// No members; threads that the system does not start; what `lead` returns otherwise, [`Error::Rank`] among it for a failure of another rank.
+/// No members; threads that the system does not start; what `lead` returns otherwise, [`Error::Rank`] among it for a
+/// failure of another rank.
 pub fn train_together<E, D, R, X, Y>(
     members: Vec<(E, Box<dyn GradientReduction<E>>)>,
     make: Arc<MakeTrainer<E, D, X>>,

@@ -8,7 +8,8 @@ use crate::{
     engine::cuda::{CudaBuffer, CudaEngine},
 };
 
-/// Sums by NCCL on a stream of their own, beside the backward pass. What the model completes at once is one bucket: the gradients of half a transformer block.
+/// Sums by NCCL on a stream of their own, beside the backward pass. What the model completes at once is one bucket: the
+/// gradients of half a transformer block.
 #[derive(Debug)]
 pub struct NcclReduction {
     sums: StreamedSums,

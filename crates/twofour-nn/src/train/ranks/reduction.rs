@@ -7,10 +7,12 @@ use crate::{Result, engine::Engine};
 
 /// Sums the gradients of all ranks while the backward pass of a step runs.
 ///
-/// In each step [`GradientReduction::ready`] is called for the same buffers in the same order on every rank, as the backward pass completes them, and then
-/// [`GradientReduction::finish`] once. All buffers hold sums for operations after it, with the same bits on every rank, whichever rank comes first.
+/// In each step [`GradientReduction::ready`] is called for the same buffers in the same order on every rank, as the
+/// backward pass completes them, and then [`GradientReduction::finish`] once. All buffers hold sums for operations
+/// after it, with the same bits on every rank, whichever rank comes first.
 pub trait GradientReduction<E: Engine>: Debug + Send {
-    /// Begins the sums of gradients that are complete on this rank. Nothing touches them before [`GradientReduction::finish`].
+    /// Begins the sums of gradients that are complete on this rank. Nothing touches them before
+    /// [`GradientReduction::finish`].
     ///
     /// # Errors
     /// A rank that has failed; those of the device.
@@ -22,8 +24,8 @@ pub trait GradientReduction<E: Engine>: Debug + Send {
     /// A rank that has failed; those of the device.
     fn finish(&mut self, rank: &Rank, loss: &mut E::Buffer) -> Result<()>;
 
-    /// Says, in place of the remaining calls of [`GradientReduction::ready`], that this rank's gradients are not finite. The loss is then NaN on all ranks after
-    /// [`GradientReduction::finish`].
+    /// Says, in place of the remaining calls of [`GradientReduction::ready`], that this rank's gradients are not
+    /// finite. The loss is then NaN on all ranks after [`GradientReduction::finish`].
     ///
     /// # Errors
     /// An engine whose gradients are never refused; a rank that has failed.

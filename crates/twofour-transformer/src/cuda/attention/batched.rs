@@ -1,7 +1,8 @@
-//! Attention by batched GEMMs and a softmax kernel, for every shape and type. The scores of a part of the heads at a time are in the workspace.
+//! Attention by batched GEMMs and a softmax kernel, for every shape and type. The scores of a part of the heads at a
+//! time are in the workspace.
 //!
-//! The query heads of a group follow one another, so that a group is one matrix `[group · positions, head_dim]`, and the GEMMs of the keys' and values' gradients sum
-//! over it.
+//! The query heads of a group follow one another, so that a group is one matrix `[group · positions, head_dim]`, and
+//! the GEMMs of the keys' and values' gradients sum over it.
 
 use twofour_cuda::{
     DataType, DevicePtr, Result,
@@ -104,7 +105,8 @@ impl Parts {
             window: self.shape.window(),
             soft_cap: self.shape.soft_cap(),
         };
-        // SAFETY: the workspace has room for the scores and probabilities of the part, the log-sum-exps have been found to be as many, and the stream is of their device.
+        // SAFETY: the workspace has room for the scores and probabilities of the part, the log-sum-exps have been found
+        // to be as many, and the stream is of their device.
         unsafe { kernels.run(self.context.raw(), is_gradient, (self.groups * self.rows) as u32, &parameters) }
     }
 }
@@ -132,7 +134,8 @@ pub(super) fn forward(context: &LayerContext, shape: AttentionShape, dtype: Data
     let [scores, probabilities, workspace] = work.parts([scores_bytes, probability_bytes, WORKSPACE_BYTES])?;
     for part in 0..parts.parts as u64 {
         let (q, k, v) = (at.q + part * query, at.k + part * key, at.v + part * key);
-        // SAFETY: the tensors have been found to be as long as the shape requires, the workspace has room for the scores, and the stream is of their device.
+        // SAFETY: the tensors have been found to be as long as the shape requires, the workspace has room for the
+        // scores, and the stream is of their device.
         unsafe { scores_plan.run(stream, k, q, scores, workspace) }?;
         parts.softmax(false, [scores, probabilities, at.lse + part * lse, 0])?;
         // SAFETY: as for the scores.
@@ -163,7 +166,8 @@ pub(super) fn backward(
         let (q, k, v) = (at.q + part * query, at.k + part * key, at.v + part * key);
         let (dout, dq) = (to.dout + part * query, to.dq + part * query);
         let (dk, dv) = (to.dk + part * key, to.dv + part * key);
-        // SAFETY: the tensors have been found to be as long as the shape requires, the workspace has room for the scores, and the stream is of their device.
+        // SAFETY: the tensors have been found to be as long as the shape requires, the workspace has room for the
+        // scores, and the stream is of their device.
         unsafe { scores_plan.run(stream, k, q, scores, workspace) }?;
         parts.softmax(false, [scores, probabilities, lse, 0])?;
         // SAFETY: as for the scores.

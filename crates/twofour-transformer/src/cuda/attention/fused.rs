@@ -83,7 +83,8 @@ pub(super) fn forward(context: &LayerContext, shape: AttentionShape, dtype: Data
     let kernels = FusedAttention::of(context, dtype, shape.head_dim, shape.scores.has_options())?;
     expect_aligned(at)?;
     let parameters = FusedAttentionParameters { to_out: at.out, to_lse: at.lse, ..parameters(shape, at)? };
-    // SAFETY: the tensors have been found to be as long as the shape requires and to be aligned, and the stream is of their device.
+    // SAFETY: the tensors have been found to be as long as the shape requires and to be aligned, and the stream is of
+    // their device.
     unsafe { kernels.forward(context.raw(), &parameters) }
 }
 
@@ -116,7 +117,7 @@ pub(super) fn backward(
         dv: to.dv,
         ..parameters(shape, at)?
     };
-    // SAFETY: the tensors have been found to be as long as the shape requires and to be aligned, the workspace is as large as the kernels require, and the stream is
-    // of their device.
+    // SAFETY: the tensors have been found to be as long as the shape requires and to be aligned, the workspace is as
+    // large as the kernels require, and the stream is of their device.
     unsafe { kernels.backward(context.raw(), &parameters) }
 }

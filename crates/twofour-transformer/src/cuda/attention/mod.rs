@@ -26,9 +26,11 @@ pub enum AttentionEngine {
     /// The fastest that computes the shape.
     #[default]
     Fastest,
-    /// GEMMs of cuBLASLt over the heads and a softmax kernel, with scores in memory for a part of the heads at a time. Every shape and type.
+    /// GEMMs of cuBLASLt over the heads and a softmax kernel, with scores in memory for a part of the heads at a time.
+    /// Every shape and type.
     Batched,
-    /// Kernels that keep scores in registers (Dao, "FlashAttention-2", 2023): f16 and bf16, with a `head_dim` of 32, 64 or 128 and tensors aligned to 16 bytes.
+    /// Kernels that keep scores in registers (Dao, "FlashAttention-2", 2023): f16 and bf16, with a `head_dim` of 32, 64
+    /// or 128 and tensors aligned to 16 bytes.
     Fused,
 }
 
@@ -48,8 +50,8 @@ impl AttentionEngine {
 enum HeadLayout {
     /// `[batch, heads, positions, head_dim]`.
     Apart,
-    /// Queries, keys and values are in the fused projection, and the result is what a linear layer reads. Only the kernels that keep scores in registers read and
-    /// write that.
+    /// Queries, keys and values are in the fused projection, and the result is what a linear layer reads. Only the
+    /// kernels that keep scores in registers read and write that.
     Projected,
 }
 
@@ -71,7 +73,8 @@ struct Gradients {
     dv: DevicePtr,
 }
 
-/// Plans the GEMMs, loads the kernels and allocates the workspace of attention and its gradients, for tensors that are aligned to 16 bytes.
+/// Plans the GEMMs, loads the kernels and allocates the workspace of attention and its gradients, for tensors that are
+/// aligned to 16 bytes.
 ///
 /// # Errors
 /// Those of [`attention_forward`]; [`Error::Capturing`] while the stream is being captured.
@@ -92,14 +95,16 @@ pub fn prepare_attention(
     }
 }
 
-/// Computes `softmax(scores) v` for each head, and the log-sum-exp of each query's scores. The shape's [`ScoreOptions`](crate::ScoreOptions) say what scores are.
+/// Computes `softmax(scores) v` for each head, and the log-sum-exp of each query's scores. The shape's
+/// [`ScoreOptions`](crate::ScoreOptions) say what scores are.
 ///
 /// `out` is `[batch, heads, positions, head_dim]`, of the inputs' type, and `lse` f32 `[batch, heads, positions]`.
 ///
 /// # Errors
-/// [`Error::DataType`] for other types than f32, f16 and bf16, or those that the engine computes; [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor
-/// that does not fit; [`Error::Dimension`], [`Error::Multiple`] and [`Error::Setting`] for a shape that is none; [`Error::NoLibrary`] where cuBLASLt is missing, and
-/// [`Error::Vendor`] where it fails; those of allocating workspace; [`Error::Driver`].
+/// [`Error::DataType`] for other types than f32, f16 and bf16, or those that the engine computes; [`Error::Length`],
+/// [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit;
+/// [`Error::Dimension`], [`Error::Multiple`] and [`Error::Setting`] for a shape that is none; [`Error::NoLibrary`]
+/// where cuBLASLt is missing, and [`Error::Vendor`] where it fails; those of allocating workspace; [`Error::Driver`].
 pub fn attention_forward(
     context: &LayerContext,
     shape: AttentionShape,
@@ -134,7 +139,8 @@ fn gradients(
     })
 }
 
-/// Computes the gradients of queries, keys and values from `dout`, the gradient of the result. `out` and `lse` are what [`attention_forward`] wrote.
+/// Computes the gradients of queries, keys and values from `dout`, the gradient of the result. `out` and `lse` are what
+/// [`attention_forward`] wrote.
 ///
 /// # Errors
 /// Those of [`attention_forward`].

@@ -10,14 +10,17 @@ use super::{Gradients, HeadLayout, Tensors, fused};
 use crate::AttentionShape;
 use crate::cuda::raw::attention::FusedAttention;
 
-/// Returns whether the kernels that keep scores in registers compute heads of this type and size, which [`attention_forward_projected`] requires.
+/// Returns whether the kernels that keep scores in registers compute heads of this type and size, which
+/// [`attention_forward_projected`] requires.
 pub fn attention_reads_projection(dtype: DataType, head_dim: usize) -> bool {
     FusedAttention::computes(dtype, head_dim)
 }
 
-/// Computes what [`attention_forward`](super::attention_forward) does by [`AttentionEngine::Fused`](super::AttentionEngine::Fused), of the queries, keys and values in the fused projection `qkv`
-/// `[tokens, (heads + 2 · kv_heads) · head_dim]`: what [`split_heads`](crate::cuda::split_heads) makes of it. The result is `merged` `[tokens, heads · head_dim]`: what
-/// [`merge_heads`](crate::cuda::merge_heads) makes of it. Where queries and keys are to be rotated, [`rotate_projection`](crate::cuda::rotate_projection) comes first.
+/// Computes what [`attention_forward`](super::attention_forward) does by
+/// [`AttentionEngine::Fused`](super::AttentionEngine::Fused), of the queries, keys and values in the fused projection
+/// `qkv` `[tokens, (heads + 2 · kv_heads) · head_dim]`: what [`split_heads`](crate::cuda::split_heads) makes of it. The
+/// result is `merged` `[tokens, heads · head_dim]`: what [`merge_heads`](crate::cuda::merge_heads) makes of it. Where
+/// queries and keys are to be rotated, [`rotate_projection`](crate::cuda::rotate_projection) comes first.
 ///
 /// # Errors
 /// Those of [`attention_forward`](super::attention_forward); [`Error::DataType`] unless [`attention_reads_projection`].
@@ -35,8 +38,9 @@ pub fn attention_forward_projected(
     fused::forward(context, shape, dtype, &tensors)
 }
 
-/// Computes the gradient of the fused projection from `dmerged`, that of the result of [`attention_forward_projected`]: `dqkv` of `qkv`'s shape. `merged` and `lse` are
-/// what that wrote. Where queries and keys were rotated, [`rotate_projection_gradient`](crate::cuda::rotate_projection_gradient) follows.
+/// Computes the gradient of the fused projection from `dmerged`, that of the result of [`attention_forward_projected`]:
+/// `dqkv` of `qkv`'s shape. `merged` and `lse` are what that wrote. Where queries and keys were rotated,
+/// [`rotate_projection_gradient`](crate::cuda::rotate_projection_gradient) follows.
 ///
 /// # Errors
 /// Those of [`attention_forward_projected`].

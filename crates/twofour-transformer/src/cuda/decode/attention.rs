@@ -59,7 +59,8 @@ impl CacheShape {
     }
 }
 
-/// Gains of the RMS normalization of each head of queries and of keys before their rotation (Qwen3), f32 `[head_dim]` each.
+/// Gains of the RMS normalization of each head of queries and of keys before their rotation (Qwen3), f32 `[head_dim]`
+/// each.
 #[derive(Debug, Clone, Copy)]
 pub struct HeadNorms<'a> {
     /// The gain of queries.
@@ -117,8 +118,9 @@ impl CachedAttention {
     /// Loads the kernels for f32, f16 or bf16, and allocates the workspace.
     ///
     /// # Errors
-    /// [`Error::DataType`] for another type; [`Error::NoMethod`] for heads of another size than 32, 64, 128 and 256; [`Error::Dimension`] and [`Error::Multiple`] for a shape that is
-    /// none; those of compiling, loading and allocating.
+    /// [`Error::DataType`] for another type; [`Error::NoMethod`] for heads of another size than 32, 64, 128 and 256;
+    /// [`Error::Dimension`] and [`Error::Multiple`] for a shape that is none; those of compiling, loading and
+    /// allocating.
     pub fn new(context: &LayerContext, dtype: DataType, shape: CacheShape) -> Result<Self> {
         shape.validate()?;
         let kernels = raw::CachedAttention::of(context, dtype, shape.head_dim)?;
@@ -133,7 +135,8 @@ impl CachedAttention {
         self.shape
     }
 
-    /// Returns the splits of a cache, and the tiles of each, for this many new tokens of each sequence: as many as fill the device.
+    /// Returns the splits of a cache, and the tiles of each, for this many new tokens of each sequence: as many as fill
+    /// the device.
     fn splits(&self, count: usize) -> (usize, usize) {
         let CacheShape { batch, heads, kv_heads, head_dim, capacity } = self.shape;
         let blocks = batch * kv_heads * row_blocks(head_dim, heads / kv_heads * count).1;
@@ -142,13 +145,14 @@ impl CachedAttention {
         (all.div_ceil(tiles), tiles)
     }
 
-    /// Appends the keys and values of `count` new tokens of each sequence to the cache, and computes their causal attention, softmax(scores) v, over everything in it. Queries
-    /// and keys are normalized and rotated first, where the tensors say so. A sequence whose cache has no room for the new tokens is left out: its cache and its results stay as
-    /// they are.
+    /// Appends the keys and values of `count` new tokens of each sequence to the cache, and computes their causal
+    /// attention, softmax(scores) v, over everything in it. Queries and keys are normalized and rotated first, where
+    /// the tensors say so. A sequence whose cache has no room for the new tokens is left out: its cache and its results
+    /// stay as they are.
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit; [`Error::Setting`] for an option that scores cannot have;
-    /// [`Error::TooLarge`]; [`Error::Driver`].
+    /// [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does
+    /// not fit; [`Error::Setting`] for an option that scores cannot have; [`Error::TooLarge`]; [`Error::Driver`].
     pub fn run(&self, count: usize, tensors: CachedTokens<'_>) -> Result<()> {
         let (context, dtype) = (&self.context, self.dtype);
         let CacheShape { batch, heads, kv_heads, head_dim, capacity } = self.shape;
@@ -200,7 +204,8 @@ impl CachedAttention {
             ("the cached keys", parameters.k, 16),
             ("the cached values", parameters.v, 16),
         ])?;
-        // SAFETY: the slices have been found to be as long as the shape requires; the workspace has room for all CTAs where the cache is split; the stream is of their device.
+        // SAFETY: the slices have been found to be as long as the shape requires; the workspace has room for all CTAs
+        // where the cache is split; the stream is of their device.
         unsafe { self.kernels.run(context.raw(), &parameters) }
     }
 }

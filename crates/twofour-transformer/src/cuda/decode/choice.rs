@@ -15,17 +15,20 @@ pub struct ChosenTokens<'a> {
     pub ids: DeviceSliceMut<'a>,
     /// The number of tokens of each sequence, u32 `[batch]`, raised by one.
     pub positions: DeviceSliceMut<'a>,
-    /// The token at each position of each sequence, u32 `[batch, capacity]`; written at the raised position, where it is below the capacity.
+    /// The token at each position of each sequence, u32 `[batch, capacity]`; written at the raised position, where it
+    /// is below the capacity.
     pub history: DeviceSliceMut<'a>,
 }
 
-/// Chooses the token with the largest of the `[batch, vocabulary]` logits of each sequence, the lower of equals, and counts it. A NaN is never chosen, but for a first
-/// one.
+/// Chooses the token with the largest of the `[batch, vocabulary]` logits of each sequence, the lower of equals, and
+/// counts it. A NaN is never chosen, but for a first one.
 ///
 /// # Errors
-/// [`Error::DataType`](twofour_cuda::Error::DataType) for logits of another type than f32, f16 and bf16; [`Error::Length`](twofour_cuda::Error::Length),
-/// [`Error::SliceType`](twofour_cuda::Error::SliceType), [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and [`Error::Pointer`](twofour_cuda::Error::Pointer) for a tensor that does not fit;
-/// [`Error::Dimension`](twofour_cuda::Error::Dimension) for no vocabulary or no capacity; [`Error::Driver`](twofour_cuda::Error::Driver).
+/// [`Error::DataType`](twofour_cuda::Error::DataType) for logits of another type than f32, f16 and bf16;
+/// [`Error::Length`](twofour_cuda::Error::Length), [`Error::SliceType`](twofour_cuda::Error::SliceType),
+/// [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and [`Error::Pointer`](twofour_cuda::Error::Pointer) for a
+/// tensor that does not fit; [`Error::Dimension`](twofour_cuda::Error::Dimension) for no vocabulary or no capacity;
+/// [`Error::Driver`](twofour_cuda::Error::Driver).
 pub fn choose_tokens(
     context: &LayerContext,
     (batch, vocabulary, capacity): (usize, usize, usize),

@@ -14,11 +14,12 @@ use twofour_cuda::{
 
 use crate::cuda::raw::decode::dense::{DenseForm, DenseOperands, DenseProducts, MOST_TOKENS};
 
-/// A dense layer `y = x · Wᵀ + bias` with a weight of 8-bit integers and a scale for each row, multiplied in exact integers. It is what
-/// [`PackedLinear`](twofour_cuda::layer::PackedLinear) of 8-bit integers is compared with.
+/// A dense layer `y = x · Wᵀ + bias` with a weight of 8-bit integers and a scale for each row, multiplied in exact
+/// integers. It is what [`PackedLinear`](twofour_cuda::layer::PackedLinear) of 8-bit integers is compared with.
 ///
-/// Up to 32 tokens of a multiple of 64 features have a kernel of this crate, which reads the weight once and writes results. Other GEMMs are cuBLASLt's, which writes sums in i32, and a kernel after
-/// it applies scales and bias. Both have the same results to the bit.
+/// Up to 32 tokens of a multiple of 64 features have a kernel of this crate, which reads the weight once and writes
+/// results. Other GEMMs are cuBLASLt's, which writes sums in i32, and a kernel after it applies scales and bias. Both
+/// have the same results to the bit.
 #[derive(Debug)]
 pub struct DenseInt8Linear {
     context: LayerContext,
@@ -47,11 +48,12 @@ struct Places {
 }
 
 impl DenseInt8Linear {
-    /// Returns the layer of a weight `[out_features, in_features]` of i8, f32 scales `[out_features]` and a bias `[out_features]` of the results' type.
+    /// Returns the layer of a weight `[out_features, in_features]` of i8, f32 scales `[out_features]` and a bias
+    /// `[out_features]` of the results' type.
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for tensors that do not fit; [`Error::Multiple`] for features that are not multiples of 4, as cuBLASLt
-    /// requires.
+    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for tensors that do not fit;
+    /// [`Error::Multiple`] for features that are not multiples of 4, as cuBLASLt requires.
     pub fn new(
         context: &LayerContext,
         (out_features, in_features): (usize, usize),
@@ -77,8 +79,9 @@ impl DenseInt8Linear {
     /// [`normalize_tokens`](super::normalize_tokens) writes them, and `y` `[tokens, out_features]` of f16 or bf16.
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for tensors that do not fit; [`Error::NoLibrary`] where cuBLASLt is missing, [`Error::Vendor`] where it fails;
-    /// [`Error::Capturing`] where the GEMM must be planned during a capture.
+    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for tensors that do not fit;
+    /// [`Error::NoLibrary`] where cuBLASLt is missing, [`Error::Vendor`] where it fails; [`Error::Capturing`] where the
+    /// GEMM must be planned during a capture.
     pub fn forward_quantized(
         &self,
         (values, scales): (DeviceSlice<'_>, DeviceSlice<'_>),
@@ -91,7 +94,8 @@ impl DenseInt8Linear {
         self.run(Tokens::Quantized(x, scales), tokens, y)
     }
 
-    /// Launches the layer for `x` `[tokens, in_features]` of the results' type, which is quantized first with a scale for each token.
+    /// Launches the layer for `x` `[tokens, in_features]` of the results' type, which is quantized first with a scale
+    /// for each token.
     ///
     /// # Errors
     /// Those of [`DenseInt8Linear::forward_quantized`].
@@ -140,7 +144,8 @@ impl DenseInt8Linear {
         let Places { weight, scales, bias, y } = places;
         let (x, token_scales) = quantized(context, &quantizer, x, (tokens, in_features), own)?;
         let operands = DenseOperands { weight, scales, x, token_scales, bias: bias.unwrap_or(0), y };
-        // SAFETY: the slices have been found to be as long as the layer requires, weight and tokens aligned; the stream is of their device.
+        // SAFETY: the slices have been found to be as long as the layer requires, weight and tokens aligned; the stream
+        // is of their device.
         unsafe { kernels.run(context.raw(), shape, operands) }
     }
 
@@ -173,7 +178,8 @@ impl DenseInt8Linear {
             bias: places.bias,
             ..Epilogue::default()
         };
-        // SAFETY: the slices have been found to be as long as the problem requires, the workspace has room for the sums, and the stream is of their device.
+        // SAFETY: the slices have been found to be as long as the problem requires, the workspace has room for the
+        // sums, and the stream is of their device.
         unsafe {
             plan.run(context.raw(), places.weight, x, sums, workspace)?;
             finish.run(context.raw(), problem, (sums, DataType::I32), places.y, epilogue)
@@ -198,7 +204,8 @@ fn quantized(
     match x {
         Tokens::Quantized(x, scales) => Ok((x, scales)),
         Tokens::Floats(x) => {
-            // SAFETY: the input has been found to be as long as the layer requires, the workspace has room for its integers, and the stream is of their device.
+            // SAFETY: the input has been found to be as long as the layer requires, the workspace has room for its
+            // integers, and the stream is of their device.
             unsafe { quantizer.rows_to_i8(context.raw(), x, (tokens, in_features), own, own_scales) }?;
             Ok((own, own_scales))
         }

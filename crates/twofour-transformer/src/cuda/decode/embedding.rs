@@ -25,12 +25,14 @@ pub struct TokenEmbedding {
 
 /// Writes the residual stream of new tokens, `x[s, t] = table[ids[s, t]] + learned[positions[s] + t]`, in f32.
 ///
-/// `ids` are u32 `[batch, count]`, `positions` u32 `[batch]` (tokens before the new ones), `table` `[vocabulary, width]`, `learned` `[context, width]` (required if and only if
-/// the shape has a context), `x` f32 `[batch, count, width]`. An id beyond the table has a row of zeros, and a position beyond the context no vector.
+/// `ids` are u32 `[batch, count]`, `positions` u32 `[batch]` (tokens before the new ones), `table` `[vocabulary,
+/// width]`, `learned` `[context, width]` (required if and only if the shape has a context), `x` f32 `[batch, count,
+/// width]`. An id beyond the table has a row of zeros, and a position beyond the context no vector.
 ///
 /// # Errors
-/// [`Error::DataType`] for tables of another type than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that
-/// does not fit; [`Error::Dimension`] for an empty table; [`Error::Driver`].
+/// [`Error::DataType`] for tables of another type than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`],
+/// [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit; [`Error::Dimension`] for an empty
+/// table; [`Error::Driver`].
 pub fn embed_tokens(
     context: &LayerContext,
     embedding: TokenEmbedding,

@@ -11,13 +11,16 @@ use crate::cuda::{
     raw::decode::gate::{QuantizedGateParameters, QuantizedGates},
 };
 
-/// Computes `gate(x[:, ..width]) · x[:, width..]` for `x` `[rows, 2 · width]` of f32, f16 or bf16, rounded to that type, and quantizes it to i8 `values` `[rows, width]` with an f32
-/// scale for each row: the bytes of [`twofour::kernel::quantize`] for the results of [`crate::cuda::gated_forward`].
+/// Computes `gate(x[:, ..width]) · x[:, width..]` for `x` `[rows, 2 · width]` of f32, f16 or bf16, rounded to that
+/// type, and quantizes it to i8 `values` `[rows, width]` with an f32 scale for each row: the bytes of
+/// [`twofour::kernel::quantize`] for the results of [`crate::cuda::gated_forward`].
 ///
 /// # Errors
-/// [`Error::DataType`](twofour_cuda::Error::DataType) for other types; [`Error::Length`](twofour_cuda::Error::Length), [`Error::SliceType`](twofour_cuda::Error::SliceType),
-/// [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and [`Error::Pointer`](twofour_cuda::Error::Pointer) for a tensor that does not fit;
-/// [`Error::Dimension`](twofour_cuda::Error::Dimension) for a width of 0; [`Error::Driver`](twofour_cuda::Error::Driver).
+/// [`Error::DataType`](twofour_cuda::Error::DataType) for other types; [`Error::Length`](twofour_cuda::Error::Length),
+/// [`Error::SliceType`](twofour_cuda::Error::SliceType), [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and
+/// [`Error::Pointer`](twofour_cuda::Error::Pointer) for a tensor that does not fit;
+/// [`Error::Dimension`](twofour_cuda::Error::Dimension) for a width of 0;
+/// [`Error::Driver`](twofour_cuda::Error::Driver).
 pub fn gate_to_i8(
     context: &LayerContext,
     gate: Gate,

@@ -24,7 +24,8 @@ pub struct TokenNorm {
     pub width: usize,
     /// ε, added to the variance or to the mean square.
     pub epsilon: f32,
-    /// The last token of how many is normalized: 1 for every token, the number of new tokens for the last of each sequence. A divisor of `tokens`.
+    /// The last token of how many is normalized: 1 for every token, the number of new tokens for the last of each
+    /// sequence. A divisor of `tokens`.
     pub every: usize,
 }
 
@@ -33,7 +34,8 @@ pub struct TokenNorm {
 pub enum Normalized<'a> {
     /// f32, f16 or bf16, `[n, width]`.
     Floats(DeviceSliceMut<'a>),
-    /// 8-bit integers with a scale for each token, `amax / 127`: the bytes of [`twofour::kernel::quantize`] for the values rounded to `rounded`, f32, f16 or bf16.
+    /// 8-bit integers with a scale for each token, `amax / 127`: the bytes of [`twofour::kernel::quantize`] for the
+    /// values rounded to `rounded`, f32, f16 or bf16.
     Integers {
         /// i8 `[n, width]`.
         values: DeviceSliceMut<'a>,
@@ -59,11 +61,13 @@ pub struct TokenNormTensors<'a> {
     pub to: Normalized<'a>,
 }
 
-/// Adds a block's output to the residual stream, and normalizes it: `x += delta`, `y = x̂ · gain + bias`. Where only some tokens are normalized, only theirs is added.
+/// Adds a block's output to the residual stream, and normalizes it: `x += delta`, `y = x̂ · gain + bias`. Where only
+/// some tokens are normalized, only theirs is added.
 ///
 /// # Errors
-/// [`Error::DataType`] for results of another type than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that
-/// does not fit; [`Error::Dimension`] for a width of 0 or above 8192; [`Error::Multiple`] where `every` is no divisor of the tokens; [`Error::Driver`].
+/// [`Error::DataType`] for results of another type than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`],
+/// [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit; [`Error::Dimension`] for a width of 0
+/// or above 8192; [`Error::Multiple`] where `every` is no divisor of the tokens; [`Error::Driver`].
 pub fn normalize_tokens(context: &LayerContext, norm: TokenNorm, tensors: TokenNormTensors<'_>) -> Result<()> {
     let TokenNorm { kind, tokens, width, epsilon, every } = norm;
     let TokenNormTensors { x, delta, gain, bias, to } = tensors;

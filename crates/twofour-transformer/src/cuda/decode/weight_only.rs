@@ -8,8 +8,9 @@ use twofour_cuda::{
 
 use crate::cuda::raw::decode::dense::{DenseForm, DenseOperands, DenseProducts, GROUP, MOST_TOKENS};
 
-/// A dense layer `y = x · Wᵀ` whose weight alone is quantized: to 8-bit integers with a scale for each row, or to int4 with a scale for each group of 64 columns. `x` and `y` are of f16 or bf16;
-/// integers are converted to that type exactly, sums are in f32.
+/// A dense layer `y = x · Wᵀ` whose weight alone is quantized: to 8-bit integers with a scale for each row, or to int4
+/// with a scale for each group of 64 columns. `x` and `y` are of f16 or bf16; integers are converted to that type
+/// exactly, sums are in f32.
 ///
 /// It is for few tokens: more than 32 are multiplied 32 at a time. It is what 2:4 weights are compared with.
 #[derive(Debug)]
@@ -25,7 +26,8 @@ impl WeightOnlyLinear {
     /// Returns the layer of a weight `[out_features, in_features]` of i8 with f32 scales `[out_features]`.
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for tensors that do not fit; [`Error::Multiple`] for `in_features` that are not a multiple of 64.
+    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for tensors that do not fit;
+    /// [`Error::Multiple`] for `in_features` that are not a multiple of 64.
     pub fn int8(
         context: &LayerContext,
         shape: (usize, usize),
@@ -35,11 +37,13 @@ impl WeightOnlyLinear {
         Self::with(context, DenseForm::Int8, shape, (weight, product(shape.0, shape.1)?), (scales, shape.0))
     }
 
-    /// Returns the layer of an int4 weight `[out_features, in_features]` in the order of [`WeightOnlyLinear::packed_int4`], i8 `[out_features · in_features / 2]`, with f16 scales
-    /// `[out_features, in_features / 64]`.
+    /// Returns the layer of an int4 weight `[out_features, in_features]` in the order of
+    /// [`WeightOnlyLinear::packed_int4`], i8 `[out_features · in_features / 2]`, with f16 scales `[out_features,
+    /// in_features / 64]`.
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for tensors that do not fit; [`Error::Multiple`] for `in_features` that are not a multiple of 128.
+    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for tensors that do not fit;
+    /// [`Error::Multiple`] for `in_features` that are not a multiple of 128.
     pub fn int4(
         context: &LayerContext,
         shape: (usize, usize),
@@ -64,11 +68,13 @@ impl WeightOnlyLinear {
         Ok(Self { context: context.clone(), form, weight, scales, shape })
     }
 
-    /// Returns the bytes that an int4 weight has on the device, from integers `[rows, columns]` of -8 to 7: a byte for two, 64 bytes for 128 columns of a row. Of these, 16 are of 16 columns of
-    /// either group of 64; in a word of eight columns the nibbles i and i + 4 are columns 2 i and 2 i + 1, from a zero point of 8.
+    /// Returns the bytes that an int4 weight has on the device, from integers `[rows, columns]` of -8 to 7: a byte for
+    /// two, 64 bytes for 128 columns of a row. Of these, 16 are of 16 columns of either group of 64; in a word of eight
+    /// columns the nibbles i and i + 4 are columns 2 i and 2 i + 1, from a zero point of 8.
     ///
     /// # Errors
-    /// [`Error::Length`] for another number of integers; [`Error::Multiple`] for columns that are not a multiple of 128; [`Error::Dimension`] for an integer out of range.
+    /// [`Error::Length`] for another number of integers; [`Error::Multiple`] for columns that are not a multiple of
+    /// 128; [`Error::Dimension`] for an integer out of range.
     pub fn packed_int4(values: &[i8], (rows, columns): (usize, usize)) -> Result<Vec<i8>> {
         expect_multiple("columns", columns, DenseForm::Int4.step())?;
         let (expected, found) = (product(rows, columns)?, values.len());
@@ -101,8 +107,9 @@ impl WeightOnlyLinear {
     /// Launches the layer for `x` `[tokens, in_features]` and `y` `[tokens, out_features]`, both of f16 or bf16.
     ///
     /// # Errors
-    /// [`Error::DataType`] for another type; [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for tensors that do not fit; [`Error::Pointer`] for an input that does not begin at a
-    /// multiple of 16 bytes; [`Error::Driver`].
+    /// [`Error::DataType`] for another type; [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for
+    /// tensors that do not fit; [`Error::Pointer`] for an input that does not begin at a multiple of 16 bytes;
+    /// [`Error::Driver`].
     pub fn forward(&self, x: DeviceSlice<'_>, tokens: usize, y: DeviceSliceMut<'_>) -> Result<()> {
         let (context, (out_features, in_features), dtype) = (&self.context, self.shape, y.dtype());
         let kernels = DenseProducts::of(context, self.form, dtype)?;
@@ -120,7 +127,8 @@ impl WeightOnlyLinear {
             let at = |base: u64, width: usize| base + (first * width * dtype.bytes()) as u64;
             let (x, y) = (at(x, in_features), at(y, out_features));
             let operands = DenseOperands { weight, scales, x, token_scales: 0, bias: 0, y };
-            // SAFETY: the slices have been found to be as long as the layer requires, and aligned; the stream is of their device.
+            // SAFETY: the slices have been found to be as long as the layer requires, and aligned; the stream is of
+            // their device.
             unsafe { kernels.run(context.raw(), (rows, count, columns), operands) }?;
         }
         Ok(())

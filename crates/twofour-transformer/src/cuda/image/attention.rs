@@ -1,4 +1,5 @@
-//! Attention over the tokens of images, whole or cut into windows, with heads of any size and terms for relative positions.
+//! Attention over the tokens of images, whole or cut into windows, with heads of any size and terms for relative
+//! positions.
 
 use twofour_cuda::{
     DataType, Error, Result,
@@ -16,7 +17,8 @@ use crate::cuda::raw::{
 };
 use crate::{AttentionShape, ScoreOptions};
 
-/// Elements that the heads in memory are a multiple of, where no kernel has their size: 16 bytes of a 16-bit type, which GEMMs like.
+/// Elements that the heads in memory are a multiple of, where no kernel has their size: 16 bytes of a 16-bit type,
+/// which GEMMs like.
 const MULTIPLE: usize = 8;
 
 /// The sizes of heads that kernels without scores in memory have.
@@ -24,8 +26,10 @@ const FUSED: [usize; 3] = [32, 64, 128];
 
 /// The shape of attention over images.
 ///
-/// A head `q · k / sqrt(head_dim)` of these kernels may be wider than the model's: behind the model's elements a query has its terms for relative positions, a key is 1 at its own row
-/// and at its own column, and both are 0 from there on. So kernels of one size compute every size up to theirs, and add the terms to the scores; 16-bit queries and terms are rounded once more.
+/// A head `q · k / sqrt(head_dim)` of these kernels may be wider than the model's: behind the model's elements a query
+/// has its terms for relative positions, a key is 1 at its own row and at its own column, and both are 0 from there on.
+/// So kernels of one size compute every size up to theirs, and add the terms to the scores; 16-bit queries and terms
+/// are rounded once more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ImageAttention {
     /// Images.
@@ -34,8 +38,9 @@ pub struct ImageAttention {
     pub tokens: usize,
     /// Rows and columns of the tokens, which windows and relative positions require; whatever it is otherwise.
     pub grid: [usize; 2],
-    /// The side of the windows within which attention is, in tokens; none for attention over whole images. Windows at the right and the lower edge reach beyond the image, where tokens are zeros before
-    /// the fused projection: only its bias is left of them.
+    /// The side of the windows within which attention is, in tokens; none for attention over whole images. Windows at
+    /// the right and the lower edge reach beyond the image, where tokens are zeros before the fused projection: only
+    /// its bias is left of them.
     pub window: Option<usize>,
     /// Heads.
     pub heads: usize,
@@ -50,10 +55,12 @@ pub struct ImageAttention {
 pub struct ImageAttentionTensors<'a> {
     /// Queries, keys and values of each token, `[images · tokens, 3 · heads · head_dim]`.
     pub fused: DeviceSlice<'a>,
-    /// The bias of the fused projection, `[3 · heads · head_dim]`, which padded positions have for queries, keys and values; none for zeros.
+    /// The bias of the fused projection, `[3 · heads · head_dim]`, which padded positions have for queries, keys and
+    /// values; none for zeros.
     pub bias: Option<DeviceSlice<'a>>,
-    /// The vectors of the distances of rows and of columns, f32 `[2 · span - 1, head_dim]` each, where span is the side of a window, or the grid's rows and columns: that of the query `q` and
-    /// the key `k` is vector `q - k + span - 1`. Required where the shape says `relative`.
+    /// The vectors of the distances of rows and of columns, f32 `[2 · span - 1, head_dim]` each, where span is the side
+    /// of a window, or the grid's rows and columns: that of the query `q` and the key `k` is vector `q - k + span - 1`.
+    /// Required where the shape says `relative`.
     pub relative: Option<[DeviceSlice<'a>; 2]>,
     /// Room for queries, keys and values by heads, [`ImageAttention::heads_len`] each.
     pub apart: SplitHeadsMut<'a>,
@@ -133,13 +140,16 @@ impl ImageAttention {
     }
 }
 
-/// Computes `softmax(q kᵀ / sqrt(head_dim) + terms) v` for each head, over each image or within windows (Li et al., "Exploring Plain Vision Transformer Backbones for Object Detection",
-/// 2022). The terms of a query and a key are `q · r(rows) + q · r(columns)`, for the vectors of the distances of their rows and of their columns (Li et al., "MViTv2", 2022).
+/// Computes `softmax(q kᵀ / sqrt(head_dim) + terms) v` for each head, over each image or within windows (Li et al.,
+/// "Exploring Plain Vision Transformer Backbones for Object Detection", 2022). The terms of a query and a key are `q ·
+/// r(rows) + q · r(columns)`, for the vectors of the distances of their rows and of their columns (Li et al., "MViTv2",
+/// 2022).
 ///
 /// # Errors
-/// [`Error::DataType`] for other types than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit, and for
-/// tokens that are not those of the grid; [`Error::Dimension`] for a shape that is none, or heads of more than 256 elements with relative positions; those of
-/// [`attention_forward`].
+/// [`Error::DataType`] for other types than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`],
+/// [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit, and for tokens that are not those of
+/// the grid; [`Error::Dimension`] for a shape that is none, or heads of more than 256 elements with relative positions;
+/// those of [`attention_forward`].
 pub fn image_attention(
     context: &LayerContext,
     shape: ImageAttention,
@@ -201,8 +211,8 @@ pub fn image_attention(
     if len == 0 {
         return Ok(());
     }
-    // SAFETY: the slices have been found to be as long as the shape requires, CTAs to be counted in 31 bits and heads to be small enough for terms; the wider heads have room for the
-    // terms; the stream is of their device.
+    // SAFETY: the slices have been found to be as long as the shape requires, CTAs to be counted in 31 bits and heads
+    // to be small enough for terms; the wider heads have room for the terms; the stream is of their device.
     unsafe { kernels.split(context.raw(), sequences, &parameters) }?;
     let inputs = SplitHeads { q: apart.q.as_slice(), k: apart.k.as_slice(), v: apart.v.as_slice() };
     attention_forward(context, heads_shape, AttentionEngine::Fastest, inputs, out.reborrow(), lse)?;

@@ -10,12 +10,14 @@ use twofour_cuda::{
 
 use crate::cuda::raw::image::{GridParameters, ImageGrid};
 
-/// Gathers the values at each place of `x` `[images, rows, columns, channels]` and at the eight around it, row by row, to `y` `[images, rows, columns, 9 · channels]`; beyond the image
-/// they are zeros. A convolution of 3x3 is a linear layer over `y`.
+/// Gathers the values at each place of `x` `[images, rows, columns, channels]` and at the eight around it, row by row,
+/// to `y` `[images, rows, columns, 9 · channels]`; beyond the image they are zeros. A convolution of 3x3 is a linear
+/// layer over `y`.
 ///
 /// # Errors
-/// [`Error::DataType`] for other types than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit;
-/// [`Error::Dimension`] for a side that kernels cannot count; [`Error::Driver`].
+/// [`Error::DataType`] for other types than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`],
+/// [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit; [`Error::Dimension`] for a side that
+/// kernels cannot count; [`Error::Driver`].
 pub fn neighbours(
     context: &LayerContext,
     (images, [rows, columns], channels): (usize, [usize; 2], usize),
@@ -42,8 +44,8 @@ pub fn neighbours(
     unsafe { kernels.around(context.raw(), places, &parameters) }
 }
 
-/// Multiplies each row of `y`, `[rows, columns]` of f32, f16 or bf16, by the factors of the columns, f32 `[columns]`, in place: layer scale (Touvron et al., "Going deeper with Image Transformers",
-/// 2021).
+/// Multiplies each row of `y`, `[rows, columns]` of f32, f16 or bf16, by the factors of the columns, f32 `[columns]`,
+/// in place: layer scale (Touvron et al., "Going deeper with Image Transformers", 2021).
 ///
 /// # Errors
 /// Those of [`neighbours`].

@@ -1,4 +1,5 @@
-//! What models of images take beside the other layers: attention in windows with relative positions, neighbours, and layer scale.
+//! What models of images take beside the other layers: attention in windows with relative positions, neighbours, and
+//! layer scale.
 
 mod attention;
 mod grid;

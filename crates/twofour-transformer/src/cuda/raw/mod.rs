@@ -1,5 +1,5 @@
-//! Kernels over raw device pointers; the modules of [`crate::cuda`] call them over length-checked memory. Each kernel's CUDA source is
-//! beside its module.
+//! Kernels over raw device pointers; the modules of [`crate::cuda`] call them over length-checked memory. Each kernel's
+//! CUDA source is beside its module.
 
 pub(crate) mod attention;
 pub(crate) mod cross_entropy;

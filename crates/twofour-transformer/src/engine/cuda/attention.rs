@@ -95,7 +95,8 @@ impl SplitState {
     }
 }
 
-/// Attention reads the projection itself where there are kernels for that; otherwise its heads are split, and those of the result merged.
+/// Attention reads the projection itself where there are kernels for that; otherwise its heads are split, and those of
+/// the result merged.
 pub(super) fn forward(
     (context, pool): (&LayerContext, &Pool),
     shape: AttentionShape,

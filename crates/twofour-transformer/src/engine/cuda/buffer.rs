@@ -84,7 +84,8 @@ impl Pool {
         free.map_or_else(|| Ok(DeviceBuffer::zeros(context, dtype, len)?), Ok)
     }
 
-    /// Takes a buffer back. Work that was launched on it before runs before work that is launched later: all is on one stream.
+    /// Takes a buffer back. Work that was launched on it before runs before work that is launched later: all is on one
+    /// stream.
     pub(super) fn give(&self, buffer: DeviceBuffer) {
         let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         free.entry((buffer.dtype(), buffer.len())).or_default().push(buffer);

@@ -13,7 +13,8 @@ use crate::{
 /// Elements before the layers' flips: loss, norm, factor and flag.
 const NUMBERS: usize = 4;
 
-/// Loss, norm, the factor of gradients, the flag of a step that is skipped, and the flips of layers: one piece of memory, which is read at once.
+/// Loss, norm, the factor of gradients, the flag of a step that is skipped, and the flips of layers: one piece of
+/// memory, which is read at once.
 #[derive(Debug)]
 pub struct CudaStepGuard {
     memory: DeviceBuffer,

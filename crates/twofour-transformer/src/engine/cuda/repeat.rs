@@ -9,7 +9,8 @@ use crate::{Error, Result};
 /// Kinds of steps that are remembered; a run has two or three.
 const MOST: usize = 16;
 
-/// Failed captures after which a kind of step is launched call by call. Calls of other threads, such as the loading of kernels, can spoil one.
+/// Failed captures after which a kind of step is launched call by call. Calls of other threads, such as the loading of
+/// kernels, can spoil one.
 const MOST_FAILURES: u32 = 3;
 
 /// What is known of a kind of step.
@@ -78,7 +79,8 @@ impl Repeats {
         }
     }
 
-    /// Captures a step and launches its graph. Returns whether it did; otherwise nothing ran, and the step is to be launched.
+    /// Captures a step and launches its graph. Returns whether it did; otherwise nothing ran, and the step is to be
+    /// launched.
     pub(super) fn capture<X: From<Error> + Display>(
         &mut self,
         context: &LayerContext,

@@ -1,4 +1,5 @@
-//! The files of a model's directory beside its tensors: configuration, tokenizer, licence, the weights of other modules.
+//! The files of a model's directory beside its tensors: configuration, tokenizer, licence, the weights of other
+//! modules.
 
 use std::{
     collections::HashSet,
@@ -16,9 +17,11 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// What a model's directory holds beside the model's own weights, and what a conversion to another directory does with it. All paths are relative to the directory.
+/// What a model's directory holds beside the model's own weights, and what a conversion to another directory does with
+/// it. All paths are relative to the directory.
 ///
-/// Nothing is lost in silence: what is not copied is in the list of what is left out, but for files that the conversion writes anew.
+/// Nothing is lost in silence: what is not copied is in the list of what is left out, but for files that the conversion
+/// writes anew.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Beside {
     /// Directories, each before what it holds.
@@ -52,11 +55,14 @@ enum Fate {
 }
 
 impl Beside {
-    /// What is beside the tensors of a model that was opened as a directory; nothing where it was opened as a file or an index. The directory `output` is passed over, where it is inside.
+    /// What is beside the tensors of a model that was opened as a directory; nothing where it was opened as a file or
+    /// an index. The directory `output` is passed over, where it is inside.
     ///
-    /// Copied are all files and directories, in subdirectories too, with these exceptions: what is hidden; the model's weights in other formats or types, which would be those of the input;
-    /// states of training (`checkpoint-500/`, `global_step500/`), and of the folder of `twofour train` all that is of the run; links to directories, and what is no regular file. In subdirectories weights in formats of PyTorch belong to other modules and are copied. Links to files are
-    /// followed, as in the hub's cache.
+    /// Copied are all files and directories, in subdirectories too, with these exceptions: what is hidden; the model's
+    /// weights in other formats or types, which would be those of the input; states of training (`checkpoint-500/`,
+    /// `global_step500/`), and of the folder of `twofour train` all that is of the run; links to directories, and what
+    /// is no regular file. In subdirectories weights in formats of PyTorch belong to other modules and are copied.
+    /// Links to files are followed, as in the hub's cache.
     ///
     /// # Errors
     /// A directory that cannot be listed, a link that leads nowhere.
@@ -144,7 +150,8 @@ impl Beside {
 /// The files by which the folder of `twofour train` is recognized.
 const RUN_MARKS: [&str; 2] = ["recipe.toml", "metrics.jsonl"];
 
-/// What such a folder holds of the run that made its model: of another model it would not be true, and training would go on there.
+/// What such a folder holds of the run that made its model: of another model it would not be true, and training would
+/// go on there.
 const OF_RUN: [&str; 10] = [
     "recipe.toml",
     "metrics.jsonl",

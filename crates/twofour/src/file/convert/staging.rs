@@ -12,7 +12,8 @@ use super::super::{
 };
 use crate::{Error, Result};
 
-/// The directory of waiting files, in the output directory. One that is there while nobody holds the output's lock was left by a process that was killed.
+/// The directory of waiting files, in the output directory. One that is there while nobody holds the output's lock was
+/// left by a process that was killed.
 const NAME: &str = ".twofour-staging.tmp";
 
 /// Bytes that are copied between two looks at whether to go on.

@@ -10,8 +10,9 @@
 //! | `causal1122` | rows in order, by signed value, at most 1, 1, 2, 2 elements of them |
 //! | `optimal` | the pattern of largest kept magnitude among the 90 with two elements in each row and column |
 //!
-//! The greedy rules order a tile's elements with the sorting networks that torch's GPU kernels use, whose comparators exchange
-//! equal keys, so that masks agree with torch bit for bit, ties included. The greedy rule may keep seven elements of 16.
+//! The greedy rules order a tile's elements with the sorting networks that torch's GPU kernels use, whose comparators
+//! exchange equal keys, so that masks agree with torch bit for bit, ties included. The greedy rule may keep seven
+//! elements of 16.
 //!
 //! Where the matrix ends inside a tile, elements past its edge are ordered after all others and never kept.
 
@@ -32,8 +33,8 @@ pub enum Transposable {
     GreedySigned,
     /// Rows in order, at most 1, 1, 2, 2 elements each, by signed value (torch's `causal1122`).
     Causal1122,
-    /// The best of the 90 patterns. Sums are f32 and cannot overflow: in a tile with elements of magnitude above `f32::MAX / 8`
-    /// the same comparison runs on scaled magnitudes, and infinite ones are kept before all finite ones.
+    /// The best of the 90 patterns. Sums are f32 and cannot overflow: in a tile with elements of magnitude above
+    /// `f32::MAX / 8` the same comparison runs on scaled magnitudes, and infinite ones are kept before all finite ones.
     Optimal,
 }
 

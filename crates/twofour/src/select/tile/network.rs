@@ -1,7 +1,7 @@
 //! The greedy rules, over sorting networks.
 //!
-//! A comparator (i, j) leaves its pair as it is only where key i is below key j: equal keys are exchanged. Ties are therefore decided by the
-//! network itself, and another network or a stable sort gives other masks.
+//! A comparator (i, j) leaves its pair as it is only where key i is below key j: equal keys are exchanged. Ties are
+//! therefore decided by the network itself, and another network or a stable sort gives other masks.
 
 /// The Bose-Nelson network for 16 inputs, ascending (Bose and Nelson, "A sorting problem", JACM 1962).
 const SORT_16: [(u8, u8); 65] = bose_nelson::<65>(16);
@@ -79,7 +79,8 @@ pub(super) fn greedy(keys: &[f32; 16], inside: u16) -> u16 {
     kept
 }
 
-/// Walks the rows in order and keeps, from the largest key down, at most 1, 1, 2, 2 of them while their column holds fewer than two.
+/// Walks the rows in order and keeps, from the largest key down, at most 1, 1, 2, 2 of them while their column holds
+/// fewer than two.
 pub(super) fn causal1122(keys: &[f32; 16], inside: u16) -> u16 {
     let mut kept = 0u16;
     for (row, (keys, room)) in keys.as_chunks::<4>().0.iter().zip([1, 1, 2, 2]).enumerate() {

@@ -1,19 +1,22 @@
 //! The best of the 90 patterns, by a search over column counts.
 //!
-//! A pattern has two elements in each row and each column. Its upper two rows leave one of 19 vectors of column counts (six of kind 2200, twelve of
-//! 2110, one of 1111), and its lower two rows must complete them to two everywhere. So it suffices to know the best upper pair and the best
-//! lower pair for each vector: about 170 additions and comparisons instead of 90 sums of eight.
+//! A pattern has two elements in each row and each column. Its upper two rows leave one of 19 vectors of column counts
+//! (six of kind 2200, twelve of 2110, one of 1111), and its lower two rows must complete them to two everywhere. So it
+//! suffices to know the best upper pair and the best lower pair for each vector: about 170 additions and comparisons
+//! instead of 90 sums of eight.
 //!
-//! Scores are f32: of a row the sum of its two, of two rows the sum of those, of the tile the sum of those. Of equal scores the first in lexicographic
-//! order of the rows' pairs wins, where pairs are ordered (0,1) (0,2) (0,3) (1,2) (1,3) (2,3); first among the pairs for one vector, then among vectors.
+//! Scores are f32: of a row the sum of its two, of two rows the sum of those, of the tile the sum of those. Of equal
+//! scores the first in lexicographic order of the rows' pairs wins, where pairs are ordered (0,1) (0,2) (0,3) (1,2)
+//! (1,3) (2,3); first among the pairs for one vector, then among vectors.
 //!
-//! Because rounding is monotone, the best upper and the best lower pair of a vector have its best rounded sum: no pattern has a larger sum, added up in that
-//! order, than the one that is found.
+//! Because rounding is monotone, the best upper and the best lower pair of a vector have its best rounded sum: no
+//! pattern has a larger sum, added up in that order, than the one that is found.
 //!
 //! # Sums that would overflow
-//! A sum of eight scores above `f32::MAX / 8` could be infinite, and all infinite sums are equal. A tile that holds such a score, or infinity, is therefore
-//! searched with its scores divided by 256 and infinity counting as `f32::MAX / 16`, which is more than eight of the largest finite scores: first the
-//! number of infinities decides, then the finite sum.
+//! A sum of eight scores above `f32::MAX / 8` could be infinite, and all infinite sums are equal. A tile that holds
+//! such a score, or infinity, is therefore searched with its scores divided by 256 and infinity counting as `f32::MAX /
+//! 16`, which is more than eight of the largest finite scores: first the number of infinities decides, then the finite
+//! sum.
 
 /// The pairs a row can keep, as bits, in lexicographic order.
 const PAIRS: [u16; 6] = [0b0011, 0b0101, 0b1001, 0b0110, 0b1010, 0b1100];
@@ -68,8 +71,8 @@ const TABLES: ([u8; 36], [u8; 36]) = {
     (leaves, completes)
 };
 
-/// The mask of largest total score. `scores` are not negative and not NaN. Where the tile is cut off by the matrix's edge the mask
-/// is the best with at most two elements in each row and column.
+/// The mask of largest total score. `scores` are not negative and not NaN. Where the tile is cut off by the matrix's
+/// edge the mask is the best with at most two elements in each row and column.
 pub(super) fn best(scores: &[f32; 16], inside: u16) -> u16 {
     let scores = &without_overflow(*scores);
     if inside != u16::MAX {
@@ -113,7 +116,8 @@ fn best_by_vector(first: &[f32; 6], second: &[f32; 6], vector: &[u8; 36]) -> [(f
     best
 }
 
-/// Exhaustive, for the few tiles at a matrix's edge: with a row or column missing, two in every row and column cannot be had.
+/// Exhaustive, for the few tiles at a matrix's edge: with a row or column missing, two in every row and column cannot
+/// be had.
 fn best_of_cut_tile(scores: &[f32; 16], inside: u16) -> u16 {
     // Larger sets first, so that a tie keeps more.
     const CHOICES: [u16; 11] = [0b0011, 0b0101, 0b1001, 0b0110, 0b1010, 0b1100, 0b0001, 0b0010, 0b0100, 0b1000, 0];
@@ -235,7 +239,8 @@ mod tests {
                 prop_assert!(infinities(found) >= most);
                 let equal = patterns().into_iter().filter(|m| infinities(m & inside) == infinities(found));
                 let top = equal.map(|m| mass(&finite, m & inside)).fold(0.0, f64::max);
-                // Beside infinities, which stand for f32::MAX / 16, finite scores are rounded to its unit in the last place.
+                // Beside infinities, which stand for f32::MAX / 16, finite scores are rounded to its unit in the last
+                // place.
                 let slack = if infinities(found) > 0 { 256.0 * 8.0 * f64::from(f32::MAX) * f64::from(f32::EPSILON) } else { 1e-6 * top };
                 prop_assert!(mass(&finite, found) >= top - slack, "{} instead of {top}", mass(&finite, found));
             }

@@ -37,11 +37,14 @@ fn fixtures() {
 }
 
 /// The comparators as they are published: "i,j" in the order in which they run.
-const PUBLISHED: &str = "0,1 2,3 0,2 1,3 1,2 4,5 6,7 4,6 5,7 5,6 0,4 1,5 1,4 2,6 3,7 3,6 2,4 3,5 3,4 8,9 10,11 8,10 9,11 9,10 \
-    12,13 14,15 12,14 13,15 13,14 8,12 9,13 9,12 10,14 11,15 11,14 10,12 11,13 11,12 0,8 1,9 1,8 2,10 3,11 3,10 2,8 3,9 3,8 \
+const PUBLISHED: &str = "0,1 2,3 0,2 1,3 1,2 4,5 6,7 4,6 5,7 5,6 0,4 1,5 1,4 2,6 3,7 3,6 2,4 3,5 3,4 8,9 10,11 8,10 \
+                         9,11 9,10 \
+    12,13 14,15 12,14 13,15 13,14 8,12 9,13 9,12 10,14 11,15 11,14 10,12 11,13 11,12 0,8 1,9 1,8 2,10 3,11 3,10 2,8 \
+    3,9 3,8 \
     4,12 5,13 5,12 6,14 7,15 7,14 6,12 7,13 7,12 4,8 5,9 5,8 6,10 7,11 7,10 6,8 7,9 7,8";
 
-/// Indices from the largest key down: each comparator leaves its two where they are only if the first is strictly smaller.
+/// Indices from the largest key down: each comparator leaves its two where they are only if the first is strictly
+/// smaller.
 fn by_published_network(keys: &[f32], comparators: &str) -> Vec<usize> {
     let mut order: Vec<usize> = (0..keys.len()).collect();
     for comparator in comparators.split_whitespace() {

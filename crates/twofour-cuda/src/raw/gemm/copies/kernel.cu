@@ -1,4 +1,5 @@
-// Copies of matrices into the layout that GEMM kernels require, or back: rows of another length, padded with zeros, or the transpose.
+// Copies of matrices into the layout that GEMM kernels require, or back: rows of another length, padded with zeros, or
+// the transpose.
 //
 // Sizes are in units to which every row's start is aligned; for a transpose they are in elements.
 
@@ -39,7 +40,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) copy_rows_2(const __grid_c
 extern "C" __global__ void __launch_bounds__(THREADS) copy_rows_4(const __grid_constant__ Copy p) { copy_rows<u32>(p); }
 extern "C" __global__ void __launch_bounds__(THREADS) copy_rows_16(const __grid_constant__ Copy p) { copy_rows<uint4>(p); }
 
-// Row `r` of `to` is column `r` of `from`, which has `from_length` rows. A CTA transposes SIDE columns of `from`, and loops over tiles of SIDE of its rows.
+// Row `r` of `to` is column `r` of `from`, which has `from_length` rows. A CTA transposes SIDE columns of `from`, and
+// loops over tiles of SIDE of its rows.
 constexpr u32 SIDE = 32;
 
 template <class Element> __device__ __forceinline__ void transpose(const Copy& p) {

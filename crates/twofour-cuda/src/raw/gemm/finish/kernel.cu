@@ -1,5 +1,5 @@
-// The epilogue of a GEMM whose accumulators a library has stored: act(alpha * scales * sums + biases), rounded, then stored or added to the output.
-// `sums` may be the output itself.
+// The epilogue of a GEMM whose accumulators a library has stored: act(alpha * scales * sums + biases), rounded, then
+// stored or added to the output. `sums` may be the output itself.
 //
 // Accumulators and results are matrices of the same shape and order. A thread computes four neighbours of a row.
 //
@@ -10,7 +10,8 @@ struct Finish {
     Output to;
     // Data types of the accumulators and of the results.
     u32 sum_type, output;
-    // Rows, and the length of each. A row is a feature with its tokens where `across`, otherwise a token with its features.
+    // Rows, and the length of each. A row is a feature with its tokens where `across`, otherwise a token with its
+    // features.
     u32 rows, length, across;
     // Whether four accumulators, and four results, can be loaded and stored at once.
     u32 in_fours;

@@ -36,10 +36,12 @@ use crate::{
 };
 
 impl CudaImageEncoder {
-    /// Reads a checkpoint's weights onto a device, to compute in `dtype`: f32, f16 or bf16. It times no GEMMs to choose among them, so that results repeat bit for bit.
+    /// Reads a checkpoint's weights onto a device, to compute in `dtype`: f32, f16 or bf16. It times no GEMMs to choose
+    /// among them, so that results repeat bit for bit.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a width above 8192, and 2:4 weights in f32; another type; those of reading and of the device's memory.
+    /// [`Error::Unsupported`] for a width above 8192, and 2:4 weights in f32; another type; those of reading and of the
+    /// device's memory.
     pub fn of_checkpoint(device: &Device, checkpoint: &ImageCheckpoint, dtype: DataType) -> Result<Self> {
         Self::of_parts(repeatable(device)?, checkpoint.config(), &checkpoint.parts(), dtype)
     }
@@ -52,8 +54,8 @@ impl CudaImageEncoder {
         Self::of_parts(repeatable(device)?, checkpoint.config(), &checkpoint.parts().dense(), dtype)
     }
 
-    /// The encoder that [`ImageEncoder::random`](super::super::ImageEncoder::random) makes of the same arguments, on the context's device. A context that measures chooses the fastest
-    /// GEMMs.
+    /// The encoder that [`ImageEncoder::random`](super::super::ImageEncoder::random) makes of the same arguments, on
+    /// the context's device. A context that measures chooses the fastest GEMMs.
     ///
     /// # Errors
     /// Those of [`TransformerConfig::validate`] and of [`CudaImageEncoder::of_checkpoint`].

@@ -14,10 +14,12 @@ use self::{layer::CudaImageLayer, neck::CudaNeck};
 use super::TransformerConfig;
 use crate::model::inference::cuda::CudaNorm;
 
-/// An image encoder's weights in the memory of a GPU, in f32, f16 or bf16: dense layers for cuBLASLt, 2:4 layers in that type, in int8 or in int4 for the 2:4 kernels.
+/// An image encoder's weights in the memory of a GPU, in f32, f16 or bf16: dense layers for cuBLASLt, 2:4 layers in
+/// that type, in int8 or in int4 for the 2:4 kernels.
 ///
-/// GEMMs and attention run in the type, the residual stream and all sums are f32. Inputs of int8 layers are quantized with a scale for each token. The embedding of patches and the neck are
-/// dense. A head for classes stays out: [`ImageEncoder::classify`](super::ImageEncoder::classify) of the same checkpoint scores the hidden states.
+/// GEMMs and attention run in the type, the residual stream and all sums are f32. Inputs of int8 layers are quantized
+/// with a scale for each token. The embedding of patches and the neck are dense. A head for classes stays out:
+/// [`ImageEncoder::classify`](super::ImageEncoder::classify) of the same checkpoint scores the hidden states.
 #[derive(Debug)]
 pub struct CudaImageEncoder {
     context: LayerContext,

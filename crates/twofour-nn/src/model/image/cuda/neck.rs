@@ -51,7 +51,8 @@ impl NeckWork {
 }
 
 impl CudaNeck {
-    /// Launches the neck for the hidden states `x` `[images · tokens, width]`, in the type to compute in, to `y` `[images · tokens, channels]`.
+    /// Launches the neck for the hidden states `x` `[images · tokens, width]`, in the type to compute in, to `y`
+    /// `[images · tokens, channels]`.
     pub(super) fn run(
         &self,
         (context, config): (&LayerContext, &TransformerConfig),
@@ -76,7 +77,8 @@ impl CudaNeck {
     }
 }
 
-/// Launches a norm of `x` to `y`. `sums` is overwritten: the kernel normalizes a residual stream in f32, here zeros, to which `x` is added.
+/// Launches a norm of `x` to `y`. `sums` is overwritten: the kernel normalizes a residual stream in f32, here zeros, to
+/// which `x` is added.
 fn normalize(
     context: &LayerContext,
     norm: &CudaNorm,

@@ -60,7 +60,8 @@ impl CudaImageBatch<'_> {
         self.images
     }
 
-    /// Brings images to the device: `[images, channels, height, width]`, as [`ImageEncoder::forward`](super::super::ImageEncoder::forward) takes them.
+    /// Brings images to the device: `[images, channels, height, width]`, as
+    /// [`ImageEncoder::forward`](super::super::ImageEncoder::forward) takes them.
     ///
     /// # Errors
     /// Values that are not those of all images; those of copying.
@@ -78,7 +79,8 @@ impl CudaImageBatch<'_> {
         Ok(())
     }
 
-    /// Launches the way of the images from their patches to their hidden states, and returns before it is done: [`LayerContext::synchronize`](twofour_cuda::layer::LayerContext::synchronize) waits.
+    /// Launches the way of the images from their patches to their hidden states, and returns before it is done:
+    /// [`LayerContext::synchronize`](twofour_cuda::layer::LayerContext::synchronize) waits.
     ///
     /// # Errors
     /// Those of the kernels and of cuBLASLt.
@@ -96,7 +98,8 @@ impl CudaImageBatch<'_> {
         Ok(())
     }
 
-    /// The hidden states of each image, as [`ImageEncoder::forward`](super::super::ImageEncoder::forward) returns them, after waiting for [`CudaImageBatch::run`].
+    /// The hidden states of each image, as [`ImageEncoder::forward`](super::super::ImageEncoder::forward) returns them,
+    /// after waiting for [`CudaImageBatch::run`].
     ///
     /// # Errors
     /// Those of copying.

@@ -56,7 +56,8 @@ impl CudaLinear {
         Ok(Self::before_activation(context, parts, shape, Activation::Identity)?.0)
     }
 
-    /// [`CudaLinear::new`] with an activation in the GEMM's epilogue, and whether the weight's GEMM has one: without it the activation is the caller's.
+    /// [`CudaLinear::new`] with an activation in the GEMM's epilogue, and whether the weight's GEMM has one: without it
+    /// the activation is the caller's.
     pub(in crate::model) fn before_activation<T: KernelElement>(
         context: &LayerContext,
         parts: Vec<StoredPart<T>>,

@@ -1,13 +1,16 @@
-// Attention and its gradients without scores in memory (Dao, "FlashAttention-2", 2023): tiles of scores stay in registers, and probabilities are computed again from
-// log-sum-exps in the backward pass. One kernel computes the gradients of keys and values for a tile of keys, another those of queries for a tile of queries, so that
-// no two CTAs add to one place.
+// Attention and its gradients without scores in memory (Dao, "FlashAttention-2", 2023): tiles of scores stay in
+// registers, and probabilities are computed again from log-sum-exps in the backward pass. One kernel computes the
+// gradients of keys and values for a tile of keys, another those of queries for a tile of queries, so that no two CTAs
+// add to one place.
 //
-// Tensors are [batch, heads, positions, DIM] of any layout whose heads are aligned to 16 bytes. A CTA has a tile of rows, 16 for each warp, and goes through tiles of
-// columns; `tiles.cuh` copies them, and `mma.cuh` or `wgmma.cuh` multiplies them.
+// Tensors are [batch, heads, positions, DIM] of any layout whose heads are aligned to 16 bytes. A CTA has a tile of
+// rows, 16 for each warp, and goes through tiles of columns; `tiles.cuh` copies them, and `mma.cuh` or `wgmma.cuh`
+// multiplies them.
 //
 // With OPTIONS, scores have a window and a soft cap; without, neither costs anything.
 //
-// Defined outside: ELEMENT, DIM, OPTIONS; FORWARD_ROWS, the rows of a CTA of the forward pass; FORWARD_CTAS, KEYS_CTAS and QUERIES_CTAS, at least so many CTAs of each kernel an SM holds.
+// Defined outside: ELEMENT, DIM, OPTIONS; FORWARD_ROWS, the rows of a CTA of the forward pass; FORWARD_CTAS, KEYS_CTAS
+// and QUERIES_CTAS, at least so many CTAs of each kernel an SM holds.
 
 #define INFINITE __int_as_float(0x7F800000)
 constexpr float LOG2_E = 1.4426950408889634f;

@@ -1,4 +1,5 @@
-// Products of attention by `mma.sync`, from sm_80 on. A warp multiplies its 16 rows of a tile; fragments come from shared memory by `ldmatrix`.
+// Products of attention by `mma.sync`, from sm_80 on. A warp multiplies its 16 rows of a tile; fragments come from
+// shared memory by `ldmatrix`.
 
 // The warp's 16 rows of a tile, in registers.
 template <u32 ROWS> struct HeldRows {

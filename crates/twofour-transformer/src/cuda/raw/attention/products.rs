@@ -1,11 +1,13 @@
-//! Generates wrappers of dense `wgmma`, whose inline assembly names every accumulator register and so depends on the tile.
+//! Generates wrappers of dense `wgmma`, whose inline assembly names every accumulator register and so depends on the
+//! tile.
 
 use std::collections::BTreeSet;
 
 use twofour_cuda::{DataType, source::File};
 
-/// Returns a header with three overloads of `product` for each number of columns, over 16 elements. Two are of 64 rows, in shared memory (K-major) or in registers,
-/// by columns (K-major), where the last argument tells whether sums are added to. One is of 64 rows in registers by a tile of 16 rows (MN-major), and adds.
+/// Returns a header with three overloads of `product` for each number of columns, over 16 elements. Two are of 64 rows,
+/// in shared memory (K-major) or in registers, by columns (K-major), where the last argument tells whether sums are
+/// added to. One is of 64 rows in registers by a tile of 16 rows (MN-major), and adds.
 pub(super) fn products(element: DataType, columns: &[u32]) -> File {
     let sizes: BTreeSet<u32> = columns.iter().copied().collect();
     let text = sizes.into_iter().map(|columns| all(element, columns)).collect();

@@ -13,14 +13,15 @@ extern __shared__ u8 shared[];
 // Returns the first tile's address: swizzles repeat every KiB. A KiB more than the tiles has been allocated.
 __device__ __forceinline__ u32 tiles_begin() { return (shared_address(shared) + 1023) / 1024 * 1024; }
 
-// Returns where 16 bytes of a tile of COUNT rows are, in bytes from the tile's begin: neighbouring rows are in different banks. These are the swizzles of 64 and of
-// 128 bytes that TMA and `wgmma` have.
+// Returns where 16 bytes of a tile of COUNT rows are, in bytes from the tile's begin: neighbouring rows are in
+// different banks. These are the swizzles of 64 and of 128 bytes that TMA and `wgmma` have.
 template <u32 COUNT> __device__ __forceinline__ u32 place(u32 row, u32 chunk) {
     const u32 turned = BOX == 4 ? chunk ^ (row / 2 & 3) : (chunk & 7) ^ (row & 7);
     return ((chunk / BOX * COUNT + row) * BOX + turned) * 16;
 }
 
-// Copies rows from `first` on to a tile in shared memory; rows beyond the last are zeros. `stride` is the number of elements between two rows.
+// Copies rows from `first` on to a tile in shared memory; rows beyond the last are zeros. `stride` is the number of
+// elements between two rows.
 template <u32 COUNT, u32 THREADS> __device__ __forceinline__ void load_tile(u32 to, const Raw* from, u32 first, u32 positions, u32 stride) {
     #pragma unroll
     for (u32 i = threadIdx.x; i < COUNT * CHUNKS; i += THREADS) {

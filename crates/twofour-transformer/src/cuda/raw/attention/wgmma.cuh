@@ -1,5 +1,6 @@
-// Products of attention by `wgmma`, on sm_90a. A warpgroup multiplies 64 rows; a warp has the same 16 rows, in the same registers, as with `mma.sync`. Tiles are
-// swizzled as `place` has them, which is what descriptors describe: K-major where the product is over DIM, MN-major where it is over a tile's rows.
+// Products of attention by `wgmma`, on sm_90a. A warpgroup multiplies 64 rows; a warp has the same 16 rows, in the same
+// registers, as with `mma.sync`. Tiles are swizzled as `place` has them, which is what descriptors describe: K-major
+// where the product is over DIM, MN-major where it is over a tile's rows.
 
 // The rows of a tile, which stay in shared memory.
 template <u32 ROWS> struct HeldRows {

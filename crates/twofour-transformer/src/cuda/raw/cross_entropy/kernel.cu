@@ -1,5 +1,6 @@
-// Cross-entropy of logits and target classes, and its gradient in place of the logits. A CTA computes a row: the largest logit and the sum of exponentials in one
-// pass (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), the gradient in another. A second kernel adds the rows' losses in a fixed order.
+// Cross-entropy of logits and target classes, and its gradient in place of the logits. A CTA computes a row: the
+// largest logit and the sum of exponentials in one pass (Milakov and Gimelshein, "Online normalizer calculation for
+// softmax", 2018), the gradient in another. A second kernel adds the rows' losses in a fixed order.
 //
 // Defined outside: ELEMENT.
 

@@ -55,7 +55,8 @@ impl CrossEntropy {
     /// Launches the rows' losses and gradients, and the sum of the losses.
     ///
     /// # Safety
-    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this call; the stream is of this device.
+    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this
+    /// call; the stream is of this device.
     pub(crate) unsafe fn run(&self, stream: Stream, parameters: &CrossEntropyParameters) -> Result<()> {
         if parameters.rows > 0 {
             let threads = threads_of_row(parameters.classes as usize * self.dtype.bytes(), 1024);

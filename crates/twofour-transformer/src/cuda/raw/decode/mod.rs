@@ -1,4 +1,5 @@
-//! What generating a few tokens at a time needs beside the GEMMs: [`crate::cuda::decode`] calls these kernels over length-checked memory.
+//! What generating a few tokens at a time needs beside the GEMMs: [`crate::cuda::decode`] calls these kernels over
+//! length-checked memory.
 
 pub(crate) mod attention;
 pub(crate) mod choice;

@@ -1,5 +1,6 @@
-// Rows of a table by ids, and the table's gradient. Tokens are sorted by id: a counting sort with integer atomics puts them into buckets in any order, and then each
-// token's rank in its bucket is counted, so that sums have a fixed order and repeat bit for bit.
+// Rows of a table by ids, and the table's gradient. Tokens are sorted by id: a counting sort with integer atomics puts
+// them into buckets in any order, and then each token's rank in its bucket is counted, so that sums have a fixed order
+// and repeat bit for bit.
 //
 // Defined outside: ELEMENT.
 
@@ -76,7 +77,8 @@ extern "C" __global__ void __launch_bounds__(256) order(const __grid_constant__ 
     p.ordered[start + rank] = token;
 }
 
-// A CTA of eight warps sums 32 * WIDTH columns of an id's tokens: each warp every eighth token, a lane WIDTH neighbouring columns.
+// A CTA of eight warps sums 32 * WIDTH columns of an id's tokens: each warp every eighth token, a lane WIDTH
+// neighbouring columns.
 extern "C" __global__ void __launch_bounds__(256) sum_buckets(const __grid_constant__ Embedding p) {
     __shared__ float sums[8][32 * WIDTH];
     const u32 id = blockIdx.x, count = p.counts[id], lane = threadIdx.x % 32, warp = threadIdx.x / 32;

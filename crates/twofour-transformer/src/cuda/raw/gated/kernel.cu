@@ -1,4 +1,5 @@
-// Gated activations (Shazeer, "GLU Variants Improve Transformer", 2020): y = f(gate) up for rows [gate, up] of 2 width elements, and their gradient.
+// Gated activations (Shazeer, "GLU Variants Improve Transformer", 2020): y = f(gate) up for rows [gate, up] of 2 width
+// elements, and their gradient.
 //
 // Defined outside: ELEMENT.
 

@@ -54,10 +54,12 @@ impl Gated {
         Ok(Self { dtype, apply: kernels("apply")?, gradient: kernels("gradient")? })
     }
 
-    /// Launches the activation with the gate of this index, or its gradient where there is `dy`, for at least one element.
+    /// Launches the activation with the gate of this index, or its gradient where there is `dy`, for at least one
+    /// element.
     ///
     /// # Safety
-    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this call; the stream is of this device.
+    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this
+    /// call; the stream is of this device.
     pub(crate) unsafe fn run(&self, stream: Stream, gate: usize, parameters: &GatedParameters) -> Result<()> {
         let kernels = if parameters.dy == 0 { &self.apply } else { &self.gradient };
         let blocks = blocks_of_elements(parameters.count, 16 / self.dtype.bytes() as u64)?;

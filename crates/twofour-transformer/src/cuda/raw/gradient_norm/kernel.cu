@@ -1,5 +1,5 @@
-// The norm of all gradients, and the factor that clips it (Pascanu, Mikolov and Bengio, 2013). CTAs sum squares of parts, and a second kernel adds the parts in
-// a fixed order in f64.
+// The norm of all gradients, and the factor that clips it (Pascanu, Mikolov and Bengio, 2013). CTAs sum squares of
+// parts, and a second kernel adds the parts in a fixed order in f64.
 
 constexpr u32 BUFFERS = 64; // of a launch
 constexpr u32 PARTS = 64;   // of a buffer

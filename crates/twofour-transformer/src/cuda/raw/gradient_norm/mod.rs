@@ -63,7 +63,8 @@ impl GradientNorm {
     /// Launches the sums of squares of buffers, addresses and lengths, and the factor from them.
     ///
     /// # Safety
-    /// The pointers are valid, and `partial` has room for [`GradientNorm::partial_bytes`], until the stream has passed this call; the stream is of this device.
+    /// The pointers are valid, and `partial` has room for [`GradientNorm::partial_bytes`], until the stream has passed
+    /// this call; the stream is of this device.
     pub(crate) unsafe fn run(
         &self,
         stream: Stream,

@@ -1,5 +1,6 @@
-// The fused projection of tokens [batch * positions, (heads + 2 kv_heads) dim] to heads [batch, heads, positions, dim], and back. Queries and keys are rotated on
-// the way: rotary embedding (Su et al., "RoFormer", 2021) of pairs (i, i + dim / 2). The gradient is the way back, with the opposite rotation.
+// The fused projection of tokens [batch * positions, (heads + 2 kv_heads) dim] to heads [batch, heads, positions, dim],
+// and back. Queries and keys are rotated on the way: rotary embedding (Su et al., "RoFormer", 2021) of pairs (i, i +
+// dim / 2). The gradient is the way back, with the opposite rotation.
 //
 // Defined outside: ELEMENT.
 

@@ -9,7 +9,8 @@ struct Grid {
     u32 rows, columns, channels;
 };
 
-// The values at each place of [images, rows, columns, channels] and around it, [images, rows, columns, 9 channels], row by row; zeros beyond the image. A CTA has one place.
+// The values at each place of [images, rows, columns, channels] and around it, [images, rows, columns, 9 channels], row
+// by row; zeros beyond the image. A CTA has one place.
 template <int N> __device__ __forceinline__ void around(const Grid& p) {
     const u32 column = blockIdx.x % p.columns, above = blockIdx.x / p.columns, row = above % p.rows, image = above / p.rows;
     const u32 runs = p.channels / N;

@@ -52,7 +52,8 @@ impl ImageGrid {
     /// Launches the gathering of neighbours for so many places, at least one.
     ///
     /// # Safety
-    /// The pointers are valid, with the lengths that `grid.cu` has, until the stream has passed this call; the stream is of this device.
+    /// The pointers are valid, with the lengths that `grid.cu` has, until the stream has passed this call; the stream
+    /// is of this device.
     pub(crate) unsafe fn around(&self, stream: Stream, places: u32, parameters: &GridParameters) -> Result<()> {
         let aligned = super::is_aligned(self.dtype, &[parameters.channels], parameters.x | parameters.y);
         let launch = Launch::simple((places, 1), BLOCK);

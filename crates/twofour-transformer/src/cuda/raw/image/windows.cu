@@ -1,8 +1,10 @@
-// Attention over the tokens of images, whole or cut into square windows: tokens of a fused projection to heads, and back.
+// Attention over the tokens of images, whole or cut into square windows: tokens of a fused projection to heads, and
+// back.
 //
-// Heads are as wide as the kernels of attention need them, `dim` elements. Terms for the distance of query and key (rows and columns apart) are part of the
-// product of queries and keys: behind its own elements a query has its term for each row and for each column, and a key is 1 at its own row and column and 0
-// elsewhere. A window's positions beyond the image are those of a token of zeros: their projection is the bias.
+// Heads are as wide as the kernels of attention need them, `dim` elements. Terms for the distance of query and key
+// (rows and columns apart) are part of the product of queries and keys: behind its own elements a query has its term
+// for each row and for each column, and a key is 1 at its own row and column and 0 elsewhere. A window's positions
+// beyond the image are those of a token of zeros: their projection is the bias.
 //
 // Defined outside: ELEMENT.
 
@@ -40,7 +42,8 @@ __device__ __forceinline__ const Raw* projection(const Windows& p, u32 token) {
     return token == ~0u ? (const Raw*)p.bias : (const Raw*)p.fused + (u64)token * 3 * p.heads * p.own;
 }
 
-// A CTA moves one position of one sequence: N elements of a head for each thread at a time. The terms of queries are left 0.
+// A CTA moves one position of one sequence: N elements of a head for each thread at a time. The terms of queries are
+// left 0.
 template <int N> __device__ __forceinline__ void split(const Windows& p) {
     const u32 sequence = blockIdx.x / p.positions, position = blockIdx.x - sequence * p.positions;
     const Raw* const from = projection(p, token_at(p, sequence, position));
@@ -70,8 +73,8 @@ constexpr u32 QUERIES = 16;
 // Most elements of a head.
 constexpr u32 MOST_OWN = 256;
 
-// A CTA computes the terms of the queries of one row (lines 0 to span_rows - 1) or one column of one sequence's head. A thread has a key's row or column, whose vector is the same
-// for all of these queries.
+// A CTA computes the terms of the queries of one row (lines 0 to span_rows - 1) or one column of one sequence's head. A
+// thread has a key's row or column, whose vector is the same for all of these queries.
 extern "C" __global__ void __launch_bounds__(128) terms(const __grid_constant__ Windows p) {
     __shared__ __align__(16) float queries[QUERIES][MOST_OWN];
     const u32 lines = p.span_rows + p.span_columns, line = blockIdx.x % lines, head_of_all = blockIdx.x / lines;

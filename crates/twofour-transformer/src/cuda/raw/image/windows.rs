@@ -72,11 +72,13 @@ impl ImageWindows {
         Ok(Self { dtype, split: pair("split")?, merge: pair("merge")?, terms: device.kernel(&source, "terms")? })
     }
 
-    /// Launches the way of the fused projection to the heads of so many sequences, and the terms for relative positions where there are tables. `sequences` is at least one.
+    /// Launches the way of the fused projection to the heads of so many sequences, and the terms for relative positions
+    /// where there are tables. `sequences` is at least one.
     ///
     /// # Safety
-    /// The pointers are valid, with the lengths that `windows.cu` has, until the stream has passed this call; the stream is of this device; `sequences · positions` and the CTAs of
-    /// terms are below 2^31; with tables a head has at most [`MOST_HEAD_DIM`] elements and `dim` has room for the terms.
+    /// The pointers are valid, with the lengths that `windows.cu` has, until the stream has passed this call; the
+    /// stream is of this device; `sequences · positions` and the CTAs of terms are below 2^31; with tables a head has
+    /// at most [`MOST_HEAD_DIM`] elements and `dim` has room for the terms.
     pub(crate) unsafe fn split(&self, stream: Stream, sequences: u32, parameters: &WindowParameters) -> Result<()> {
         let WindowParameters { fused, bias, rows, q, k, v, own, dim, positions, heads, .. } = *parameters;
         let aligned = super::is_aligned(self.dtype, &[own, dim], fused | bias | q | k | v);

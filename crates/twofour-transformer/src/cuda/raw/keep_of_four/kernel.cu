@@ -1,5 +1,5 @@
-// Pruning to N:4: a weight [rows, cols] of f32, rounded to ELEMENT, with zeros in place of all but the largest magnitudes of every group of four in a row, as in
-// crate twofour-nn's cpu/keep_of_four.rs.
+// Pruning to N:4: a weight [rows, cols] of f32, rounded to ELEMENT, with zeros in place of all but the largest
+// magnitudes of every group of four in a row, as in crate twofour-nn's cpu/keep_of_four.rs.
 //
 // Defined outside: ELEMENT.
 

@@ -46,7 +46,8 @@ impl KeepOfFour {
     /// Launches the kernel.
     ///
     /// # Safety
-    /// The pointers are valid for the groups' elements until the stream has passed this call; the stream is of this device.
+    /// The pointers are valid for the groups' elements until the stream has passed this call; the stream is of this
+    /// device.
     pub(crate) unsafe fn run(&self, stream: Stream, parameters: &KeepOfFourParameters) -> Result<()> {
         if parameters.groups == 0 {
             return Ok(());

@@ -1,4 +1,5 @@
-// A weight [rows, cols] of f32 under a mask, rounded to ELEMENT: +0 in place of what the mask prunes, as in crate twofour-nn's cpu/masking.rs.
+// A weight [rows, cols] of f32 under a mask, rounded to ELEMENT: +0 in place of what the mask prunes, as in crate
+// twofour-nn's cpu/masking.rs.
 //
 // Defined outside: ELEMENT.
 

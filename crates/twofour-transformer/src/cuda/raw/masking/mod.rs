@@ -47,8 +47,8 @@ impl Masking {
     /// Launches the kernel.
     ///
     /// # Safety
-    /// The pointers are valid for the groups' elements and for the mask's words of their rows until the stream has passed this call; the stream is of this device.
-    /// `masked` overlaps `weight` only where it is the same f32 memory.
+    /// The pointers are valid for the groups' elements and for the mask's words of their rows until the stream has
+    /// passed this call; the stream is of this device. `masked` overlaps `weight` only where it is the same f32 memory.
     pub(crate) unsafe fn run(&self, stream: Stream, parameters: &MaskingParameters) -> Result<()> {
         if parameters.groups == 0 {
             return Ok(());

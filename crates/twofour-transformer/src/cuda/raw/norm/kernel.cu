@@ -1,5 +1,6 @@
-// Layer normalization (Ba, Kiros and Hinton, 2016) and RMS normalization (Zhang and Sennrich, 2019) of the rows of a matrix, and their gradients. A CTA normalizes
-// a row; a variance is that of differences from the mean. Gradients of gain and bias are sums of chunks of rows, which a second kernel adds in a fixed order.
+// Layer normalization (Ba, Kiros and Hinton, 2016) and RMS normalization (Zhang and Sennrich, 2019) of the rows of a
+// matrix, and their gradients. A CTA normalizes a row; a variance is that of differences from the mean. Gradients of
+// gain and bias are sums of chunks of rows, which a second kernel adds in a fixed order.
 //
 // Defined outside: ELEMENT.
 
@@ -127,7 +128,8 @@ template <bool CENTERED> __device__ __forceinline__ void backward(const Norm& p)
     });
 }
 
-// A CTA of eight warps sums dy x̂ and dy of COLUMNS columns over a chunk of rows: each warp every eighth row, a lane WIDTH neighbouring columns.
+// A CTA of eight warps sums dy x̂ and dy of COLUMNS columns over a chunk of rows: each warp every eighth row, a lane
+// WIDTH neighbouring columns.
 constexpr u32 COLUMNS = 32 * WIDTH;
 template <bool CENTERED> __device__ __forceinline__ void sum_parameters(const Norm& p) {
     __shared__ float gains[8][COLUMNS], biases[8][COLUMNS];
@@ -174,7 +176,8 @@ template <bool CENTERED> __device__ __forceinline__ void sum_parameters(const No
 NORM(layer, true)
 NORM(rms, false)
 
-// Adds the chunks' partial gradients of 32 columns: each of eight warps every eighth chunk, and then the warps in order.
+// Adds the chunks' partial gradients of 32 columns: each of eight warps every eighth chunk, and then the warps in
+// order.
 extern "C" __global__ void __launch_bounds__(256) add_chunks(const __grid_constant__ Norm p) {
     __shared__ float sums[8][32];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, col = 32 * blockIdx.x + lane;

@@ -1,5 +1,6 @@
-// A step of stochastic gradient descent with momentum on f32 weights, with decay of the elements that a mask of 4x4 tiles prunes, in one pass. Results are bit for
-// bit those of twofour-nn on the CPU, because no operations are contracted to FMA.
+// A step of stochastic gradient descent with momentum on f32 weights, with decay of the elements that a mask of 4x4
+// tiles prunes, in one pass. Results are bit for bit those of twofour-nn on the CPU, because no operations are
+// contracted to FMA.
 
 struct Sgd {
     float* weight;

@@ -1,5 +1,6 @@
-//! Stochastic gradient descent with momentum, with decay of pruned elements in the same pass (SR-STE: Zhou et al., "Learning N:M Fine-grained Structured Sparse
-//! Neural Networks From Scratch", ICLR 2021). Results are bit for bit those of the `twofour-nn` crate's optimizer on a CPU.
+//! Stochastic gradient descent with momentum, with decay of pruned elements in the same pass (SR-STE: Zhou et al.,
+//! "Learning N:M Fine-grained Structured Sparse Neural Networks From Scratch", ICLR 2021). Results are bit for bit
+//! those of the `twofour-nn` crate's optimizer on a CPU.
 
 use twofour_cuda::{
     Device, DevicePtr, Result, Stream,
@@ -52,8 +53,8 @@ impl Sgd {
     /// Launches a step.
     ///
     /// # Safety
-    /// The pointers are valid for `count` elements (the mask for its tiles, whose columns are a multiple of 4) until the stream has passed this call, and
-    /// nothing else writes there; the stream is of this device.
+    /// The pointers are valid for `count` elements (the mask for its tiles, whose columns are a multiple of 4) until
+    /// the stream has passed this call, and nothing else writes there; the stream is of this device.
     pub(crate) unsafe fn run(&self, stream: Stream, parameters: &SgdParameters) -> Result<()> {
         if parameters.count == 0 {
             return Ok(());

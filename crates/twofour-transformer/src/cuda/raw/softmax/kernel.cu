@@ -1,5 +1,6 @@
-// Softmax of the rows of attention scores, and its gradient. A CTA computes a row. A query attends to the keys from `begin` to `end`: under a causal mask none behind it,
-// and with a window none at a distance of `window` or more. The rest of its probabilities are zeros; their scores are not read.
+// Softmax of the rows of attention scores, and its gradient. A CTA computes a row. A query attends to the keys from
+// `begin` to `end`: under a causal mask none behind it, and with a window none at a distance of `window` or more. The
+// rest of its probabilities are zeros; their scores are not read.
 //
 // Defined outside: ELEMENT.
 

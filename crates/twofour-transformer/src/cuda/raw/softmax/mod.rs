@@ -52,7 +52,8 @@ impl Softmax {
     /// Launches the softmax of `rows` rows, or its gradient, for at least one row.
     ///
     /// # Safety
-    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this call; the stream is of this device.
+    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this
+    /// call; the stream is of this device.
     pub(crate) unsafe fn run(
         &self,
         stream: Stream,

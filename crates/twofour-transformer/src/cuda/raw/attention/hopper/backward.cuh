@@ -1,6 +1,7 @@
-// The backward pass: `backward_queries` computes the gradients of queries, and what `backward_keys` reads beside its operands; that one computes the gradients of
-// keys and values. Each warpgroup has 64 rows, whose gradients stay in registers; all share the tiles of columns. Scores are computed in both, so that no sum depends
-// on the order in which CTAs finish.
+// The backward pass: `backward_queries` computes the gradients of queries, and what `backward_keys` reads beside its
+// operands; that one computes the gradients of keys and values. Each warpgroup has 64 rows, whose gradients stay in
+// registers; all share the tiles of columns. Scores are computed in both, so that no sum depends on the order in which
+// CTAs finish.
 
 constexpr u32 BACKWARD_STAGES = 4;
 constexpr u32 BACKWARD_AHEAD = 2;            // tiles that are copied ahead
@@ -14,7 +15,8 @@ __device__ __forceinline__ void read_two(float (&to)[2], u32 address) {
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(to[0]), "=f"(to[1]) : "r"(address) : "memory");
 }
 
-// Adds the products of the thread's elements of out and dout to the sums of its two rows: elements of the fragments of a step are two of each row, and two 8 columns on.
+// Adds the products of the thread's elements of out and dout to the sums of its two rows: elements of the fragments of
+// a step are two of each row, and two 8 columns on.
 __device__ __forceinline__ void add_products(float (&sums)[2], const u32 (&dout)[4], const Raw* out, u64 stride, const bool (&is_there)[2]) {
     #pragma unroll
     for (u32 i = 0; i < 4; i++) {
@@ -24,7 +26,8 @@ __device__ __forceinline__ void add_products(float (&sums)[2], const u32 (&dout)
     }
 }
 
-// What a warpgroup computes. Where rows are keys, scores are transposed: rows · columnsᵀ = k qᵀ and v doutᵀ; otherwise q kᵀ and dout vᵀ.
+// What a warpgroup computes. Where rows are keys, scores are transposed: rows · columnsᵀ = k qᵀ and v doutᵀ; otherwise
+// q kᵀ and dout vᵀ.
 template <bool KEYS> struct Gradients {
     Rows<ROWS_IN_REGISTERS> x, y;
     // The gradients of x, and of y where rows are keys; rounded weights of both, the products' operands.
@@ -36,12 +39,13 @@ template <bool KEYS> struct Gradients {
 
     __device__ __forceinline__ void load_rows() { x.load(x_tile), y.load(y_tile); }
 
-    // Adds the products over the first N columns of a tile from position `first` on, in `stage`. `release_before` releases the stage of the
-    // tile before.
+    // Adds the products over the first N columns of a tile from position `first` on, in `stage`. `release_before`
+    // releases the stage of the tile before.
     template <u32 N, class F> __device__ __forceinline__ void add(const Attention& p, u32 stage, u32 first, const F& release_before) {
         const u32 lane = threadIdx.x % 32;
         float scores[N / 8][4], gradients[N / 8][4];
-        // Keys stay in registers, which saves reads of shared memory. Queries do not: ptxas before 13.1 gives their registers to weights in this loop.
+        // Keys stay in registers, which saves reads of shared memory. Queries do not: ptxas before 13.1 gives their
+        // registers to weights in this loop.
         if constexpr (!KEYS) load_rows();
         products_begin();
         issue_scores<N, COLUMNS>(scores, x, stage);
@@ -94,7 +98,8 @@ template <bool KEYS> struct Gradients {
         narrow_all<N>(x_weights, gradients);
         products_begin();
         issue_weighted<N, COLUMNS>(dx, x_weights, stage);
-        // Not left to the next tile: the compiler may copy weights for the next iteration, and reuse registers that `wgmma` still reads.
+        // Not left to the next tile: the compiler may copy weights for the next iteration, and reuse registers that
+        // `wgmma` still reads.
         finish();
     }
 
@@ -104,7 +109,8 @@ template <bool KEYS> struct Gradients {
         held_all(x_weights), held_all(y_weights);
     }
 
-    // Zeros sums. They are in their registers before the first product: otherwise the compiler serializes all of them (C7515).
+    // Zeros sums. They are in their registers before the first product: otherwise the compiler serializes all of them
+    // (C7515).
     __device__ __forceinline__ void clear() {
         #pragma unroll
         for (u32 i = 0; i < 4 * (DIM / 8); i++) dx[i / 4][i % 4] = 0.0f;
@@ -198,8 +204,8 @@ template <bool KEYS, u32 GROUPS> __device__ __forceinline__ void backward(const 
         stages.wait(tile);
         return tiles + tile % BACKWARD_STAGES * STAGE_BYTES;
     };
-    // Tiles before the last one, where that one has few columns. With several heads of queries, each has such a tile, and all are whole. So they are where rows are
-    // queries: three warpgroups have no registers for another product.
+    // Tiles before the last one, where that one has few columns. With several heads of queries, each has such a tile,
+    // and all are whole. So they are where rows are queries: three warpgroups have no registers for another product.
     const bool few = KEYS && share == 1 && end - (begin + count - 1) * COLUMNS <= FEW_COLUMNS;
     const u32 whole = few ? count - 1 : count;
     #pragma unroll 1

@@ -1,5 +1,5 @@
-// The forward pass. Each warpgroup has 64 queries; all share the tiles of keys and values. The scores of a tile are issued before the weighted sum of the tile
-// before, so that a softmax runs while the tensor cores multiply.
+// The forward pass. Each warpgroup has 64 queries; all share the tiles of keys and values. The scores of a tile are
+// issued before the weighted sum of the tile before, so that a softmax runs while the tensor cores multiply.
 
 constexpr u32 FORWARD_ROWS = GROUP_ROWS * FORWARD_GROUPS;
 constexpr u32 FORWARD_KEYS = 128;   // of a tile
@@ -32,7 +32,8 @@ __device__ __forceinline__ void soften(float (&scores)[N / 8][4], float (&larges
     }
 }
 
-// Removes scores of keys beyond the last position or the diagonal. `key` and `row` are those of the thread's first score.
+// Removes scores of keys beyond the last position or the diagonal. `key` and `row` are those of the thread's first
+// score.
 template <u32 N> __device__ __forceinline__ void mask_keys(float (&scores)[N / 8][4], const Attention& p, u32 key, u32 row) {
     #pragma unroll
     for (u32 i = 0; i < N / 8; i++) {
@@ -75,7 +76,8 @@ __device__ __forceinline__ void attend(const Attention& p) {
         const u32 barrier = v_stages.begin(tile, FORWARD_BYTES);
         copy_positions<FORWARD_KEYS>(v_tiles + tile % FORWARD_STAGES * FORWARD_BYTES, &p.v, tile * FORWARD_KEYS, kv_head, turn.sequence, barrier);
     };
-    // Before a tile: its values and the keys of the next. Their stages were released one iteration ago or earlier, so that this warpgroup seldom waits for others.
+    // Before a tile: its values and the keys of the next. Their stages were released one iteration ago or earlier, so
+    // that this warpgroup seldom waits for others.
     const auto load_ahead = [&](u32 tile) {
         if (warp == 0 && elected()) load_keys(tile + 1), load_values(tile);
         __syncwarp();

@@ -21,7 +21,8 @@ struct Attention {
     const float* lse;        // [batch, heads, positions]
     Raw *to_out, *dq, *dk, *dv;
     float* to_lse;
-    // [batch, heads, padded]: lse / ln 2 and the sums of out dout, or infinity and zero beyond the last position. `backward_queries` writes what `backward_keys` reads.
+    // [batch, heads, padded]: lse / ln 2 and the sums of out dout, or infinity and zero beyond the last position.
+    // `backward_queries` writes what `backward_keys` reads.
     float *padded_lse, *padded_delta;
     Layout queries, keys, results; // of q and dq; of k, v, dk and dv; of out and dout
     u32 batch, positions, heads, kv_heads;
@@ -38,7 +39,8 @@ struct Turn {
     u32 sequence, head, tile, tiles;
 };
 
-// CTAs go through the tiles of `together` heads, the same tile of each after each other, and then through the next heads.
+// CTAs go through the tiles of `together` heads, the same tile of each after each other, and then through the next
+// heads.
 __device__ __forceinline__ Turn turn_of_cta(const Attention& p, u32 heads) {
     const u32 all = p.batch * heads, tiles = gridDim.x / all, together = min(p.together, all);
     const u32 set = blockIdx.x / (together * tiles), rest = blockIdx.x - set * (together * tiles);
@@ -62,8 +64,9 @@ template <u32 COUNT> __device__ __forceinline__ void copy_positions(u32 to, cons
     }
 }
 
-// Barriers of a circular buffer: `full` counts copied bytes, `empty` the arrivals of those that have read a stage, ARRIVALS of each warp: 1, or 32 where
-// copies without a tensor map fill a part of the stage. Compute-sanitizer's racecheck tracks those copies, but no arrival for other lanes. Tile t is in stage t % COUNT.
+// Barriers of a circular buffer: `full` counts copied bytes, `empty` the arrivals of those that have read a stage,
+// ARRIVALS of each warp: 1, or 32 where copies without a tensor map fill a part of the stage. Compute-sanitizer's
+// racecheck tracks those copies, but no arrival for other lanes. Tile t is in stage t % COUNT.
 template <u32 COUNT, u32 ARRIVALS = 1> struct Stages {
     u64 full[COUNT], empty[COUNT];
 

@@ -1,4 +1,5 @@
-// Products of a warpgroup's 64 rows. They run while the warpgroup goes on: each function issues one group of `wgmma`, and groups complete in order.
+// Products of a warpgroup's 64 rows. They run while the warpgroup goes on: each function issues one group of `wgmma`,
+// and groups complete in order.
 
 // A tile of 64 rows, in registers or in shared memory.
 template <bool IN_REGISTERS> struct Rows;
@@ -41,7 +42,8 @@ template <u32 N, u32 COUNT> __device__ __forceinline__ void issue_scores(float (
     products_commit();
 }
 
-// Issues sums += weights · tile, for rounded weights of the first N rows of a tile of COUNT. Registers of weights are free once the product is complete.
+// Issues sums += weights · tile, for rounded weights of the first N rows of a tile of COUNT. Registers of weights are
+// free once the product is complete.
 template <u32 N, u32 COUNT, u32 STEPS_OF_WEIGHTS>
 __device__ __forceinline__ void issue_weighted(float (&sums)[DIM / 8][4], const u32 (&weights)[STEPS_OF_WEIGHTS][4], u32 tile) {
     const u64 b = DIM < 64 ? operand_across_narrow(tile) : operand_across(tile, COUNT * ROW_BYTES);

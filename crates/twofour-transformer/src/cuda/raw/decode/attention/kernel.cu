@@ -1,8 +1,10 @@
-// Attention of new tokens over a cache of keys and values, in f32 (flash-decoding: Dao et al., "Flash-Decoding for long-context inference", 2023). The cache's length is
-// split over CTAs at fixed positions; the last CTA of a head to arrive adds the partial results in the order of the splits, so results repeat bit for bit. Positions
-// are read from device memory: a graph is replayed at every position.
+// Attention of new tokens over a cache of keys and values, in f32 (flash-decoding: Dao et al., "Flash-Decoding for
+// long-context inference", 2023). The cache's length is split over CTAs at fixed positions; the last CTA of a head to
+// arrive adds the partial results in the order of the splits, so results repeat bit for bit. Positions are read from
+// device memory: a graph is replayed at every position.
 //
-// Queries that share a key-value head are the rows of a CTA, and so are those of neighbouring tokens. A key's elements are spread over LANES lanes.
+// Queries that share a key-value head are the rows of a CTA, and so are those of neighbouring tokens. A key's elements
+// are spread over LANES lanes.
 //
 // Defined outside: ELEMENT, DIM.
 
@@ -32,7 +34,8 @@ constexpr u32 LANES = DIM > 128 ? 16 : DIM / WIDTH < 8 ? DIM / WIDTH : 8, PER = 
 constexpr u32 AT_ONCE = THREADS / LANES, PASSES = TILE / AT_ONCE;
 constexpr u32 HALF = DIM / 2, EACH = (HALF + 31) / 32;
 
-// Loads a head, normalizes and rotates it (Su et al., "RoFormer", 2021): a warp has pairs (i, i + DIM / 2), lane after lane.
+// Loads a head, normalizes and rotates it (Su et al., "RoFormer", 2021): a warp has pairs (i, i + DIM / 2), lane after
+// lane.
 __device__ __forceinline__ void turned(const Attention& p, const Raw* head, const float* gain, u32 position, float (&low)[EACH], float (&high)[EACH]) {
     const u32 lane = threadIdx.x % 32;
     float squares = 0.0f;
@@ -101,7 +104,8 @@ __device__ __forceinline__ float capped(const Attention& p, float score) {
     return p.soft_cap - __fdividef(2.0f * p.soft_cap, 1.0f + exp2f(score));
 }
 
-// Adds the lanes' partial results over the groups of LANES lanes. While a lane has several rows, it hands half of them to the lane at `DISTANCE` and keeps the others.
+// Adds the lanes' partial results over the groups of LANES lanes. While a lane has several rows, it hands half of them
+// to the lane at `DISTANCE` and keeps the others.
 template <int ROWS, u32 DISTANCE> __device__ __forceinline__ void across_lanes(float (*o)[PER], u32& row, bool& writes) {
     if constexpr (DISTANCE >= LANES) {
         if constexpr (ROWS > 1) {
@@ -243,7 +247,8 @@ template <int ROWS, bool APPENDS> __device__ __forceinline__ void attend(const A
         });
         tile += TILE;
         if (tile >= to) break;
-        // A key beyond the end keeps what was loaded before; its share is zero, and what was loaded is finite where the cache is.
+        // A key beyond the end keeps what was loaded before; its share is zero, and what was loaded is finite where the
+        // cache is.
         unrolled<PASSES>([&](auto i) { fetch(tile, i, tile + i.value * AT_ONCE + place < to); });
         __syncthreads();
     }

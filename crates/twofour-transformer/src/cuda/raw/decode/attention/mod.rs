@@ -64,7 +64,8 @@ pub(crate) struct CachedAttentionParameters {
     pub(crate) soft_cap: f32,
 }
 
-/// Returns the index in [`rows_of`] of the CTAs for this many rows that share a head: the fewest CTAs, and then the fewest rows.
+/// Returns the index in [`rows_of`] of the CTAs for this many rows that share a head: the fewest CTAs, and then the
+/// fewest rows.
 fn rows_index(dim: usize, rows: usize) -> usize {
     let all = rows_of(dim);
     all.iter().position(|r| *r >= rows).unwrap_or(all.len() - 1)
@@ -107,11 +108,12 @@ impl CachedAttention {
         })
     }
 
-    /// Launches the new tokens' attention, of which each sequence has at least one, after their keys and values have been appended: by the same kernel where there is
-    /// one token, otherwise by one before.
+    /// Launches the new tokens' attention, of which each sequence has at least one, after their keys and values have
+    /// been appended: by the same kernel where there is one token, otherwise by one before.
     ///
     /// # Safety
-    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this call; the stream is of this device.
+    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this
+    /// call; the stream is of this device.
     pub(crate) unsafe fn run(&self, stream: Stream, parameters: &CachedAttentionParameters) -> Result<()> {
         let CachedAttentionParameters { batch, count, heads, kv_heads, splits, .. } = *parameters;
         let rows = (heads / kv_heads) as usize * count as usize;

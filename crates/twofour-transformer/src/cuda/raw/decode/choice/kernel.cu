@@ -1,5 +1,5 @@
-// The most likely token of each sequence, the lower of equals; and the step to the next position. A NaN is never chosen, but for a first one, after which nothing is
-// larger: as the CPU's comparisons have it. A CTA has a sequence.
+// The most likely token of each sequence, the lower of equals; and the step to the next position. A NaN is never
+// chosen, but for a first one, after which nothing is larger: as the CPU's comparisons have it. A CTA has a sequence.
 //
 // Defined outside: ELEMENT.
 

@@ -1,4 +1,5 @@
-// 8-bit integers times tokens of 8-bit integers with a scale for each token: exact sums. A lane's words 2 i and 2 i + 1 are its columns of instruction i.
+// 8-bit integers times tokens of 8-bit integers with a scale for each token: exact sums. A lane's words 2 i and 2 i + 1
+// are its columns of instruction i.
 
 struct Form {
     typedef int Sum;

@@ -1,8 +1,10 @@
-// y = x Wᵀ + bias for a few tokens with a dense weight of integers, bound by HBM bandwidth: the weight goes from memory straight into the registers of `mma`. From sm_80 on.
+// y = x Wᵀ + bias for a few tokens with a dense weight of integers, bound by HBM bandwidth: the weight goes from memory
+// straight into the registers of `mma`. From sm_80 on.
 //
-// A CTA computes 16 rows of W, of which each warp takes every WARPS-th step, DEPTH steps ahead. A step is 64 bytes of a row; of these a lane loads 16 contiguous ones,
-// whereas an instruction takes columns from every lane. So columns are permuted between W and the instructions, in x alike. Warps synchronize only at the end, to add their
-// sums in their order.
+// A CTA computes 16 rows of W, of which each warp takes every WARPS-th step, DEPTH steps ahead. A step is 64 bytes of a
+// row; of these a lane loads 16 contiguous ones, whereas an instruction takes columns from every lane. So columns are
+// permuted between W and the instructions, in x alike. Warps synchronize only at the end, to add their sums in their
+// order.
 //
 // Defined outside: ELEMENT (of y), WARPS, DEPTH, and `Form`: the weight's and the input's.
 

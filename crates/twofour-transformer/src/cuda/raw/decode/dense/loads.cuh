@@ -1,4 +1,5 @@
-// Loads of a weight that is read once. Predicated instead of behind a branch, where the compiler would wait for a load at once.
+// Loads of a weight that is read once. Predicated instead of behind a branch, where the compiler would wait for a load
+// at once.
 
 __device__ __forceinline__ void load(u32 (&to)[4], const void* from, bool there) {
     asm volatile("{.reg .pred there; setp.ne.u32 there, %5, 0; @there ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];}"

@@ -73,7 +73,8 @@ pub(crate) struct DenseProducts {
     kernels: [Kernel; 3],
 }
 
-/// The tensors of a launch: addresses that are multiples of 16, as `kernel.cu` says what each is; 0 where there is none.
+/// The tensors of a launch: addresses that are multiples of 16, as `kernel.cu` says what each is; 0 where there is
+/// none.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DenseOperands {
     pub(crate) weight: DevicePtr,
@@ -126,10 +127,12 @@ impl DenseProducts {
         Ok(Self { form, kernels: [kernel(TILES[0])?, kernel(TILES[1])?, kernel(TILES[2])?] })
     }
 
-    /// Launches the layer for 1 to [`MOST_TOKENS`] tokens and a weight of `features` rows of `columns`, a positive multiple of [`DenseForm::step`].
+    /// Launches the layer for 1 to [`MOST_TOKENS`] tokens and a weight of `features` rows of `columns`, a positive
+    /// multiple of [`DenseForm::step`].
     ///
     /// # Safety
-    /// The pointers are valid for this shape until the stream has passed this call; those of weight, tokens and scales of groups are multiples of 16; the stream is of this device.
+    /// The pointers are valid for this shape until the stream has passed this call; those of weight, tokens and scales
+    /// of groups are multiples of 16; the stream is of this device.
     pub(crate) unsafe fn run(
         &self,
         stream: Stream,
@@ -142,7 +145,8 @@ impl DenseProducts {
         let parameters = Parameters { operands, features, tokens, row_bytes, x_row_bytes };
         let tiles = TILES.iter().position(|tiles| tokens as usize <= 8 * tiles).unwrap_or(TILES.len() - 1);
         let launch = Launch::simple((features.div_ceil(ROWS), 1), 32 * WARPS);
-        // SAFETY: the structure has the kernel's layout; its pointers are valid for the shape, as this function requires.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid for the shape, as this function
+        // requires.
         unsafe { self.kernels[tiles].launch(stream, launch, &parameters) }
     }
 }

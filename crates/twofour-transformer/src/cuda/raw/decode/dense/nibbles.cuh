@@ -1,5 +1,5 @@
-// int4 with an f16 scale for each group of 64 columns, from a zero point of 8. A step is two groups. Of each a lane has two words of eight columns; nibbles i and i + 4 of a
-// word are its columns 2 i and 2 i + 1.
+// int4 with an f16 scale for each group of 64 columns, from a zero point of 8. A step is two groups. Of each a lane has
+// two words of eight columns; nibbles i and i + 4 of a word are its columns 2 i and 2 i + 1.
 
 struct Weight {
     // Groups of a step that have a scale each.
@@ -7,8 +7,8 @@ struct Weight {
     // A lane has eight of its columns at a time.
     static constexpr u32 EIGHTS = 4;
 
-    // Converts the eight columns of a word to pairs of ELEMENT. Placed in the lowest mantissa bits of 1024 (f16) or 128 (bf16) integers add their value; subtracting that
-    // number and the zero point is exact.
+    // Converts the eight columns of a word to pairs of ELEMENT. Placed in the lowest mantissa bits of 1024 (f16) or 128
+    // (bf16) integers add their value; subtracting that number and the zero point is exact.
     template <class I> static __device__ __forceinline__ void convert(const u32 (&values)[4], I word, u32 (&pairs)[4]) {
         unrolled<4>([&](auto i) {
             u32 numbers;

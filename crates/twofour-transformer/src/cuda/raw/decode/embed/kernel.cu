@@ -1,5 +1,5 @@
-// The first residual stream of new tokens: rows of a table by ids, and the learned vectors of their positions where there are any, in f32. A CTA has a token. An id beyond
-// the table has a row of zeros.
+// The first residual stream of new tokens: rows of a table by ids, and the learned vectors of their positions where
+// there are any, in f32. A CTA has a token. An id beyond the table has a row of zeros.
 //
 // Defined outside: ELEMENT.
 

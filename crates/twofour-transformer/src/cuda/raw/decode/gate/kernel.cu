@@ -1,5 +1,6 @@
-// A gated activation (Shazeer, "GLU Variants Improve Transformer", 2020) whose results are quantized to 8-bit integers with a scale for each token, the input of an int8
-// GEMM. Results are rounded to ELEMENT first, as gated/kernel.cu stores them.
+// A gated activation (Shazeer, "GLU Variants Improve Transformer", 2020) whose results are quantized to 8-bit integers
+// with a scale for each token, the input of an int8 GEMM. Results are rounded to ELEMENT first, as gated/kernel.cu
+// stores them.
 //
 // Defined outside: ELEMENT.
 

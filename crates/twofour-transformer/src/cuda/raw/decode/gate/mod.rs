@@ -11,7 +11,8 @@ use twofour_cuda::{
     source::{File, Source},
 };
 
-/// Vectors of a row from which on another CTA is worth its share of a cluster's barriers, where each takes eight exponentials.
+/// Vectors of a row from which on another CTA is worth its share of a cluster's barriers, where each takes eight
+/// exponentials.
 const LEAST_VECTORS: u32 = 128;
 
 /// The kernels for inputs of one data type, on one device. Gates: SiLU, GELU, GELU by tanh, ReLU.
@@ -53,7 +54,8 @@ impl QuantizedGates {
     /// Launches the gate of this index for `rows` rows, at least one.
     ///
     /// # Safety
-    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this call; the stream is of this device.
+    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this
+    /// call; the stream is of this device.
     pub(crate) unsafe fn run(
         &self,
         stream: Stream,

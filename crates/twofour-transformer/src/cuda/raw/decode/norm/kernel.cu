@@ -1,5 +1,6 @@
-// Normalization of a few tokens for inference: the residual stream, in f32, takes up a block's output and is normalized (RMS normalization: Zhang and Sennrich, 2019; layer
-// normalization: Ba, Kiros and Hinton, 2016) to ELEMENT, or to 8-bit integers with a scale for each token. A CTA has a token, and a thread up to N of its elements.
+// Normalization of a few tokens for inference: the residual stream, in f32, takes up a block's output and is normalized
+// (RMS normalization: Zhang and Sennrich, 2019; layer normalization: Ba, Kiros and Hinton, 2016) to ELEMENT, or to
+// 8-bit integers with a scale for each token. A CTA has a token, and a thread up to N of its elements.
 //
 // Defined outside: ELEMENT.
 
@@ -15,8 +16,8 @@ struct TokenNorm {
     float epsilon;
 };
 
-// Returns the sum over the CTA's threads, to the bit that of `sum_of_block`: the warps' sums are added one by one, but loaded four at a time. `shared` has
-// room for three more than there are warps.
+// Returns the sum over the CTA's threads, to the bit that of `sum_of_block`: the warps' sums are added one by one, but
+// loaded four at a time. `shared` has room for three more than there are warps.
 __device__ __forceinline__ float sum_of_token(float value, float* shared) {
     for (u32 distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(0xFFFFFFFFu, value, distance);
     __syncthreads();

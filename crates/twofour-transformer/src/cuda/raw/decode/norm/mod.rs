@@ -10,7 +10,8 @@ use twofour_cuda::{
     source::{File, Source},
 };
 
-/// Elements of a thread, and most threads of a CTA: of more elements there are fewer threads, which have more registers.
+/// Elements of a thread, and most threads of a CTA: of more elements there are fewer threads, which have more
+/// registers.
 const SIZES: [(u32, u32); 2] = [(4, 1024), (16, 512)];
 
 /// Most elements of a row.
@@ -67,7 +68,8 @@ impl TokenNorms {
     /// Launches the normalization of `rows` rows, at least one: to integers where there are scales.
     ///
     /// # Safety
-    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this call; the stream is of this device.
+    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this
+    /// call; the stream is of this device.
     pub(crate) unsafe fn run(
         &self,
         stream: Stream,

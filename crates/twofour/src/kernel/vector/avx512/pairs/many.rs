@@ -88,7 +88,8 @@ impl Work for Many<'_> {
                                     // indices are the strip's.
                                     unsafe { sums::<true, 1, $n>([strip], indices, x, [std::array::from_fn(|n| out.add(n * ROWS))]) }
                                 })*
-                                _ => unreachable!("more than {} tokens are passes of more than half as many", Pairs::TOKENS),
+                                _ => unreachable!("more than {} tokens are passes of more than half as \
+                                                   many", Pairs::TOKENS),
                             }
                         };
                     }
