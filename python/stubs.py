@@ -4,9 +4,9 @@
     python python/stubs.py            # writes the stub
     python python/stubs.py --check    # fails where the stub is not what would be written
 
-Names, defaults and documentation are those of the built module, types those of its Rust source in python/src. A function that only one of the
-two has, an argument that differs, and a Rust type without an entry in the table below are errors. The module is that of this folder where it was
-built in place, else the installed one.
+Names, defaults and documentation are those of the built module, types those of its Rust source in python/src. A
+function that only one of the two has, an argument that differs, and a Rust type without an entry in the table below are
+errors. The module is that of this folder where it was built in place, else the installed one.
 """
 
 from __future__ import annotations
@@ -149,16 +149,18 @@ def read_source() -> Source:
 
 def documented(item, indent: str) -> str:
     """The documentation of a function or class, as a docstring."""
-    lines = inspect.cleandoc(item.__doc__ or "").splitlines()
-    wrapped = [part for line in lines for part in (textwrap.wrap(line, 136 - len(indent)) or [""])]
-    if not wrapped:
+    if not item.__doc__:
         raise StubError(f"{item!r} has no documentation")
+    paragraphs = (" ".join(text.split()) for text in inspect.cleandoc(item.__doc__).split("\n\n"))
+    wrapped = "\n\n".join(textwrap.fill(text, 113 - len(indent)) for text in paragraphs).splitlines()
     body = "\n".join(wrapped).replace("\\", "\\\\")
     closing = '"""' if len(wrapped) == 1 else '\n"""'
     return textwrap.indent(f'"""{body}{closing}', indent)
 
 
-def definition(name: str, item, function: Function, aliases: dict[str, str], indent: str = "", receiver: str | None = None) -> str:
+def definition(
+    name: str, item, function: Function, aliases: dict[str, str], indent: str = "", receiver: str | None = None
+) -> str:
     """The stub of a function.
 
     Raises:
@@ -166,14 +168,16 @@ def definition(name: str, item, function: Function, aliases: dict[str, str], ind
     """
     signature = [p for p in inspect.signature(item).parameters.values() if p.name not in ("self", "cls")]
     if [p.name for p in signature] != list(function.arguments):
-        raise StubError(f"{name}: the module has the arguments {[p.name for p in signature]}, the source {list(function.arguments)}")
+        raise StubError(
+            f"{name}: the module has the arguments {[p.name for p in signature]}, the source {list(function.arguments)}"
+        )
     arguments = [] if receiver is None else [receiver]
     for parameter in signature:
         default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
         arguments.append(f"{parameter.name}: {python_type(function.arguments[parameter.name], aliases)}{default}")
     result = python_type(function.result, aliases)
     head = f"{indent}def {name}({', '.join(arguments)}) -> {result}:"
-    if len(head) > 140:
+    if len(head) > 120:
         joined = "".join(f"{indent}    {argument},\n" for argument in arguments)
         head = f"{indent}def {name}(\n{joined}{indent}) -> {result}:"
     return f"{head}\n"
@@ -194,7 +198,9 @@ def class_stub(name: str, cls: type, methods: dict[str, Function], aliases: dict
     for method, function in methods.items():
         if method != "new":
             item = getattr(cls, method)
-            parts.append(f"{definition(method, item, function, aliases, '    ', 'self')}{documented(item, '        ')}\n")
+            parts.append(
+                f"{definition(method, item, function, aliases, '    ', 'self')}{documented(item, '        ')}\n"
+            )
     return "\n".join(parts)
 
 
@@ -222,7 +228,9 @@ def stub(module, source: Source) -> str:
     described = {*source.constants, *source.functions, *source.classes}
     if set(public) != described:
         raise StubError(f"only one of module and source has {sorted(set(public) ^ described)}: build the module anew")
-    parts = [f"{HEAD}\n" + "".join(f"{name}: {constant_type(name, public[name])}\n" for name in sorted(source.constants))]
+    parts = [
+        f"{HEAD}\n" + "".join(f"{name}: {constant_type(name, public[name])}\n" for name in sorted(source.constants))
+    ]
     for name, function in sorted(source.functions.items()):
         parts.append(f"{definition(name, public[name], function, source.aliases)}{documented(public[name], '    ')}\n")
     for name, methods in sorted(source.classes.items()):
@@ -251,7 +259,9 @@ def main() -> None:
         return
     found = STUB.read_text() if STUB.exists() else ""
     if found != written:
-        sys.stdout.writelines(difflib.unified_diff(found.splitlines(True), written.splitlines(True), "_native.pyi", "what it should be"))
+        sys.stdout.writelines(
+            difflib.unified_diff(found.splitlines(True), written.splitlines(True), "_native.pyi", "what it should be")
+        )
         raise SystemExit(f"{STUB} differs from the native module: run python python/stubs.py")
 
 

@@ -143,11 +143,14 @@ def train(options, report=print) -> dict:
     training, held_out = text[:split], text[split:]
     if min(len(training), len(held_out)) < options.context + 2:
         raise ValueError(
-            f"{options.data or 'the built-in text'} has {len(text)} bytes, too few for windows of {options.context}: choose a longer file or a smaller --context"
+            f"{options.data or 'the built-in text'} has {len(text)} bytes, too few for windows of {options.context}: "
+            f"choose a longer file or a smaller --context"
         )
     torch.manual_seed(options.seed)
     linear = linear_of(options.method, options.algo)
-    model = Gpt(options.layers, options.width, options.heads, options.hidden, options.context, linear).to(options.device)
+    model = Gpt(options.layers, options.width, options.heads, options.hidden, options.context, linear).to(
+        options.device
+    )
     optimizer = optimizer_of(model, options.method, options.lr, options.steps)
     generator = torch.Generator().manual_seed(options.seed)
     losses, start = [], time.perf_counter()
@@ -184,7 +187,16 @@ def parser(requires_data: bool = True) -> argparse.ArgumentParser:
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--lr", type=float, default=1e-3)
     p.add_argument("--report-every", type=int, default=50)
-    sizes = {"steps": 500, "batch": 16, "context": 64, "layers": 2, "width": 128, "heads": 4, "hidden": 512, "evaluation": 256}
+    sizes = {
+        "steps": 500,
+        "batch": 16,
+        "context": 64,
+        "layers": 2,
+        "width": 128,
+        "heads": 4,
+        "hidden": 512,
+        "evaluation": 256,
+    }
     for name, default in sizes.items():
         p.add_argument(f"--{name}", type=int, default=default)
     return p
@@ -199,7 +211,10 @@ def main() -> None:
         if getattr(options, name) is None:
             setattr(options, name, value)
     result = train(options)
-    print(f"{options.method}: held-out loss {result['held_out_loss']:.4f} after {options.steps} steps in {result['seconds']:.1f} s")
+    print(
+        f"{options.method}: held-out loss {result['held_out_loss']:.4f} after {options.steps} steps in "
+        f"{result['seconds']:.1f} s"
+    )
 
 
 if __name__ == "__main__":

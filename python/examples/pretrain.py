@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""The programs of the 2by4-pretrain toolkit, with the import changed: layers of the user's own for FST, S-STE and STEP, made from its functions.
+"""The programs of the 2by4-pretrain toolkit, with the import changed: layers of the user's own for FST, S-STE and STEP,
+made from its functions.
 
     python python/examples/pretrain.py
 
-`import sparse` became `import twofour.pretrain as sparse`, and `to_sparse_semi_structured` comes from `twofour.sparse`. `twofour.pretrain` has
-these layers ready: SparseLinearTranspose, SparseLinear and STEPLinear (see gpt_pretrain.py).
+`import sparse` became `import twofour.pretrain as sparse`, and `to_sparse_semi_structured` comes from `twofour.sparse`.
+`twofour.pretrain` has these layers ready: SparseLinearTranspose, SparseLinear and STEPLinear (see gpt_pretrain.py).
 """
 
 import torch
@@ -115,7 +116,9 @@ def train(linear, steps: int = 40) -> None:
     model = nn.Sequential(linear(64, 512), sparse.GELUglu(), linear(256, 64)).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     if linear is StepLinear:
-        optimizer = sparse.AdamW_STEP(model.parameters(), lr=3e-3, betas=(0.9, 0.95), clipping=(steps // 10, steps // 2))
+        optimizer = sparse.AdamW_STEP(
+            model.parameters(), lr=3e-3, betas=(0.9, 0.95), clipping=(steps // 10, steps // 2)
+        )
     losses = []
     for step in range(steps):
         if linear is FstLinear and step == steps - steps // 6:

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""PyTorch's programs for semi-structured sparsity, with the import changed: a linear layer of a 2:4 weight, timed against the dense one, and a
-model that torch.ao.pruning prunes.
+"""PyTorch's programs for semi-structured sparsity, with the import changed: a linear layer of a 2:4 weight, timed
+against the dense one, and a model that torch.ao.pruning prunes.
 
     python python/examples/torch_sparse.py
 
-The calls are those of PyTorch's tutorial and of torchao's README; `from torch.sparse import` became `from twofour.sparse import`. On a CPU the
-shapes are smaller and the dtype is float32, which CPUs multiply fast.
+The calls are those of PyTorch's tutorial and of torchao's README; `from torch.sparse import` became `from
+twofour.sparse import`. On a CPU the shapes are smaller and the dtype is float32, which CPUs multiply fast.
 """
 
 import statistics
@@ -49,14 +49,19 @@ def one_layer() -> None:
         sparse_output = linear(x)
         dense_t, sparse_t = milliseconds(lambda: dense(x), lambda: linear(x))
     assert torch.allclose(sparse_output, dense_output, atol=1e-3, rtol=1e-2)
-    print(f"[{OUT}, {IN}], {TOKENS} tokens: dense {dense_t:.3f} ms, sparse {sparse_t:.3f} ms, speedup {dense_t / sparse_t:.3f}x")
+    print(
+        f"[{OUT}, {IN}], {TOKENS} tokens: dense {dense_t:.3f} ms, sparse {sparse_t:.3f} ms, speedup "
+        f"{dense_t / sparse_t:.3f}x"
+    )
 
 
 def a_pruned_model() -> None:
     """Masks by torch.ao.pruning, GEMMs by twofour."""
     model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 128)).to(DEVICE, DTYPE)
     sparse_config = [
-        {"tensor_fqn": f"{name}.weight"} for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)
+        {"tensor_fqn": f"{name}.weight"}
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
     ]
     sparsifier = WeightNormSparsifier(sparsity_level=1.0, sparse_block_shape=(1, 4), zeros_per_block=2)
     sparsifier.prepare(model, sparse_config)

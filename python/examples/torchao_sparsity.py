@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""torchao's programs for 2:4 sparsity, with the import changed: training whose masks are chosen in every step, and compression for inference.
+"""torchao's programs for 2:4 sparsity, with the import changed: training whose masks are chosen in every step, and
+compression for inference.
 
     python python/examples/torchao_sparsity.py
 

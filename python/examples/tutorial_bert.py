@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""PyTorch's tutorial on semi-structured sparsity: BERT for question answering, pruned by torch.ao.pruning, compressed, and timed.
+"""PyTorch's tutorial on semi-structured sparsity: BERT for question answering, pruned by torch.ao.pruning, compressed,
+and timed.
 
     python python/examples/tutorial_bert.py                      # a small BERT, seconds on a CPU
     python python/examples/tutorial_bert.py --full -o bert.json  # BERT-base, batches of 4, 16, 64 and 256
     python python/examples/tutorial_bert.py --full --weights FOLDER
 
-Weights are random unless --weights names a folder of transformers; random numbers take as long to multiply as trained ones. Only the import of
-`to_sparse_semi_structured` differs from the tutorial. Dense and 2:4 take turns; latencies are medians over rounds of one forward pass.
+Weights are random unless --weights names a folder of transformers; random numbers take as long to multiply as trained
+ones. Only the import of `to_sparse_semi_structured` differs from the tutorial. Dense and 2:4 take turns; latencies are
+medians over rounds of one forward pass.
 """
 
 import argparse
@@ -24,7 +26,13 @@ from transformers import BertConfig, BertForQuestionAnswering
 import twofour
 from twofour.sparse import to_sparse_semi_structured  # was: from torch.sparse import …
 
-SMALL = {"vocab_size": 1000, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL = {
+    "vocab_size": 1000,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 
 
 def options() -> argparse.Namespace:
@@ -34,7 +42,9 @@ def options() -> argparse.Namespace:
     p.add_argument("--batches", type=int, nargs="+", help="batch sizes; 4 16 64 256 with --full, 1 4 otherwise")
     p.add_argument("--tokens", type=int, help="tokens of a sequence; 384 with --full, 32 otherwise")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    p.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="float16 on a GPU, float32 on a CPU by default")
+    p.add_argument(
+        "--dtype", choices=["float32", "bfloat16", "float16"], help="float16 on a GPU, float32 on a CPU by default"
+    )
     p.add_argument("--compile", action="store_true", help="measure the compiled models, too")
     p.add_argument("--rounds", type=int, default=7)
     p.add_argument("-o", "--out", help="write JSON to this file")
@@ -111,10 +121,22 @@ def main() -> None:
                 speedup = ms["dense"] / ms["2:4"]
                 line = f"batch {batch:4} x {chosen.tokens} tokens, {way:8}  dense {ms['dense']:9.2f} ms  2:4 {ms['2:4']:9.2f} ms"
                 print(f"{line}  {speedup:5.2f}x", flush=True)
-                results.append({"batch": batch, "tokens": chosen.tokens, "way": way, "ms": ms, "relative_difference": difference})
+                results.append(
+                    {"batch": batch, "tokens": chosen.tokens, "way": way, "ms": ms, "relative_difference": difference}
+                )
     if chosen.out:
-        machine = torch.cuda.get_device_name() if chosen.device.startswith("cuda") else platform.processor() or platform.machine()
-        record = {"machine": machine, "threads": torch.get_num_threads(), "dtype": str(chosen.dtype), "full": chosen.full, "rounds": chosen.rounds}
+        machine = (
+            torch.cuda.get_device_name()
+            if chosen.device.startswith("cuda")
+            else platform.processor() or platform.machine()
+        )
+        record = {
+            "machine": machine,
+            "threads": torch.get_num_threads(),
+            "dtype": str(chosen.dtype),
+            "full": chosen.full,
+            "rounds": chosen.rounds,
+        }
         record |= {"torch": torch.__version__, "twofour": twofour.__version__, "results": results}
         with open(chosen.out, "w") as file:
             json.dump(record, file, indent=1)

@@ -37,8 +37,8 @@ use twofour_cuda::TileScheduler;
 
 /// Registers the kernels of `torch.ops.twofour` with the torch whose libraries are at these paths.
 ///
-/// Returns of each operator the schema to define, whether the leading dimensions of its first argument are rows, whether it is a GEMM, and whether
-/// it has [`result_shapes`]; a second call does nothing and returns none.
+/// Returns of each operator the schema to define, whether the leading dimensions of its first argument are rows,
+/// whether it is a GEMM, and whether it has [`result_shapes`]; a second call does nothing and returns none.
 #[pyfunction]
 #[pyo3(signature = (libtorch_cpu, libtorch_cuda=None))]
 fn register_torch(
@@ -51,8 +51,8 @@ fn register_torch(
     Ok(described.map(|o| (o.schema, o.by_rows, o.is_product, o.shapes.is_some())).collect())
 }
 
-/// The sizes and the dtype's name, or `None` for that of the first argument, of each result of an operator with these arguments, all of its schema.
-/// Sizes may be torch's symbols.
+/// The sizes and the dtype's name, or `None` for that of the first argument, of each result of an operator with these
+/// arguments, all of its schema. Sizes may be torch's symbols.
 #[pyfunction]
 fn result_shapes<'py>(
     operator: &str,
@@ -71,7 +71,8 @@ fn add_site_packages(folder: PathBuf) {
     twofour_cuda::libraries::add_site_packages(folder);
 }
 
-/// Sets how the tiles of large GEMMs are assigned to a GPU's thread blocks, `"persistent"` or `"hardware"`, from the next call on and for all devices.
+/// Sets how the tiles of large GEMMs are assigned to a GPU's thread blocks, `"persistent"` or `"hardware"`, from the
+/// next call on and for all devices.
 #[pyfunction]
 fn set_tile_scheduler(scheduler: &str) -> PyResult<()> {
     cuda::set_tile_scheduler(match scheduler {

@@ -1,7 +1,7 @@
 //! The names that Python has for data types, mask rules, estimators and activations, each in one table.
 //!
-//! Operators take rules, estimators and activations by number, since schemas without strings cost less. The number is the index here; the package's
-//! `operators` reads the tables as dictionaries.
+//! Operators take rules, estimators and activations by number, since schemas without strings cost less. The number is
+//! the index here; the package's `operators` reads the tables as dictionaries.
 
 use pyo3::{prelude::*, types::PyDict};
 use twofour::{
@@ -75,7 +75,8 @@ pub(crate) fn of(data_type: StoredDType) -> &'static str {
     DATA_TYPES.iter().find(|(_, stored)| *stored == data_type).map_or(data_type.name(), |(name, _)| name)
 }
 
-/// Adds the tables to the module: names of data types to those of safetensors, and all others to numbers; those of torch's types are torch's.
+/// Adds the tables to the module: names of data types to those of safetensors, and all others to numbers; those of
+/// torch's types are torch's.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let stored = PyDict::new(module.py());
     for (name, dtype) in DATA_TYPES {

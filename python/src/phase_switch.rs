@@ -9,8 +9,9 @@ pub(crate) struct StepSwitch(PhaseSwitch);
 
 #[pymethods]
 impl StepSwitch {
-    /// A switch after `steps` steps. `window` is the number of steps whose changes count, `option` 1 for the arithmetic and 2 for the geometric mean,
-    /// `bounds` the steps after which it may and must happen, `changes` the last of the means.
+    /// A switch after `steps` steps. `window` is the number of steps whose changes count, `option` 1 for the arithmetic
+    /// and 2 for the geometric mean, `bounds` the steps after which it may and must happen, `changes` the last of the
+    /// means.
     #[new]
     fn new(
         window: usize,

@@ -8,8 +8,8 @@ use std::{
 use rayon::{ThreadPool, ThreadPoolBuildError};
 use twofour::kernel::with_threads;
 
-/// Runs `f` on a pool of so many threads, with its kernels limited to as many. A forked child, to which no thread of its parent's pool
-/// came along, builds pools of its own.
+/// Runs `f` on a pool of so many threads, with its kernels limited to as many. A forked child, to which no thread of
+/// its parent's pool came along, builds pools of its own.
 ///
 /// # Errors
 /// Where the system refuses to start the threads.

@@ -14,7 +14,9 @@ def comparison(**changes):
 
 
 def test_every_distinct_shape_is_measured(device):
-    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.Linear(64, 128), nn.LayerNorm(128)).to(device)
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.Linear(64, 128), nn.LayerNorm(128)).to(
+        device
+    )
     model[3] = twofour.Linear.from_dense(model[3], prune=True)
     advice = twofour.advise(model, tokens=(1, 16), rounds=3)
     found = [(c.out_features, c.in_features, c.layers, c.tokens) for c in advice.comparisons]
@@ -46,7 +48,9 @@ def test_verdicts():
     assert comparison(speedup=1.01, low=0.97, high=1.04).verdict == "as fast"
     assert comparison(speedup=1.2, low=1.0, high=1.4).verdict == "too noisy"
     assert comparison(speedup=0.9, low=0.8, high=1.1).verdict == "too noisy"
-    advice = Advice("CPU", "float32", 9, (comparison(), comparison(out_features=16, layers=1, dense_us=60.0, sparse_us=80.0)))
+    advice = Advice(
+        "CPU", "float32", 9, (comparison(), comparison(out_features=16, layers=1, dense_us=60.0, sparse_us=80.0))
+    )
     assert advice.speedup(1) == 120 / 120
     assert "16x4" in str(advice) and "all layers, 1 token: 1.00x" in str(advice)
     with pytest.raises(ValueError, match=r"7 tokens were not measured; there are \[1\]"):
@@ -73,5 +77,7 @@ def test_bad_input(call, error, message):
 def test_device_info():
     info = twofour.device_info()
     assert (info.version, info.engine, info.torch) == (twofour.__version__, twofour.engine(), torch.__version__)
-    assert info.threads == torch.get_num_threads() and len(info.gpus) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    assert info.threads == torch.get_num_threads() and len(info.gpus) == (
+        torch.cuda.device_count() if torch.cuda.is_available() else 0
+    )
     assert info.engine in str(info) and torch.__version__ in str(info)

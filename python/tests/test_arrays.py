@@ -152,7 +152,11 @@ def test_a_sparse_tensor_counts_as_dense(device):
     [
         (lambda: twofour.compress(np.ones((3, 8), np.float32)), ValueError, "row 0, group 0: 4 non-zeros"),
         (lambda: twofour.prune(np.full((2, 8), np.nan, np.float32)), ValueError, "row 0, column 0: NaN"),
-        (lambda: twofour.prune(np.zeros((2, 8), np.float32), "best"), ValueError, "`best`.*known: magnitude, greedy, greedy-signed, causal1122, optimal"),
+        (
+            lambda: twofour.prune(np.zeros((2, 8), np.float32), "best"),
+            ValueError,
+            "`best`.*known: magnitude, greedy, greedy-signed, causal1122, optimal",
+        ),
         (lambda: twofour.prune(np.zeros((2, 8), np.float32), "greedy", pattern="1:4"), ValueError, "not 1:4"),
         (lambda: twofour.prune(np.zeros((2, 8))), TypeError, "dtype float64 cannot"),
         (lambda: twofour.verify(np.zeros(8, np.float32)), ValueError, r"the shape is \[8\]"),

@@ -9,7 +9,13 @@ import torch
 import torch.nn.functional as F
 from conftest import close
 
-from twofour.sparsity import BlockSparseTensor, BlockSparseWeightConfig, block_sparse_weight, semi_sparse_weight, sparsify_
+from twofour.sparsity import (
+    BlockSparseTensor,
+    BlockSparseWeightConfig,
+    block_sparse_weight,
+    semi_sparse_weight,
+    sparsify_,
+)
 
 
 def blocky(rows, cols, blocksize, device="cpu", dtype=torch.float32, kept=0.3):
@@ -114,7 +120,9 @@ def test_bad_input_is_an_exception():
     with pytest.raises(ValueError, match="prune is for 2:4"):
         sparsify_(torch.nn.Sequential(torch.nn.Linear(4, 4)), block_sparse_weight(), prune=True)
     with pytest.raises(ValueError, match="no gradient"):
-        BlockSparseTensor((64, 64), 16, *(getattr(weight, part) for part in weight.__tensor_flatten__()[0]), requires_grad=True)
+        BlockSparseTensor(
+            (64, 64), 16, *(getattr(weight, part) for part in weight.__tensor_flatten__()[0]), requires_grad=True
+        )
     with pytest.raises(ValueError, match="needs crow_indices"):
         BlockSparseTensor((32, 64), 16, weight.crow_indices(), weight.col_indices(), weight.values())
     with pytest.raises(TypeError, match="BlockSparseWeightConfig"):

@@ -87,7 +87,10 @@ def test_what_was_trained_is_what_is_deployed(name, road):
         assert torch.equal(weight.detach() != 0, mask) and twofour.verify(weight.detach())
 
 
-@pytest.mark.parametrize("config", [int8_dynamic_activation_int8_weight(), int8_dynamic_activation_int8_weight(prune=True), int4_weight_only()])
+@pytest.mark.parametrize(
+    "config",
+    [int8_dynamic_activation_int8_weight(), int8_dynamic_activation_int8_weight(prune=True), int4_weight_only()],
+)
 @pytest.mark.parametrize("name", TRAINED)
 def test_quantized_layers_keep_the_trained_mask(name, config):
     model = trained(name)
@@ -130,7 +133,9 @@ def test_a_trained_weight_that_another_module_shares_is_not_changed():
     assert type(model["head"]) is SemiSparseLinear
     before = model["embedding"].weight.detach().clone()
     sparsify_(model, semi_sparse_weight())
-    assert torch.equal(model["embedding"].weight, before) and isinstance(model["head"].weight, SparseSemiStructuredTensor)
+    assert torch.equal(model["embedding"].weight, before) and isinstance(
+        model["head"].weight, SparseSemiStructuredTensor
+    )
     both = nn.ModuleList([SemiSparseLinear(16, 16), SemiSparseLinear(16, 16)])
     both[1].weight = both[0].weight
     swap_semi_sparse_linear_with_linear(both)
@@ -160,7 +165,9 @@ def test_layers_whose_sparsity_no_deployed_layer_has_are_refused_by_name():
 
 
 def swap(model):
-    swap_linear_with_semi_sparse_linear(model, {name: SemiSparseLinear for name, m in model.named_modules() if isinstance(m, nn.Linear)})
+    swap_linear_with_semi_sparse_linear(
+        model, {name: SemiSparseLinear for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    )
 
 
 def to_linear(model):
@@ -257,12 +264,18 @@ def test_a_subclass_that_adds_attributes_is_served(door):
     assert "steps" not in layer.state_dict() and "gain" in layer.state_dict()
     if isinstance(layer, SemiSparseLinear):
         swap_semi_sparse_linear_with_linear(model)
-        assert type(model["layer"]) is Named and model["layer"].gain is linear.gain and model["layer"].__dict__.keys() == linear.__dict__.keys()
+        assert (
+            type(model["layer"]) is Named
+            and model["layer"].gain is linear.gain
+            and model["layer"].__dict__.keys() == linear.__dict__.keys()
+        )
 
 
 def test_torchs_own_subclass_is_served():
     for convert in (twofour.Linear.from_dense, QuantizedLinear.from_dense, Int4Linear.from_dense):
-        assert convert(apply_fake_sparsity(nn.modules.linear.NonDynamicallyQuantizableLinear(16, 8)))(torch.randn(2, 16)).shape == (2, 8)
+        assert convert(apply_fake_sparsity(nn.modules.linear.NonDynamicallyQuantizableLinear(16, 8)))(
+            torch.randn(2, 16)
+        ).shape == (2, 8)
 
 
 def test_a_module_with_two_names_is_replaced_under_both(door):
@@ -312,7 +325,17 @@ def test_hooks_are_called_and_their_handles_remove_them(door):
         handles = []
     model(torch.randn(2, 16, requires_grad=True)).sum().backward()
     model.load_state_dict(model.state_dict())
-    expected = {"before", "before with kwargs", "after", "always", "gradient", "state", "state after", "load", "load after"}
+    expected = {
+        "before",
+        "before with kwargs",
+        "after",
+        "always",
+        "gradient",
+        "state",
+        "state after",
+        "load",
+        "load after",
+    }
     assert set(calls) == expected and pre_with_module == [model[0]]
     assert calls.count("after") == 1
     if handles:

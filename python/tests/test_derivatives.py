@@ -1,4 +1,5 @@
-"""Derivatives of any order, in both modes and under torch.func: those of dense layers with the weight that is multiplied."""
+"""Derivatives of any order, in both modes and under torch.func: those of dense layers with the weight that is
+multiplied."""
 
 import functools
 

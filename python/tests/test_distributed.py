@@ -1,4 +1,5 @@
-"""Training on several ranks: DistributedDataParallel and FSDP2 (``fully_shard``), with gloo on CPUs and NCCL on GPUs."""
+"""Training on several ranks: DistributedDataParallel and FSDP2 (``fully_shard``), with gloo on CPUs and NCCL on
+GPUs."""
 
 import copy
 import functools
@@ -19,7 +20,12 @@ import twofour
 from twofour import pretrain
 from twofour.quantization import int4_weight_only, int8_dynamic_activation_int8_weight
 from twofour.sparsity import apply_fake_sparsity, block_sparse_weight, semi_sparse_weight, sparsify_
-from twofour.sparsity.training import SemiSparseActivationLinear, SemiSparseLinear, swap_linear_with_semi_sparse_linear, swap_semi_sparse_linear_with_linear
+from twofour.sparsity.training import (
+    SemiSparseActivationLinear,
+    SemiSparseLinear,
+    swap_linear_with_semi_sparse_linear,
+    swap_semi_sparse_linear_with_linear,
+)
 
 RANKS = 2
 STEPS = 3
@@ -28,7 +34,14 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch was 
 
 
 def backends():
-    return ["gloo", *(["nccl"] if torch.cuda.is_available() and torch.cuda.device_count() >= RANKS and dist.is_nccl_available() else [])]
+    return [
+        "gloo",
+        *(
+            ["nccl"]
+            if torch.cuda.is_available() and torch.cuda.device_count() >= RANKS and dist.is_nccl_available()
+            else []
+        ),
+    ]
 
 
 def device_of(backend: str, rank: int) -> str:
@@ -39,7 +52,9 @@ def model_of(device: str) -> nn.Module:
     """A model whose two linear layers are 2:4, and a dense one; the same on every rank."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32), nn.LayerNorm(32), nn.Linear(32, 8))
-    swap_linear_with_semi_sparse_linear(model, {"0": SemiSparseLinear, "2": SemiSparseLinear}, algo="largest_abs_values_greedy")
+    swap_linear_with_semi_sparse_linear(
+        model, {"0": SemiSparseLinear, "2": SemiSparseLinear}, algo="largest_abs_values_greedy"
+    )
     return model.to(device)
 
 
@@ -73,7 +88,11 @@ def with_fsdp(rank: int, device: str, folder: pathlib.Path) -> None:
     model = model_of(device)
     fully_shard(model, mesh=init_device_mesh(device.split(":")[0], (RANKS,)))
     train(model, rank, device)
-    for convert in (swap_semi_sparse_linear_with_linear, lambda m: sparsify_(m, semi_sparse_weight()), lambda m: twofour.Linear.from_dense(m[0])):
+    for convert in (
+        swap_semi_sparse_linear_with_linear,
+        lambda m: sparsify_(m, semi_sparse_weight()),
+        lambda m: twofour.Linear.from_dense(m[0]),
+    ):
         with pytest.raises(ValueError, match="its weight is sharded: load the whole state dict"):
             convert(model)
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -156,7 +175,9 @@ FROZEN = {
 def frozen_of(kind: str, rank: int) -> nn.Module:
     """A model of other weights on each rank."""
     torch.manual_seed(10 + rank)
-    return FROZEN[kind](nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Linear(32, 8)))
+    return FROZEN[kind](
+        nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Linear(32, 8))
+    )
 
 
 def with_frozen_weights(rank: int, device: str, folder: pathlib.Path) -> None:
@@ -219,7 +240,9 @@ def process(rank: int, run, backend: str, folder: str) -> None:
 
 
 def launch(run, backend: str, folder: str) -> list:
-    mp.start_processes(functools.partial(process, run=run, backend=backend, folder=folder), nprocs=RANKS, start_method="spawn")
+    mp.start_processes(
+        functools.partial(process, run=run, backend=backend, folder=folder), nprocs=RANKS, start_method="spawn"
+    )
     return [torch.load(pathlib.Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 
@@ -270,7 +293,9 @@ def test_every_training_layer_trains_under_fully_shard_as_it_does_alone():
     for kind, (sharded, alone) in found.items():
         assert sharded.keys() == alone.keys()
         for name, value in alone.items():
-            torch.testing.assert_close(sharded[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, at=(kind, name): f"{at}: {text}")
+            torch.testing.assert_close(
+                sharded[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, at=(kind, name): f"{at}: {text}"
+            )
     assert found["STEP"][1]["phase"]
 
 
@@ -284,7 +309,10 @@ def test_frozen_weights_are_sent_once_when_ddp_wraps_a_model(backend):
         assert torch.equal(first["y"], second["y"]), kind
         # Before each forward pass torch sends what a model changes in it, and nothing of ours.
         assert first["sent"] == ["3.running_mean", "3.running_var", "3.num_batches_tracked"], kind
-    assert "0.weight is a sparse tensor that needs a gradient" in found[0]["trainable"] and "twofour.Linear" in found[0]["trainable"]
+    assert (
+        "0.weight is a sparse tensor that needs a gradient" in found[0]["trainable"]
+        and "twofour.Linear" in found[0]["trainable"]
+    )
 
 
 def test_fsdp_takes_layers_and_names_them_where_it_cannot_take_sparse_weights(backend):

@@ -21,7 +21,9 @@ def test_blocks_are_found_with_their_lines(tmp_path):
     assert blocks(document) == [(2, "a = 1\nb = 2\n"), (9, "assert a\n")]
 
 
-@pytest.mark.parametrize(("name", "least"), [("docs/how-to/pytorch.md", 8), ("docs/reference/pytorch.md", 1), ("README.md", 1)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("docs/how-to/pytorch.md", 8), ("docs/reference/pytorch.md", 1), ("README.md", 1)]
+)
 def test_python_in_documents_runs(name, least, tmp_path, monkeypatch):
     document = ROOT / name
     if not document.exists():

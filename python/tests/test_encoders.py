@@ -1,4 +1,5 @@
-"""Modules that read the weights of layers and multiply with them themselves: torch's encoder layers and attention, and others."""
+"""Modules that read the weights of layers and multiply with them themselves: torch's encoder layers and attention, and
+others."""
 
 import copy
 
@@ -112,7 +113,10 @@ def test_encoders_compute_the_same_in_evaluation_and_in_training(name, layers):
 def test_a_padded_batch_is_that_of_the_dense_encoder(name):
     encoder = nn.TransformerEncoder(encoder_layer(), 2)
     for layer in encoder.layers:
-        layer.linear1, layer.self_attn.out_proj = TRAINING[name](layer.linear1), TRAINING[name](layer.self_attn.out_proj)
+        layer.linear1, layer.self_attn.out_proj = (
+            TRAINING[name](layer.linear1),
+            TRAINING[name](layer.self_attn.out_proj),
+        )
     reference = copy.deepcopy(encoder)
     for layer, other in zip(encoder.layers, reference.layers, strict=True):
         other.linear1, other.self_attn.out_proj = dense(layer.linear1), dense(layer.self_attn.out_proj)
@@ -202,7 +206,9 @@ def test_decoder_layers_compute_the_same_in_evaluation_and_in_training(name, gra
         if name == "STEPLinear" and training:
             continue  # Dense until its optimizer switches.
         with torch.set_grad_enabled(grad):
-            torch.testing.assert_close(decoder.train(training)(x, memory), reference.train(training)(x, memory), **tolerance)
+            torch.testing.assert_close(
+                decoder.train(training)(x, memory), reference.train(training)(x, memory), **tolerance
+            )
 
 
 def product(layer, x):

@@ -99,7 +99,9 @@ def test_dense_matrices_are_compressed_when_asked(tmp_path):
     tensors = {"a.weight": twofour.prune(torch.randn(8, 16)), "b.weight": torch.randn(8, 16), "a.bias": torch.randn(8)}
     twofour.save_file(tensors, path, compress="a.*t")
     loaded = twofour.load_file(path)
-    assert isinstance(loaded["a.weight"], SparseSemiStructuredTensor) and torch.equal(loaded["b.weight"], tensors["b.weight"])
+    assert isinstance(loaded["a.weight"], SparseSemiStructuredTensor) and torch.equal(
+        loaded["b.weight"], tensors["b.weight"]
+    )
     tensors["b.weight"] = tensors["a.weight"].clone()
     tensors["b.weight"][3, 4:8] = 1
     with pytest.raises(ValueError, match="tensor `b.weight`: row 3, group 1: 4 non-zeros"):
@@ -109,7 +111,9 @@ def test_dense_matrices_are_compressed_when_asked(tmp_path):
     with pytest.raises(ValueError, match=r"shape is \[8\]"):
         twofour.save_file(tensors, path, compress=["a.bias"], overwrite=True)
     # The old file is as it was, and nothing lies beside it.
-    assert torch.equal(twofour.load_file(path)["b.weight"], loaded["b.weight"]) and os.listdir(tmp_path) == ["w.safetensors"]
+    assert torch.equal(twofour.load_file(path)["b.weight"], loaded["b.weight"]) and os.listdir(tmp_path) == [
+        "w.safetensors"
+    ]
 
 
 def test_a_module_comes_back(tmp_path, device):
@@ -226,7 +230,9 @@ def test_scales_for_groups_of_int8_are_kept(tmp_path, group_size):
     for framework in ("torch", "numpy"):
         loaded = twofour.load_file(tmp_path / "w.safetensors", framework=framework)["w"]
         assert (loaded.dtype, loaded.group_size) == ("int8", group_size)
-        assert np.array_equal(np.asarray(loaded.scales), scales.numpy()) and np.array_equal(np.asarray(loaded.to_dense()), expected.numpy())
+        assert np.array_equal(np.asarray(loaded.scales), scales.numpy()) and np.array_equal(
+            np.asarray(loaded.to_dense()), expected.numpy()
+        )
         twofour.save_file({"w": loaded}, tmp_path / "again.safetensors", overwrite=True)
         read = [twofour.load_file(tmp_path / f"{name}.safetensors")["w"] for name in ("w", "again")]
         assert all(torch.equal(getattr(read[0], part), getattr(read[1], part)) for part in ("values", "meta", "scales"))
@@ -241,7 +247,10 @@ def test_layers_of_int8_come_back(tmp_path):
     twofour.save_file(nn.Sequential(layer), path)
     with safetensors.safe_open(path, "pt") as file:
         assert set(file.keys()) == {"0.weight.values", "0.weight.meta", "0.weight.scales", "0.bias"}
-    other, x = nn.Sequential(twofour.quantization.QuantizedLinear.from_dense(nn.Linear(70, 7), prune=True)), torch.randn(3, 70)
+    other, x = (
+        nn.Sequential(twofour.quantization.QuantizedLinear.from_dense(nn.Linear(70, 7), prune=True)),
+        torch.randn(3, 70),
+    )
     twofour.load_model(other, path)
     assert torch.equal(other[0](x), layer(x))
     weight = twofour.load_file(path)["0.weight"]
@@ -262,7 +271,9 @@ def test_int4_weights_are_kept(tmp_path, int4):
     with safetensors.safe_open(path, "pt") as file:
         entry = json.loads(file.metadata()["twofour"])["weights"]["0.weight"]
         assert {"0.weight.values", "0.weight.meta", "0.weight.scales", "0.bias", "1.weight"} <= set(file.keys())
-    expected = {"shape": [7, 270], "dtype": "I4", "pattern": "2:4"} | ({"group_size": 128} if int4.group_size == 128 else {})
+    expected = {"shape": [7, 270], "dtype": "I4", "pattern": "2:4"} | (
+        {"group_size": 128} if int4.group_size == 128 else {}
+    )
     assert entry == expected
     loaded = twofour.load_file(path)
     weight = loaded["0.weight"]
@@ -272,7 +283,9 @@ def test_int4_weights_are_kept(tmp_path, int4):
     x = torch.randn(3, 270)
     assert torch.equal(again(x), int4(x))
     # Into a model, and from the parts.
-    model = nn.Sequential(twofour.Int4Linear.from_dense(nn.Linear(270, 7), int4.group_size, prune=True), nn.LayerNorm(7))
+    model = nn.Sequential(
+        twofour.Int4Linear.from_dense(nn.Linear(270, 7), int4.group_size, prune=True), nn.LayerNorm(7)
+    )
     twofour.load_model(model, path)
     assert torch.equal(model[0](x), int4(x))
     twofour.save_file({"w": weight}, tmp_path / "w.safetensors")
@@ -287,8 +300,10 @@ def test_int4_weights_that_fit_nowhere_are_named(tmp_path, int4):
     twofour.save_file(nn.Sequential(int4), path)
     with pytest.raises(TypeError, match="`0.weight`: an int4 weight goes into an Int4Linear"):
         twofour.load_model(nn.Sequential(nn.Linear(270, 7)), path)
-    for other in (twofour.Int4Linear.from_dense(nn.Linear(264, 7), int4.group_size, prune=True),
-                  twofour.Int4Linear.from_dense(nn.Linear(270, 7), 127 - int4.group_size, prune=True)):
+    for other in (
+        twofour.Int4Linear.from_dense(nn.Linear(264, 7), int4.group_size, prune=True),
+        twofour.Int4Linear.from_dense(nn.Linear(270, 7), 127 - int4.group_size, prune=True),
+    ):
         with pytest.raises(RuntimeError, match="`0.weight`: shape and group size"):
             twofour.load_model(nn.Sequential(other), path)
     weight = twofour.load_file(path)["0.weight"]

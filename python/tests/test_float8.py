@@ -53,11 +53,16 @@ def test_scaled_mm_is_the_dense_product(device, types, out_dtype, by_row):
     # A sparse second operand, as in a linear layer, with a bias for each feature.
     y = torch._scaled_mm(x, weight.t(), scale_a=scale_x, scale_b=scale_w.t(), out_dtype=out_dtype)
     close(y, expected)
-    close(torch._scaled_mm(x, weight.t(), scale_x, scale_w.t(), bias=bias, out_dtype=out_dtype), expected + bias.double())
+    close(
+        torch._scaled_mm(x, weight.t(), scale_x, scale_w.t(), bias=bias, out_dtype=out_dtype), expected + bias.double()
+    )
     # A sparse first operand, as in torch.
     close(torch._scaled_mm(weight, x.t(), scale_w, scale_x.t(), out_dtype=out_dtype), expected.t())
     per_token = torch.randn(tokens, device=device).bfloat16()
-    close(torch._scaled_mm(weight, x.t(), scale_w, scale_x.t(), bias=per_token, out_dtype=out_dtype), expected.t() + per_token.double())
+    close(
+        torch._scaled_mm(weight, x.t(), scale_w, scale_x.t(), bias=per_token, out_dtype=out_dtype),
+        expected.t() + per_token.double(),
+    )
 
 
 def test_matrices_are_pruned_by_their_values(device):

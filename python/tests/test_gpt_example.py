@@ -9,7 +9,22 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SIZES = ["--steps", "12", "--batch", "4", "--context", "16", "--layers", "1", "--width", "16", "--heads", "2", "--hidden", "32"]
+SIZES = [
+    "--steps",
+    "12",
+    "--batch",
+    "4",
+    "--context",
+    "16",
+    "--layers",
+    "1",
+    "--width",
+    "16",
+    "--heads",
+    "2",
+    "--hidden",
+    "32",
+]
 SIZES += ["--evaluation", "8", "--device", "cpu"]
 
 

@@ -95,7 +95,9 @@ def test_cusparselt_operators(installed):
     reference = weight.double() @ x.double()
     close(torch._cslt_sparse_mm(compressed, x), reference, torch.float16)
     close(torch._cslt_sparse_mm(compressed, x, transpose_result=True), reference.t(), torch.float16)
-    scaled = torch._cslt_sparse_mm(compressed, x, bias=torch.ones(64).half(), alpha=torch.tensor(0.5), out_dtype=torch.float32)
+    scaled = torch._cslt_sparse_mm(
+        compressed, x, bias=torch.ones(64).half(), alpha=torch.tensor(0.5), out_dtype=torch.float32
+    )
     close(scaled, 0.5 * reference + 1, torch.float16)
     assert torch._cslt_sparse_mm_search(compressed, x) == 0
 

@@ -12,7 +12,13 @@ from conftest import close
 
 import twofour
 from twofour import operators
-from twofour.quantization import Int4Linear, Int4WeightOnlyConfig, MarlinSparseLayout, SemiSparseLayout, int4_weight_only
+from twofour.quantization import (
+    Int4Linear,
+    Int4WeightOnlyConfig,
+    MarlinSparseLayout,
+    SemiSparseLayout,
+    int4_weight_only,
+)
 
 GROUP_SIZES = [128, -1]
 
@@ -44,12 +50,16 @@ def test_integers_and_scales_are_those_of_a_loop(shape, group_size):
     values, meta, scales = layer.canonical()
     assert values.dtype == torch.uint8 and tuple(values.shape) == (rows, -(-cols // 4))
     assert tuple(scales.shape) == (rows, 1 if group_size == -1 else -(-cols // 128))
-    again = operators.canonical_int4(operators.pack_int4(values, meta, scales, cols, group_size), rows, cols, group_size)
+    again = operators.canonical_int4(
+        operators.pack_int4(values, meta, scales, cols, group_size), rows, cols, group_size
+    )
     assert all(torch.equal(a, b) for a, b in zip((values, meta, scales), again, strict=True))
 
 
 def _linear(weight, bias=None):
-    linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device=weight.device, dtype=weight.dtype)
+    linear = torch.nn.Linear(
+        weight.shape[1], weight.shape[0], bias=bias is not None, device=weight.device, dtype=weight.dtype
+    )
     with torch.no_grad():
         linear.weight.copy_(weight)
     return linear
@@ -81,7 +91,9 @@ def test_quantization_keeps_the_signal(device):
     assert 10 * torch.log10(pruned.square().sum() / noise.square().sum()) > 18
 
 
-@pytest.mark.parametrize("config", [MarlinSparseLayout(), int4_weight_only(prune=True), Int4WeightOnlyConfig(group_size=-1, prune=True)])
+@pytest.mark.parametrize(
+    "config", [MarlinSparseLayout(), int4_weight_only(prune=True), Int4WeightOnlyConfig(group_size=-1, prune=True)]
+)
 def test_quantize_replaces_layers_and_their_state_survives(device, config):
     def model():
         layers = torch.nn.Sequential(torch.nn.Linear(256, 96), torch.nn.ReLU(), torch.nn.Linear(96, 32))
@@ -145,7 +157,9 @@ def test_bad_input_is_an_exception(device):
     with pytest.raises(RuntimeError, match="an int4 weight of shape"):
         operators.pack_int4(values, meta, scales[:, :1].contiguous(), 264, 128)
     with pytest.raises(RuntimeError, match="Missing key.*0.weight_scales"):
-        torch.nn.Sequential(layer).load_state_dict({"0.weight_values": values, "0.weight_meta": meta, "0.bias": layer.bias})
+        torch.nn.Sequential(layer).load_state_dict(
+            {"0.weight_values": values, "0.weight_meta": meta, "0.bias": layer.bias}
+        )
     state = torch.nn.Sequential(layer).state_dict() | {"0.weight_meta": torch.zeros_like(meta)}
     with pytest.raises(RuntimeError, match="0.weight: "):
         torch.nn.Sequential(layer).load_state_dict(state)

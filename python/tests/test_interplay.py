@@ -55,7 +55,11 @@ def dense():
 
 
 def make(kind):
-    return KINDS[kind](dense()) if kind in KINDS else nn.Sequential(TRAINING[kind](32, 48), nn.ReLU(), TRAINING[kind](48, 16))
+    return (
+        KINDS[kind](dense())
+        if kind in KINDS
+        else nn.Sequential(TRAINING[kind](32, 48), nn.ReLU(), TRAINING[kind](48, 16))
+    )
 
 
 @pytest.fixture(params=[*KINDS, *TRAINING])
@@ -177,7 +181,9 @@ PRODUCTS = {
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
-@pytest.mark.parametrize("types", [(torch.float32, torch.float32), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
+@pytest.mark.parametrize(
+    "types", [(torch.float32, torch.float32), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]
+)
 def test_products_under_autocast_have_the_type_of_dense_ones(product, types):
     weight = to_sparse_semi_structured(torch.randn(24, 32).to(types[0]), prune=True)
     x, bias = torch.randn(5, 32).to(types[1]), torch.randn(24)
@@ -211,7 +217,9 @@ def test_assigning_to_data_changes_what_is_multiplied(kind):
         torch.testing.assert_close(model[0](x) - model[0].bias, F.linear(x, other[0].weight))
         assert not model[0].weight.requires_grad
         if "0.weight" in taken:
-            assert isinstance(model[0].weight, nn.Parameter) and torch.equal(taken["0.weight"].to_dense(), before["0.weight"])
+            assert isinstance(model[0].weight, nn.Parameter) and torch.equal(
+                taken["0.weight"].to_dense(), before["0.weight"]
+            )
         torch.testing.assert_close(copy.deepcopy(model)(x), model(x))
     model[0].weight.data = model[0].weight.data.to(torch.bfloat16)
     assert model[0].weight.dtype == torch.bfloat16
@@ -250,7 +258,9 @@ def test_averages_copy_packed_weights_and_refuse_to_compute_with_them(kind):
         torch.testing.assert_close(averaged.eval()(x), model(x))
         averaged = AveragedModel(model, use_buffers=True, **options)
         averaged.update_parameters(model)
-        with pytest.raises(NotImplementedError, match=r"a buffer of a twofour.Linear.*AveragedModel\(use_buffers=False\)"):
+        with pytest.raises(
+            NotImplementedError, match=r"a buffer of a twofour.Linear.*AveragedModel\(use_buffers=False\)"
+        ):
             averaged.update_parameters(model)
         torch.testing.assert_close(averaged.eval()(x), model(x))
     # Weights that were loaded between two updates are followed.
@@ -265,16 +275,47 @@ def test_the_buffer_of_a_packed_weight_is_copied_and_never_taken_for_numbers(kin
     model, x = make(kind).eval(), torch.randn(3, 32)
     expected = model(x)
     (name, buffer), *_ = ((name, buffer) for name, buffer in model.named_buffers() if name.endswith("packed"))
-    ask = [lambda b: b * 0.5, lambda b: 1 - b, lambda b: b.mean(), lambda b: b.lerp_(b, 0.5), lambda b: b.data.mul_(2), lambda b: b.zero_()]
-    ask += [lambda b: torch.lerp(b, b, 0.5), lambda b: b.view(-1).add(1), lambda b: b.double(), lambda b: b.to(torch.int32), lambda b: b.to("meta")]
-    ask += [lambda b: torch._foreach_mul_([b], [2.0]), lambda b: torch.cat([b, b]).sum(), lambda b: nn.utils.parameters_to_vector([b]) * 2]
-    ask += [lambda b: b.copy_(torch.zeros(b.shape, dtype=torch.float64)), lambda b: setattr(b, "data", b.plain.double()), lambda b: b.fill_(1)]
+    ask = [
+        lambda b: b * 0.5,
+        lambda b: 1 - b,
+        lambda b: b.mean(),
+        lambda b: b.lerp_(b, 0.5),
+        lambda b: b.data.mul_(2),
+        lambda b: b.zero_(),
+    ]
+    ask += [
+        lambda b: torch.lerp(b, b, 0.5),
+        lambda b: b.view(-1).add(1),
+        lambda b: b.double(),
+        lambda b: b.to(torch.int32),
+        lambda b: b.to("meta"),
+    ]
+    ask += [
+        lambda b: torch._foreach_mul_([b], [2.0]),
+        lambda b: torch.cat([b, b]).sum(),
+        lambda b: nn.utils.parameters_to_vector([b]) * 2,
+    ]
+    ask += [
+        lambda b: b.copy_(torch.zeros(b.shape, dtype=torch.float64)),
+        lambda b: setattr(b, "data", b.plain.double()),
+        lambda b: b.fill_(1),
+    ]
     for compute in ask:
-        with pytest.raises(NotImplementedError, match=r"twofour.Linear, QuantizedLinear or Int4Linear.*layer.to\(...\)"):
+        with pytest.raises(
+            NotImplementedError, match=r"twofour.Linear, QuantizedLinear or Int4Linear.*layer.to\(...\)"
+        ):
             compute(buffer)
     assert torch.equal(model(x), expected)
-    for copy_of in (buffer.clone(), buffer.detach(), copy.deepcopy(buffer), buffer.to("cpu", copy=True), pickle.loads(pickle.dumps(buffer))):
-        assert type(copy_of) is type(buffer) and torch.equal(copy_of.plain.view(torch.uint8), buffer.plain.view(torch.uint8))
+    for copy_of in (
+        buffer.clone(),
+        buffer.detach(),
+        copy.deepcopy(buffer),
+        buffer.to("cpu", copy=True),
+        pickle.loads(pickle.dumps(buffer)),
+    ):
+        assert type(copy_of) is type(buffer) and torch.equal(
+            copy_of.plain.view(torch.uint8), buffer.plain.view(torch.uint8)
+        )
     # Other weights, as broadcasts and functional calls have them.
     other = make(kind).eval()
     other.load_state_dict({key: value for key, value in model.state_dict().items() if "bias" in key}, strict=False)
@@ -287,7 +328,9 @@ def test_the_buffer_of_a_packed_weight_is_copied_and_never_taken_for_numbers(kin
 
 
 @pytest.mark.parametrize("kind", ["Linear", "int8", "int4"])
-@pytest.mark.parametrize("convert", [nn.Module.half, nn.Module.bfloat16, lambda m: m.to(torch.float16), lambda m: m.type(torch.bfloat16)])
+@pytest.mark.parametrize(
+    "convert", [nn.Module.half, nn.Module.bfloat16, lambda m: m.to(torch.float16), lambda m: m.type(torch.bfloat16)]
+)
 def test_models_are_cast_or_say_that_they_cannot_be(kind, convert):
     model, x = make(kind).eval(), torch.randn(3, 32)
     expected, model = model(x), convert(model)
@@ -349,7 +392,9 @@ def test_safetensors_saves_layers_and_says_what_to_do_with_sparse_weights(kind, 
     if kind in ("sparse weight", "sparse weight both ways", "blocks"):
         with pytest.raises(RuntimeError, match=r"replace a layer whose weight it is by twofour.Linear.from_dense"):
             safetensors.save_model(model, path)
-        model, other = (by_layers(net) for net in (model, other)) if kind != "blocks" else (make("Linear"), make("Linear"))
+        model, other = (
+            (by_layers(net) for net in (model, other)) if kind != "blocks" else (make("Linear"), make("Linear"))
+        )
     safetensors.save_model(model, path)
     safetensors.load_model(other, path)
     x = torch.randn(3, 32)

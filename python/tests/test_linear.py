@@ -87,7 +87,11 @@ def test_state_dicts(device):
     reference = twofour.compress(sparse.to_dense().weight)
     assert torch.equal(state["weight_values"], reference.values) and torch.equal(state["weight_meta"], reference.meta)
     x = torch.randn(4, 70, device=device)
-    for given in (state, {"weight": sparse.to_dense().weight, "bias": sparse.bias}, {"weight": sparse.weight, "bias": sparse.bias}):
+    for given in (
+        state,
+        {"weight": sparse.to_dense().weight, "bias": sparse.bias},
+        {"weight": sparse.weight, "bias": sparse.bias},
+    ):
         other = layer(device=device)
         other.load_state_dict(given)
         assert torch.equal(other(x), sparse(x))
@@ -112,7 +116,10 @@ def test_state_dicts(device):
         (lambda s: s.pop("bias"), r'Missing key\(s\) in state_dict: "bias"'),
         (lambda s: s.update(more=torch.zeros(1)), r'Unexpected key\(s\) in state_dict: "more"'),
         (lambda s: s["weight_meta"].zero_(), "weight: row 0, group 0: metadata code 0x0"),
-        (lambda s: s.update(weight_values=torch.zeros(37, 35)), r"weight_values of a weight \[37, 70\] has shape \[37, 36\]"),
+        (
+            lambda s: s.update(weight_values=torch.zeros(37, 35)),
+            r"weight_values of a weight \[37, 70\] has shape \[37, 36\]",
+        ),
         (lambda s: s.update(weight=torch.ones(37, 70)), "weight: row 0, group 0: 4 non-zeros"),
         (lambda s: s.update(weight=torch.ones(37, 71)), r"its shape is \[37, 71\], not \[37, 70\]"),
     ],

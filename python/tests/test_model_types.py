@@ -99,14 +99,16 @@ def test_every_matrix_is_packed_in_the_file(tmp_path, name):
     expect_equal(outputs(loaded(kind, tmp_path / "again"), inputs), outputs(model, inputs))
 
 
-#: Models that read the weights of layers, or their types: T5 that of `wo`, Mamba those of its projections, others those of heads that are tied.
+#: Models that read the weights of layers, or their types: T5 that of `wo`, Mamba those of its projections, others those
+#: of heads that are tied.
 READERS = ["t5", "t5, untied", "wav2vec2", "gemma2", "gemma3", "llama, tied", "mamba", "bart"]
 
 
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("quantize", "tolerance"), [(int8_dynamic_activation_int8_weight(prune=True), 0.15), (int4_weight_only(-1, prune=True), 1e-3)]
+    ("quantize", "tolerance"),
+    [(int8_dynamic_activation_int8_weight(prune=True), 0.15), (int4_weight_only(-1, prune=True), 1e-3)],
 )
 def test_every_layer_is_quantized(name, dtype, quantize, tolerance):
     model, inputs = build(name)

@@ -14,7 +14,22 @@ from twofour import pickles
 
 ROOT = pathlib.Path(twofour.__file__).parent
 #: As CONTRIBUTING lists them: each imports only what stands before it.
-ORDER = ["canonical", "operators", "arrays", "tensor", "device", "modules", "files", "advice", "sparse", "quantization", "pretrain", "sparsity", "compat", "integrations"]
+ORDER = [
+    "canonical",
+    "operators",
+    "arrays",
+    "tensor",
+    "device",
+    "modules",
+    "files",
+    "advice",
+    "sparse",
+    "quantization",
+    "pretrain",
+    "sparsity",
+    "compat",
+    "integrations",
+]
 IMPORT = re.compile(r"^ *from (\.+)([\w.]*) import (\([^)]*\)|[^\n#]+)", re.MULTILINE)
 
 

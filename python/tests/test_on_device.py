@@ -1,5 +1,5 @@
-"""Checking, pruning and compressing on a tensor's device: the functions are those of torch, so that they are compared with the host's here,
-too; on a GPU the package's own functions are."""
+"""Checking, pruning and compressing on a tensor's device: the functions are those of torch, so that they are compared
+with the host's here, too; on a GPU the package's own functions are."""
 
 import itertools
 
@@ -72,7 +72,10 @@ def test_compressed_matrices_are_the_hosts(device, dtype, shape):
 
 
 def test_every_group_of_two_is_compressed_as_the_host_does(device):
-    dense = torch.tensor([bits for bits in itertools.product((0.0, -0.0, 1.5), repeat=4) if sum(b != 0 for b in bits) <= 2], device=device)
+    dense = torch.tensor(
+        [bits for bits in itertools.product((0.0, -0.0, 1.5), repeat=4) if sum(b != 0 for b in bits) <= 2],
+        device=device,
+    )
     values, meta = on_gpu.compressed(dense, False)
     expected = host(twofour.compress, dense)
     same_bits(values.cpu(), expected.values)
@@ -131,7 +134,12 @@ def test_a_tensor_on_a_gpu_is_refused_as_on_the_host():
 
 @gpu
 def test_a_model_on_a_gpu_is_saved_as_from_the_host(tmp_path):
-    model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.Linear(96, 128), torch.nn.Linear(128, 256)).cuda().bfloat16().requires_grad_(False)
+    model = (
+        torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.Linear(96, 128), torch.nn.Linear(128, 256))
+        .cuda()
+        .bfloat16()
+        .requires_grad_(False)
+    )
     model[0].weight = torch.nn.Parameter(to_sparse_semi_structured(model[0].weight, prune=True), requires_grad=False)
     model[1].weight.copy_(twofour.prune(model[1].weight))
     model[2] = twofour.Int4Linear.from_dense(model[2], prune=True)
@@ -140,5 +148,7 @@ def test_a_model_on_a_gpu_is_saved_as_from_the_host(tmp_path):
     twofour.save_file(model.cpu(), files[1], compress="1.weight")
     found, expected = (safetensors.torch.load_file(file) for file in files)
     assert list(found) == list(expected)
-    assert [name for name in found if not torch.equal(found[name].view(torch.uint8), expected[name].view(torch.uint8))] == []
+    assert [
+        name for name in found if not torch.equal(found[name].view(torch.uint8), expected[name].view(torch.uint8))
+    ] == []
     assert files[0].read_bytes() == files[1].read_bytes()

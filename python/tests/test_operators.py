@@ -30,7 +30,10 @@ def calls_of(rows, cols, device):
         packed, packed_t, tiles = OPS.pack(dense, GREEDY, 1.0, True, True)
         if device == "cpu":
             found += [("pack_sparse", (dense,)), ("quantize_rows", (dense,)), ("quantize_int4", (dense, 128))]
-            found += [("gated_gelu", (torch.randn(3, 2 * cols).to(dtype),)), ("gated_gelu_gradient", (torch.randn(3, 2 * cols).to(dtype), torch.randn(3, cols).to(dtype)))]
+            found += [
+                ("gated_gelu", (torch.randn(3, 2 * cols).to(dtype),)),
+                ("gated_gelu_gradient", (torch.randn(3, 2 * cols).to(dtype), torch.randn(3, cols).to(dtype))),
+            ]
         found += [
             ("linear", (x, packed, rows)),
             ("linear_bias", (x, packed, bias, rows, IDENTITY)),
@@ -47,7 +50,10 @@ def calls_of(rows, cols, device):
             ("soft_threshold_scale", (dense,)),
             ("estimate", (dense, operators.ESTIMATORS["mvue"], 1.0, seed)),
             ("estimate", (dense.t().contiguous().t(), operators.ESTIMATORS["mvue"], 1.0, seed)),
-            ("sampled_weight_gradient", (dy.reshape(-1, rows), x.reshape(-1, cols), operators.ESTIMATORS["mvue"], seed)),
+            (
+                "sampled_weight_gradient",
+                (dy.reshape(-1, rows), x.reshape(-1, cols), operators.ESTIMATORS["mvue"], seed),
+            ),
             ("bias_gradient", (dy,)),
         ]
         if dtype == torch.float32:
@@ -67,8 +73,14 @@ def calls_of(rows, cols, device):
     for dtype in operators.FLOAT8:
         values = parts[0].float().to(dtype)
         packed, none = OPS.from_canonical(values, parts[1], cols), torch.empty(0, device=device)
-        found += [("from_canonical", (values, parts[1], cols)), ("canonical", (packed, rows, cols)), ("unpack", (packed, rows, cols))]
-        found.append(("linear_float8", (x.float().to(dtype), packed, scales, none, none, rows, operators.TYPES[torch.float16])))
+        found += [
+            ("from_canonical", (values, parts[1], cols)),
+            ("canonical", (packed, rows, cols)),
+            ("unpack", (packed, rows, cols)),
+        ]
+        found.append(
+            ("linear_float8", (x.float().to(dtype), packed, scales, none, none, rows, operators.TYPES[torch.float16]))
+        )
     for group_size in (128, -1):
         parts = [part.to(device) for part in OPS.quantize_int4(two_four(rows, cols, torch.float32, "cpu"), group_size)]
         packed = OPS.pack_int4(*parts, cols, group_size)
@@ -98,13 +110,17 @@ def test_results_have_the_shapes_that_torch_compile_is_told(rows, cols, device):
             assert kinds[0] == kinds[1], f"{name} of {rows}x{cols}"
     if device == "cpu":
         # One that returns a number has no shapes.
-        assert {name for name, _ in calls} == {name for name in dir(OPS) if not name.startswith("_") and name != "name"} - {"adamw_step_"}
+        assert {name for name, _ in calls} == {
+            name for name in dir(OPS) if not name.startswith("_") and name != "name"
+        } - {"adamw_step_"}
 
 
 def test_arguments_may_be_named(device):
     dense = two_four(24, 64, torch.float32, device)
     with FakeTensorMode() as mode:
-        packed, packed_t, _ = OPS.pack(weight=mode.from_tensor(dense), rule=GREEDY, scale=1.0, transpose=False, check=True)
+        packed, packed_t, _ = OPS.pack(
+            weight=mode.from_tensor(dense), rule=GREEDY, scale=1.0, transpose=False, check=True
+        )
         assert packed_t.numel() == 0
         assert OPS.unpack(packed, cols=64, rows=24).shape == (24, 64)
 
@@ -127,7 +143,9 @@ def test_operators_that_multiply_are_counted(device):
     with FlopCounterMode(display=False) as counter:
         OPS.linear(x, packed, 16)
         OPS.input_gradient(torch.randn(5, 16, device=device), packed, 64)
-        OPS.sampled_weight_gradient(torch.randn(5, 16, device=device), x, operators.ESTIMATORS["mvue"], torch.tensor([1]))
+        OPS.sampled_weight_gradient(
+            torch.randn(5, 16, device=device), x, operators.ESTIMATORS["mvue"], torch.tensor([1])
+        )
     assert counter.get_total_flops() == 3 * 2 * 5 * 16 * 64
 
 
@@ -142,11 +160,17 @@ def test_batches_of_any_operand_are_computed_one_by_one(device):
 
 @pytest.mark.parametrize("group_size", [128, -1])
 def test_a_dequantized_weight_is_integers_times_scales(group_size, device):
-    values, meta, scales = (part.to(device) for part in OPS.quantize_int4(two_four(37, 300, torch.float32, "cpu"), group_size))
+    values, meta, scales = (
+        part.to(device) for part in OPS.quantize_int4(two_four(37, 300, torch.float32, "cpu"), group_size)
+    )
     integers = torch.stack((values & 15, values >> 4), -1).flatten(1).to(torch.int8) - 8
     integers = OPS.unpack(OPS.from_canonical(integers, meta, 300), 37, 300).float()
-    expected = integers * (scales.float() if group_size < 0 else scales.float().repeat_interleave(group_size, 1)[:, :300])
-    assert torch.equal(OPS.dequantize_int4(OPS.pack_int4(values, meta, scales, 300, group_size), 37, 300, group_size), expected)
+    expected = integers * (
+        scales.float() if group_size < 0 else scales.float().repeat_interleave(group_size, 1)[:, :300]
+    )
+    assert torch.equal(
+        OPS.dequantize_int4(OPS.pack_int4(values, meta, scales, 300, group_size), 37, 300, group_size), expected
+    )
 
 
 def test_masks_in_tiles_are_those_of_bool(device):

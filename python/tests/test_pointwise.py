@@ -94,7 +94,9 @@ def test_a_table_that_was_loaded_before_has_the_operators_too():
 
     from twofour.tensor import semi_structured
 
-    Mine.SPARSE_DISPATCH = {packet: handler for packet, handler in semi_structured.DISPATCH.items() if packet not in pointwise.HANDLERS}
+    Mine.SPARSE_DISPATCH = {
+        packet: handler for packet, handler in semi_structured.DISPATCH.items() if packet not in pointwise.HANDLERS
+    }
     own = Mine.SPARSE_DISPATCH[torch.ops.aten.silu] = lambda func, types, args, kwargs: "mine"
     pointwise.install()
     assert Mine.SPARSE_DISPATCH[torch.ops.aten.silu] is own

@@ -46,7 +46,9 @@ def test_ties_and_continuity():
 
 
 def test_the_estimate_is_unbiased_and_two_of_four(device):
-    x = torch.tensor([[3.0, -1.0, 0.5, 2.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 7.0, 0.0], [1e-3, 10.0, 1e-3, 0.0]], device=device)
+    x = torch.tensor(
+        [[3.0, -1.0, 0.5, 2.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 7.0, 0.0], [1e-3, 10.0, 1e-3, 0.0]], device=device
+    )
     draws = torch.stack([MVUE24_approx(x.repeat(2500, 1), seed) for seed in range(8)]).view(-1, *x.shape).double()
     assert ((draws != 0).sum(-1) <= 2).all()
     deviation = draws.std(0) / len(draws) ** 0.5
@@ -125,7 +127,9 @@ def test_masked_decay_is_that_of_the_rust_crate(device):
     assert masked_add_(gradient, weight, kept, alpha=0.5).tolist() == [[10.5, 11.0, 10.0, 10.0]]
 
 
-@pytest.mark.parametrize("options", [{}, {"mask": True}, {"MVUE24": True}, {"dtype": torch.int8}, {"dtype": torch.bfloat16}])
+@pytest.mark.parametrize(
+    "options", [{}, {"mask": True}, {"MVUE24": True}, {"dtype": torch.int8}, {"dtype": torch.bfloat16}]
+)
 def test_the_toolkits_compression_prunes(device, options):
     dense = (torch.randn(24, 40, device=device) * 20).half()
     if "mask" in options:
@@ -141,7 +145,6 @@ def test_the_toolkits_compression_prunes(device, options):
         assert torch.equal(found.to_dense(), sparse24(chosen_from)[0].to(found.dtype))
     with pytest.raises(ValueError, match="exclude each other"):
         pretrain.to_sparse_semi_structured(dense, mask=dense != 0, MVUE24=True)
-
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

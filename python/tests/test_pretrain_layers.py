@@ -11,7 +11,14 @@ from conftest import close
 from torch._inductor import config as inductor_config
 from torch.utils.checkpoint import checkpoint
 
-from twofour.pretrain import MVUE24_approx, SparseLinear, SparseLinearTranspose, TransposableSparse, masked_decay_, soft_threshold24
+from twofour.pretrain import (
+    MVUE24_approx,
+    SparseLinear,
+    SparseLinearTranspose,
+    TransposableSparse,
+    masked_decay_,
+    soft_threshold24,
+)
 
 LAYERS = [SparseLinear, SparseLinearTranspose]
 
@@ -170,7 +177,9 @@ def test_weights_that_change_behind_their_version_are_seen(device, cls):
     for change in (
         lambda: layer.weight.data.mul_(-5),
         lambda: layer.weight.data.copy_(other),
-        lambda: torch.nn.utils.vector_to_parameters(torch.cat((other.flatten() * 3, layer.bias.data)), layer.parameters()),
+        lambda: torch.nn.utils.vector_to_parameters(
+            torch.cat((other.flatten() * 3, layer.bias.data)), layer.parameters()
+        ),
         lambda: setattr(layer.weight, "data", other * 2),
     ):
         change()

@@ -56,7 +56,8 @@ def test_threads_multiply_at_once(two_threads, shape):
 @pytest.mark.filterwarnings("ignore:This process")
 @pytest.mark.parametrize("shape", SHARED)
 def test_a_forked_child_computes(two_threads, shape):
-    """As a DataLoader's worker: no thread of the parent's pools came along, nor one of torch's, for which GNU's OpenMP would wait for ever."""
+    """As a DataLoader's worker: no thread of the parent's pools came along, nor one of torch's, for which GNU's OpenMP
+    would wait for ever."""
     weight, x = weight_and_input(*shape)
     expected = F.linear(x, weight)
     torch.randn(512, 512).exp_()
@@ -120,7 +121,16 @@ def test_ten_thousand_calls_leak_nothing_and_failing_ones_neither():
     assert resident() - before < 1 << 20
 
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float64, torch.int64, torch.bool, torch.float8_e4m3fn]
+DTYPES = [
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.int8,
+    torch.float64,
+    torch.int64,
+    torch.bool,
+    torch.float8_e4m3fn,
+]
 
 
 @st.composite
@@ -130,7 +140,13 @@ def tensors(draw):
     tensor = (torch.randn(shape) * 100).to(dtype)
     if tensor.dim() >= 2 and draw(st.booleans()):
         tensor = tensor.transpose(-1, -2)
-    if tensor.is_floating_point() and tensor.dtype.itemsize > 1 and tensor.numel() and tensor.is_contiguous() and draw(st.booleans()):
+    if (
+        tensor.is_floating_point()
+        and tensor.dtype.itemsize > 1
+        and tensor.numel()
+        and tensor.is_contiguous()
+        and draw(st.booleans())
+    ):
         tensor.view(-1)[0] = draw(st.sampled_from([float("nan"), float("inf"), -0.0]))
     return tensor
 

@@ -8,7 +8,12 @@ from conftest import close
 
 import twofour
 from twofour import operators
-from twofour.quantization import MarlinSparseLayout, QuantizedLinear, SemiSparseLayout, int8_dynamic_activation_int8_weight
+from twofour.quantization import (
+    MarlinSparseLayout,
+    QuantizedLinear,
+    SemiSparseLayout,
+    int8_dynamic_activation_int8_weight,
+)
 
 
 def integers(rows, cols, device):
@@ -97,7 +102,14 @@ def test_a_weight_that_is_read_is_the_dense_one_in_the_type_of_the_layer(quantiz
         assert (weight.dtype, weight.shape, weight.device.type, weight.dim()) == (torch.float16, (16, 128), "cpu", 2)
         assert not weight.requires_grad and weight.is_floating_point() and weight.size(1) == 128
     x = torch.randn(3, 128, dtype=torch.float16)
-    for read in (lambda w: w, lambda w: w.data, lambda w: w.detach().clone(), lambda w: w.to(torch.float16), lambda w: w.T.T, copy.deepcopy):
+    for read in (
+        lambda w: w,
+        lambda w: w.data,
+        lambda w: w.detach().clone(),
+        lambda w: w.to(torch.float16),
+        lambda w: w.T.T,
+        copy.deepcopy,
+    ):
         assert torch.equal(torch.as_tensor(read(layer.weight)) + 0, dense.half())
     assert torch.equal(torch.nn.functional.linear(x, layer.weight), x @ dense.half().T)
     assert layer.weight.tolist() == dense.half().tolist() and (layer.weight.numpy() == dense.half().numpy()).all()

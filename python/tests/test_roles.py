@@ -13,7 +13,19 @@ from twofour.sparsity import WandaSparsifier, apply_fake_sparsity, semi_sparse_w
 from twofour.sparsity.training import SemiSparseLinear, swap_linear_with_semi_sparse_linear
 
 
-TYPES = ["llama, tied", "llama, reward", "opt", "gpt_neox", "falcon", "mamba", "rwkv", "mixtral", "qwen2_moe", "gpt_oss", "deepseek_v3"]
+TYPES = [
+    "llama, tied",
+    "llama, reward",
+    "opt",
+    "gpt_neox",
+    "falcon",
+    "mamba",
+    "rwkv",
+    "mixtral",
+    "qwen2_moe",
+    "gpt_oss",
+    "deepseek_v3",
+]
 TYPES += ["bert, classifier", "t5", "bart", "bert2bert", "whisper", "wav2vec2", "dinov2", "swin", "clip", "detr"]
 
 
@@ -27,7 +39,11 @@ def test_python_and_the_command_choose_the_same_layers_of_models_of_transformers
         model.save_pretrained(tmp_path / name)
         tensors = json.loads(command("inspect", tmp_path / name, "--json"))["tensors"]
         roles = {tensor["name"]: tensor["role"] for tensor in tensors}
-        modules = {module for module, layer in model.named_modules() if isinstance(layer, nn.Linear) and f"{module}.weight" in roles}
+        modules = {
+            module
+            for module, layer in model.named_modules()
+            if isinstance(layer, nn.Linear) and f"{module}.weight" in roles
+        }
         chosen = set(twofour.linear_layers(model.to("meta")))
         assert modules & chosen, name
         for module in modules:
@@ -78,8 +94,14 @@ def test_layers_that_were_replaced_are_still_chosen():
 @pytest.mark.parametrize(
     ("convert", "is_done"),
     [
-        (lambda m: sparsify_(m, semi_sparse_weight(), prune=True), lambda layer: hasattr(layer.weight, "packed_weight")),
-        (lambda m: twofour.quantize_(apply_fake_sparsity(m), SemiSparseLayout()), lambda layer: not isinstance(layer, nn.Linear)),
+        (
+            lambda m: sparsify_(m, semi_sparse_weight(), prune=True),
+            lambda layer: hasattr(layer.weight, "packed_weight"),
+        ),
+        (
+            lambda m: twofour.quantize_(apply_fake_sparsity(m), SemiSparseLayout()),
+            lambda layer: not isinstance(layer, nn.Linear),
+        ),
         (apply_fake_sparsity, lambda layer: twofour.verify(layer.weight.detach())),
     ],
 )
@@ -88,7 +110,10 @@ def test_what_converts_layers_takes_those_by_default(convert, is_done):
     found = [name for name, layer in model.named_modules() if hasattr(layer, "in_features") and is_done(layer)]
     assert found == BODY
     assert model(torch.randn(3, 16)).shape == (3, 8)
-    with pytest.raises(ValueError, match=r"no linear layer of ModuleDict is chosen by default: 'head', for instance, is left out \(output head\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"no linear layer of ModuleDict is chosen by default: 'head', for instance, is left out \(output head\)",
+    ):
         convert(nn.ModuleDict({"head": nn.Linear(16, 8)}))
 
 
@@ -104,5 +129,7 @@ def test_wanda_and_advise_take_the_same_layers():
     sparsifier.prepare(model, None)
     assert [group["module_fqn"] for group in sparsifier.groups] == BODY
     sparsifier.squash_mask()
-    found = [(c.out_features, c.in_features, c.layers) for c in twofour.advise(Model(), tokens=[1], rounds=3).comparisons]
+    found = [
+        (c.out_features, c.in_features, c.layers) for c in twofour.advise(Model(), tokens=[1], rounds=3).comparisons
+    ]
     assert found == [(16, 32, 2), (32, 16, 2)]

@@ -33,7 +33,9 @@ def test_a_compressed_matrix_decompresses_to_itself(device, shape, dtype):
     kept = sparse.to_dense()
     padded = F.pad(dense, (0, -shape[1] % 4)).view(shape[0], -1, 4)
     order = padded.abs().float().argsort(dim=-1, descending=True, stable=True)
-    mask = torch.zeros_like(padded, dtype=torch.bool).scatter_(-1, order[..., :2], True).view(shape[0], -1)[:, : shape[1]]
+    mask = (
+        torch.zeros_like(padded, dtype=torch.bool).scatter_(-1, order[..., :2], True).view(shape[0], -1)[:, : shape[1]]
+    )
     assert torch.equal(kept, dense * mask)
     assert torch.equal(to_sparse_semi_structured(kept).to_dense(), kept)
     assert (sparse.shape, sparse.dtype, sparse.device) == (dense.shape, dense.dtype, dense.device)
@@ -100,13 +102,20 @@ def test_products_of_a_matrix_packed_one_way_and_of_other_ranks(device):
 @pytest.mark.parametrize("both_ways", [False, True])
 def test_gradients_are_those_of_the_dense_layer_with_the_kept_weight(device, both_ways):
     dense = torch.randn(48, 36, device=device, dtype=torch.float32)
-    weight = SparseSemiStructuredTensor.prune_dense_static_sort(dense) if both_ways else to_sparse_semi_structured(dense, prune=True)
+    weight = (
+        SparseSemiStructuredTensor.prune_dense_static_sort(dense)
+        if both_ways
+        else to_sparse_semi_structured(dense, prune=True)
+    )
     weight = torch.nn.Parameter(weight)
     bias = torch.randn(48, device=device, requires_grad=True)
     x = torch.randn(2, 5, 36, device=device, requires_grad=True)
     dy = torch.randn(2, 5, 48, device=device)
     F.linear(x, weight, bias).backward(dy)
-    reference = [t.detach().to_dense().double() if isinstance(t, SparseSemiStructuredTensor) else t.detach().double() for t in (x, weight, bias)]
+    reference = [
+        t.detach().to_dense().double() if isinstance(t, SparseSemiStructuredTensor) else t.detach().double()
+        for t in (x, weight, bias)
+    ]
     for t in reference:
         t.requires_grad_()
     F.linear(*reference).backward(dy.double())
@@ -130,7 +139,9 @@ def test_torchs_layouts_are_bit_for_bit_torchs():
             sparse = to_sparse_semi_structured(torch.randn(shape).to(dtype), prune="optimal")
             values, meta = reference(sparse.to_dense())
             assert torch.equal(sparse.packed, values) and torch.equal(sparse.meta, meta)
-            again = SparseSemiStructuredTensorCUTLASS(sparse.shape, values, meta, None, None, sparse.compressed_swizzled_bitmask)
+            again = SparseSemiStructuredTensorCUTLASS(
+                sparse.shape, values, meta, None, None, sparse.compressed_swizzled_bitmask
+            )
             assert torch.equal(again.to_dense(), sparse.to_dense()) and torch.equal(again.mask, sparse.mask)
 
 

@@ -51,7 +51,9 @@ def test_a_pruned_model_is_compressed(device, dtype):
 def test_the_filter_chooses_by_module_and_name():
     net = apply_fake_sparsity(mlp(), lambda module, name: name == "2")
     assert two_of_four(net[2].weight) and not two_of_four(net[0].weight)
-    sparsify_(net, semi_sparse_weight(), lambda module, name: isinstance(module, torch.nn.Linear) and name.startswith("2"))
+    sparsify_(
+        net, semi_sparse_weight(), lambda module, name: isinstance(module, torch.nn.Linear) and name.startswith("2")
+    )
     assert isinstance(net[2].weight, SparseSemiStructuredTensor) and type(net[0].weight) is torch.nn.Parameter
     linear = sparsify_(torch.nn.Linear(8, 8), semi_sparse_weight(), prune=True)
     assert isinstance(linear.weight, SparseSemiStructuredTensor)
@@ -66,7 +68,9 @@ def test_what_is_not_2_4_is_an_error_that_names_the_place_and_changes_nothing():
     assert type(net[0].weight) is torch.nn.Parameter
     for prune in (True, "optimal"):
         pruned = sparsify_(copy.deepcopy(net), semi_sparse_weight(), prune=prune)
-        assert torch.equal(pruned[2].weight.to_dense(), to_sparse_semi_structured(net[2].weight, prune=prune).to_dense())
+        assert torch.equal(
+            pruned[2].weight.to_dense(), to_sparse_semi_structured(net[2].weight, prune=prune).to_dense()
+        )
     with pytest.raises(ValueError, match="'1', a ReLU"):
         sparsify_(net, semi_sparse_weight(), lambda module, name: True if name == "1" else False)
     with pytest.raises(TypeError, match="SemiSparseWeightConfig"):

@@ -173,9 +173,7 @@ def test_bad_hyperparameters_are_refused():
 
 
 @pytest.mark.parametrize("amsgrad", [False, True])
-@pytest.mark.parametrize(
-    ("dtype", "option"), [(torch.float32, 1), (torch.float32, 2), (torch.bfloat16, 1)]
-)
+@pytest.mark.parametrize(("dtype", "option"), [(torch.float32, 1), (torch.float32, 2), (torch.bfloat16, 1)])
 def test_one_pass_on_a_cpu_is_what_torchs_operators_compute(dtype, option, amsgrad):
     # A transposed parameter is not contiguous, so torch updates it.
     parameters = [torch.randn(12, 20).to(dtype)]
@@ -187,7 +185,11 @@ def test_one_pass_on_a_cpu_is_what_torchs_operators_compute(dtype, option, amsgr
     for _ in range(7):
         gradient = torch.randn(12, 20).to(dtype)
         for p, optimizer in zip(parameters, optimizers, strict=True):
-            p.grad = gradient.clone(memory_format=torch.preserve_format) if p.is_contiguous() else gradient.t().contiguous().t()
+            p.grad = (
+                gradient.clone(memory_format=torch.preserve_format)
+                if p.is_contiguous()
+                else gradient.t().contiguous().t()
+            )
             optimizer.step()
         assert optimizers[0].switched_at == optimizers[1].switched_at
         close(parameters[0], parameters[1])

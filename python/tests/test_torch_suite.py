@@ -1,5 +1,5 @@
-"""torch's own tests of 2:4 tensors, run on twofour where ``TWOFOUR_TORCH_TESTS`` names their file (:mod:`torch_suite`); and, always, what
-twofour computes in the cases in which torch refuses."""
+"""torch's own tests of 2:4 tensors, run on twofour where ``TWOFOUR_TORCH_TESTS`` names their file (:mod:`torch_suite`);
+and, always, what twofour computes in the cases in which torch refuses."""
 
 import os
 import re
@@ -15,7 +15,9 @@ from twofour.sparse import SparseSemiStructuredTensor, to_sparse_semi_structured
 FILE = os.environ.get("TWOFOUR_TORCH_TESTS")
 CASES = [case for device in devices() for case in torch_suite.load(FILE, device)] if FILE else []
 
-needs_the_file = pytest.mark.skipif(not FILE, reason="set TWOFOUR_TORCH_TESTS to PyTorch's test/test_sparse_semi_structured.py to run its cases")
+needs_the_file = pytest.mark.skipif(
+    not FILE, reason="set TWOFOUR_TORCH_TESTS to PyTorch's test/test_sparse_semi_structured.py to run its cases"
+)
 
 
 @needs_the_file
@@ -92,7 +94,9 @@ def test_integers_in_either_order_of_memory(force_cutlass, tokens, device):
     for operand in (b, b.t().contiguous().t()):
         assert torch.equal(torch.mm(sparse, operand).cpu(), exact)
     for product in (lambda: torch.mm(sparse.t(), b), lambda: torch.mm(b.t(), sparse)):
-        with pytest.raises(NotImplementedError, match="`SparseSemiStructuredTensor.*` matmul: operation is not supported"):
+        with pytest.raises(
+            NotImplementedError, match="`SparseSemiStructuredTensor.*` matmul: operation is not supported"
+        ):
             product()
 
 
@@ -105,7 +109,9 @@ def test_small_and_odd_shapes(force_cutlass, dtype, shape, device):
     assert torch.equal(sparse.to_dense(), a)
     b = torch.randint(-3, 4, (shape[1], 3), device=device).to(dtype)
     exact = a.cpu().double() @ b.cpu().double()
-    assert torch.equal(torch.mm(sparse, b).cpu(), exact.to(torch.int32).to(torch.int8) if dtype is torch.int8 else exact.to(dtype))
+    assert torch.equal(
+        torch.mm(sparse, b).cpu(), exact.to(torch.int32).to(torch.int8) if dtype is torch.int8 else exact.to(dtype)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -157,7 +163,9 @@ def test_operators_of_torch_round_once():
         torch.testing.assert_close(y.double(), exact + bias.double(), rtol=2**-11, atol=1e-4)
         y = torch._sparse_semi_structured_addmm(bias, values, meta, x.t(), alpha=1.3, beta=1.3)
         torch.testing.assert_close(y.double(), 1.3 * (exact + bias.double()).t(), rtol=2**-11, atol=1e-4)
-        y = torch._cslt_sparse_mm(torch._cslt_compress(a), x.t(), bias=bias[:1], alpha=torch.tensor(1e-3), out_dtype=torch.float32)
+        y = torch._cslt_sparse_mm(
+            torch._cslt_compress(a), x.t(), bias=bias[:1], alpha=torch.tensor(1e-3), out_dtype=torch.float32
+        )
         torch.testing.assert_close(y.double(), 1e-3 * exact.t() + bias[0].double(), rtol=1e-6, atol=1e-6)
         # The same values with other metadata are another weight.
         other = torch.sparse.SparseSemiStructuredTensorCUTLASS.from_dense(a.roll(1, 1))

@@ -34,7 +34,8 @@ def pruned(dense, algo=""):
 
 
 def reference(layer, x, dy, mask=None):
-    """Output and gradients of the dense layer with the mask applied, in float64; the mask is that of the layer's weight by default."""
+    """Output and gradients of the dense layer with the mask applied, in float64; the mask is that of the layer's weight
+    by default."""
     x, weight = x.detach().double().requires_grad_(), layer.weight.detach().double().requires_grad_()
     bias = None if layer.bias is None else layer.bias.detach().double().requires_grad_()
     if isinstance(layer, SemiSparseLinear):
@@ -74,9 +75,13 @@ def test_results_and_gradients_are_those_of_the_dense_layer_with_the_mask(device
 @pytest.mark.parametrize("bias", [False, True])
 def test_tall_and_wide_layers_train_with_few_tokens_one_after_another(device, bias, dtype):
     """On a GPU, kernels of one layer's gradient and of another's output share a limit of shared memory."""
-    outs, ins, tokens = ((8192, 4096, 1000), (64, 384, 768), (8, 1, 17)) if device == "cuda" else ((512,), (64, 384), (8, 1))
+    outs, ins, tokens = (
+        ((8192, 4096, 1000), (64, 384, 768), (8, 1, 17)) if device == "cuda" else ((512,), (64, 384), (8, 1))
+    )
     for out_features, in_features, count in itertools.product(outs, ins, tokens):
-        layer = SemiSparseLinear(in_features, out_features, bias, device=device, dtype=dtype, algo="largest_abs_values_greedy")
+        layer = SemiSparseLinear(
+            in_features, out_features, bias, device=device, dtype=dtype, algo="largest_abs_values_greedy"
+        )
         x = torch.randn(count, in_features, device=device, dtype=dtype, requires_grad=True)
         dy = torch.randn(count, out_features, device=device, dtype=dtype)
         layer(x).backward(dy)
@@ -125,7 +130,9 @@ def test_the_mask_follows_the_weight_and_pruned_elements_have_a_gradient(device)
 
 
 def test_an_optimizer_step_is_that_of_the_dense_model_with_pruned_weights(device):
-    sparse = torch.nn.Sequential(torch.nn.Linear(128, 256, bias=False), torch.nn.ReLU(), torch.nn.Linear(256, 128, bias=False)).to(device)
+    sparse = torch.nn.Sequential(
+        torch.nn.Linear(128, 256, bias=False), torch.nn.ReLU(), torch.nn.Linear(256, 128, bias=False)
+    ).to(device)
     dense = copy.deepcopy(sparse)
     for layer in (dense[0], dense[2]):
         layer.weight.data = pruned(layer.weight)
@@ -152,12 +159,18 @@ def test_conversion_keeps_everything_that_a_layer_has():
             calls = []
             linear.register_forward_hook(lambda *_: calls.append(1))
             sparse = cls.from_dense(linear, algo="optimal")
-            assert type(sparse) is cls and not sparse.training and sparse.name_of_mine == "up" and sparse.algo == "optimal"
+            assert (
+                type(sparse) is cls and not sparse.training and sparse.name_of_mine == "up" and sparse.algo == "optimal"
+            )
             assert sparse.weight is linear.weight and sparse.bias is linear.bias
             sparse(torch.randn(3, 16))
             assert calls == [1]
             expected = sparse.dense_weight() if cls is SemiSparseLinear else linear.weight
-            with pytest.warns(UserWarning, match="multiplies all activations") if cls is SemiSparseActivationLinear else contextlib.nullcontext():
+            with (
+                pytest.warns(UserWarning, match="multiplies all activations")
+                if cls is SemiSparseActivationLinear
+                else contextlib.nullcontext()
+            ):
                 again = cls.to_dense(sparse)
             assert type(again) is torch.nn.Linear and torch.equal(again.weight, expected) and again.name_of_mine == "up"
             assert again.__dict__.keys() == linear.__dict__.keys()
@@ -173,7 +186,9 @@ def model():
 
 def test_swapping_by_name():
     net = model()
-    swap_linear_with_semi_sparse_linear(net, {"mlp.up": SemiSparseLinear, "mlp.down": SemiSparseActivationLinear}, algo="optimal")
+    swap_linear_with_semi_sparse_linear(
+        net, {"mlp.up": SemiSparseLinear, "mlp.down": SemiSparseActivationLinear}, algo="optimal"
+    )
     assert type(net["mlp"]["up"]) is SemiSparseLinear and type(net["mlp"]["down"]) is SemiSparseActivationLinear
     assert net["alias"][0] is net["mlp"]["up"] and net["mlp"]["down"].algo == "optimal"
     with pytest.warns(UserWarning, match="multiplies all activations"):
@@ -247,13 +262,17 @@ def test_autocast(device, cls):
     rounded = copy.deepcopy(layer).bfloat16()
     # The mask is that of the master weight, which rounding would change.
     mask = layer.mask if cls is SemiSparseLinear else None
-    for a, b in zip((y, x.grad, layer.weight.grad), reference(rounded, x.bfloat16(), dy.bfloat16(), mask), strict=False):
+    for a, b in zip(
+        (y, x.grad, layer.weight.grad), reference(rounded, x.bfloat16(), dy.bfloat16(), mask), strict=False
+    ):
         close(a.detach(), b, torch.bfloat16)
     assert layer.weight.grad.dtype == x.grad.dtype == torch.float32
 
 
 def test_gradient_accumulation_with_masks_chosen_once(device):
-    net = torch.nn.Sequential(SemiSparseLinear(32, 48), torch.nn.GELU(), SemiSparseLinear(48, 16, bias=False)).to(device)
+    net = torch.nn.Sequential(SemiSparseLinear(32, 48), torch.nn.GELU(), SemiSparseLinear(48, 16, bias=False)).to(
+        device
+    )
     batches = torch.randn(3, 5, 32, device=device)
     for batch in batches:
         net(batch).square().sum().backward()
@@ -291,7 +310,9 @@ def test_checkpointing_recomputes_with_the_same_mask(device, cls, reentrant):
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_models_train_the_same(device, backend):
-    net = torch.nn.Sequential(SemiSparseLinear(64, 96), torch.nn.ReLU(), SemiSparseActivationLinear(96, 30, bias=False)).to(device)
+    net = torch.nn.Sequential(
+        SemiSparseLinear(64, 96), torch.nn.ReLU(), SemiSparseActivationLinear(96, 30, bias=False)
+    ).to(device)
     torch._dynamo.reset()
     compiled = torch.compile(net, fullgraph=True, backend=backend)
     for tokens in (8, 13) if backend == "aot_eager" else (8,):

@@ -339,7 +339,10 @@ def test_saving_layers_that_prune_in_training_warns_that_their_masters_are_saved
     model = llama().eval()
     swap_linear_with_semi_sparse_linear(model, dict.fromkeys(twofour.linear_layers(model), SemiSparseLinear))
     expected = logits(model)
-    with pytest.warns(UserWarning, match=r"14 layers, such as the SemiSparseLinear `model.layers.0.self_attn.q_proj`.*dense master weights"):
+    with pytest.warns(
+        UserWarning,
+        match=r"14 layers, such as the SemiSparseLinear `model.layers.0.self_attn.q_proj`.*dense master weights",
+    ):
         model.save_pretrained(tmp_path / "masters")
     # Training goes on from them.
     again = load(tmp_path / "masters")

@@ -21,7 +21,13 @@ BITMASK = {
     "format": "dense",
     "ignore": ["lm_head"],
     "quantization_status": "compressed",
-    "sparsity_config": {"format": "sparse-24-bitmask", "global_sparsity": 0.5, "sparsity_structure": "2:4", "targets": ["Linear"], "ignore": []},
+    "sparsity_config": {
+        "format": "sparse-24-bitmask",
+        "global_sparsity": 0.5,
+        "sparsity_structure": "2:4",
+        "targets": ["Linear"],
+        "ignore": [],
+    },
 }
 
 
@@ -53,7 +59,10 @@ def stand_ins():
             )
 
         def weight_loader(self, parameter, loaded, shard=0):
-            data, dim = parameter.data, getattr(parameter, "input_dim" if self.split == "columns" else "output_dim", None)
+            data, dim = (
+                parameter.data,
+                getattr(parameter, "input_dim" if self.split == "columns" else "output_dim", None),
+            )
             data = data.narrow(parameter.output_dim, sum(self.sizes[:shard]), self.sizes[shard])
             if dim is not None:
                 loaded = loaded.narrow(dim, self.rank * data.shape[dim], data.shape[dim])
@@ -95,7 +104,11 @@ def stand_ins():
     for name, members in contents.items():
         modules[name] = types.ModuleType(name)
         vars(modules[name]).update(members)
-    return modules, registry, types.SimpleNamespace(LinearBase=LinearBase, UnquantizedLinearMethod=UnquantizedLinearMethod)
+    return (
+        modules,
+        registry,
+        types.SimpleNamespace(LinearBase=LinearBase, UnquantizedLinearMethod=UnquantizedLinearMethod),
+    )
 
 
 @pytest.fixture
@@ -193,7 +206,9 @@ def test_two_ranks(vllm, storage, split):
 
 def test_what_cannot_be_split_is_named(vllm):
     for storage, features, step in [("canonical", 80, 32), ("sparse-24-bitmask", 40, 8), ("dense", 12, 4)]:
-        with pytest.raises(ValueError, match=f"o_proj: {features // 2} input features a rank, which must be a multiple of {step}"):
+        with pytest.raises(
+            ValueError, match=f"o_proj: {features // 2} input features a rank, which must be a multiple of {step}"
+        ):
             vllm.LinearBase(features, [32], config(vllm, storage), "o_proj", ranks=2, split="columns")
     with pytest.raises(ValueError, match="o_proj: no kernel multiplies torch.float64"):
         vllm.LinearBase(64, [32], config(vllm, "dense"), "o_proj", torch.float64)
@@ -229,17 +244,27 @@ def test_which_checkpoints_are_claimed(vllm):
     claims = vllm.plugin.TwoFourConfig.override_quantization_method
     assert claims(BITMASK, None) == claims(BITMASK, "compressed-tensors", None) == "twofour"
     assert claims(BITMASK, "fp8", None) is None
-    for other in ({}, None, DENSE, {"quant_method": "compressed-tensors", "sparsity_config": {"format": "dense"}}, {"quant_method": "awq"}):
+    for other in (
+        {},
+        None,
+        DENSE,
+        {"quant_method": "compressed-tensors", "sparsity_config": {"format": "dense"}},
+        {"quant_method": "awq"},
+    ):
         assert claims(other, None, hf_config=None) is None
     assert config(vllm, "sparse-24-bitmask").ignored == ["lm_head"]
     with pytest.raises(ValueError, match="quantized besides"):
-        vllm.plugin.TwoFourConfig.from_config({**BITMASK, "format": "float-quantized", "config_groups": {"group_0": {}}})
+        vllm.plugin.TwoFourConfig.from_config(
+            {**BITMASK, "format": "float-quantized", "config_groups": {"group_0": {}}}
+        )
     with pytest.raises(ValueError, match="neither"):
         vllm.plugin.TwoFourConfig.from_config({"quant_method": "awq"})
 
 
 def test_which_layers_are_sparse(vllm):
-    made = vllm.plugin.TwoFourConfig("dense", ["lm_head", "model.layers.1", "re:.*vision.*", "k_proj", "q_proj", "v_proj", "gate_proj"])
+    made = vllm.plugin.TwoFourConfig(
+        "dense", ["lm_head", "model.layers.1", "re:.*vision.*", "k_proj", "q_proj", "v_proj", "gate_proj"]
+    )
     made.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
     layer = vllm.LinearBase(32, [16], vllm.plugin.TwoFourConfig(), "any")
 
@@ -298,7 +323,14 @@ def test_the_files_say_what_is_packed_and_how(vllm, tmp_path, kind, ranks):
     for rank in range(ranks):
         fused = vllm.LinearBase(256, [48, 16, 16], made, "model.layers.0.self_attn.qkv_proj", rank=rank, ranks=ranks)
         for shard, name in enumerate(NAMES):
-            fused.load(shard, {part.removeprefix(f"{name}."): tensor for part, tensor in stored.items() if part.startswith(f"{name}.")})
+            fused.load(
+                shard,
+                {
+                    part.removeprefix(f"{name}."): tensor
+                    for part, tensor in stored.items()
+                    if part.startswith(f"{name}.")
+                },
+            )
         fused.quant_method.process_weights_after_loading(fused)
         assert not list(fused.children())
         y.append(fused(x).split([48 // ranks, 16 // ranks, 16 // ranks], 1))
@@ -319,7 +351,14 @@ def test_columns_of_integers_on_two_ranks(vllm, tmp_path, kind):
     x, y = torch.randn(3, 256), 0
     for rank in range(2):
         part = vllm.LinearBase(256, [48], made, NAMES[0], rank=rank, ranks=2, split="columns")
-        part.load(0, {name.removeprefix(f"{NAMES[0]}."): tensor for name, tensor in stored.items() if name.startswith(f"{NAMES[0]}.")})
+        part.load(
+            0,
+            {
+                name.removeprefix(f"{NAMES[0]}."): tensor
+                for name, tensor in stored.items()
+                if name.startswith(f"{NAMES[0]}.")
+            },
+        )
         part.quant_method.process_weights_after_loading(part)
         y = y + part(x[:, 128 * rank :][:, :128])
     # Each rank of an int8 layer quantizes its own inputs.
@@ -333,7 +372,10 @@ def test_groups_that_no_kernel_has_are_dequantized(vllm, tmp_path):
     dense = twofour.prune(torch.randint(-7, 8, (16, 128), dtype=torch.int8))
     integers = twofour.compress(dense)
     scales = torch.rand(16, 2).half()
-    twofour.save_file({"up_proj.weight": twofour.Compressed(integers.values, integers.meta, (16, 128), "int8", scales, 64)}, tmp_path / "twofour-model.safetensors")
+    twofour.save_file(
+        {"up_proj.weight": twofour.Compressed(integers.values, integers.meta, (16, 128), "int8", scales, 64)},
+        tmp_path / "twofour-model.safetensors",
+    )
     made = vllm.plugin.TwoFourConfig.from_config({"quant_method": "twofour"})
     made.maybe_update_config(str(tmp_path))
     layer = vllm.LinearBase(128, [16], made, "up_proj")
@@ -346,17 +388,24 @@ def test_groups_that_no_kernel_has_are_dequantized(vllm, tmp_path):
 
 def test_names_are_mapped_and_joined_weights_are_alike(vllm, tmp_path):
     folder_of(tmp_path, INTEGERS["int8"])
-    made = vllm.plugin.TwoFourConfig.from_config({"quant_method": "twofour", "modules_to_not_convert": ["model.layers.0.mlp.up_proj"]})
+    made = vllm.plugin.TwoFourConfig.from_config(
+        {"quant_method": "twofour", "modules_to_not_convert": ["model.layers.0.mlp.up_proj"]}
+    )
     made.maybe_update_config(str(tmp_path))
 
     def renamed(name):
         return name.replace("model.layers", "language_model.layers")
 
-    mapper = types.SimpleNamespace(apply_list=lambda names: list(map(renamed, names)), apply_dict=lambda entries: {renamed(n): e for n, e in entries.items()})
+    mapper = types.SimpleNamespace(
+        apply_list=lambda names: list(map(renamed, names)),
+        apply_dict=lambda entries: {renamed(n): e for n, e in entries.items()},
+    )
     made.apply_vllm_mapper(mapper)
     layer = vllm.LinearBase(32, [16], vllm.plugin.TwoFourConfig(), "any")
     method = made.get_quant_method(layer, renamed(NAMES[0]))
-    assert method.kind.dtype == "int8" and isinstance(made.get_quant_method(layer, "language_model.layers.0.mlp.up_proj"), vllm.UnquantizedLinearMethod)
+    assert method.kind.dtype == "int8" and isinstance(
+        made.get_quant_method(layer, "language_model.layers.0.mlp.up_proj"), vllm.UnquantizedLinearMethod
+    )
     entry = made.entries[f"{renamed(NAMES[0])}.weight"]
     made.entries[f"{renamed(NAMES[0])}.weight"] = type(entry)(entry.shape, "int4", 128)
     made.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}

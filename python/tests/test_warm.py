@@ -7,8 +7,12 @@ import twofour
 
 
 def model(device):
-    layers = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.ReLU(), torch.nn.Linear(96, 32)).to(device, torch.bfloat16)
-    layers[0].weight = torch.nn.Parameter(twofour.sparse.to_sparse_semi_structured(layers[0].weight.detach(), prune=True))
+    layers = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.ReLU(), torch.nn.Linear(96, 32)).to(
+        device, torch.bfloat16
+    )
+    layers[0].weight = torch.nn.Parameter(
+        twofour.sparse.to_sparse_semi_structured(layers[0].weight.detach(), prune=True)
+    )
     return layers
 
 
@@ -38,7 +42,11 @@ def test_a_warm_model_can_be_captured(device):
 def test_layers_of_integers_are_counted_and_computed(device, make, bias, monkeypatch):
     layer = make(torch.nn.Linear(256, 96, bias=bias, device=device, dtype=torch.bfloat16), prune=True)
     met = []
-    monkeypatch.setattr(type(layer), "forward", lambda self, x, forward=type(layer).forward: met.append((*x.shape, x.dtype)) or forward(self, x))
+    monkeypatch.setattr(
+        type(layer),
+        "forward",
+        lambda self, x, forward=type(layer).forward: met.append((*x.shape, x.dtype)) or forward(self, x),
+    )
     assert twofour.warm(torch.nn.Sequential(layer, torch.nn.ReLU()), tokens=[1, 8], gradients=True) == 1
     types = [torch.bfloat16] if bias else [torch.bfloat16, torch.float16]
     assert set(met) == {(tokens, 256, dtype) for tokens in (1, 8) for dtype in types}

@@ -1,7 +1,7 @@
 """Loads torch's own tests of 2:4 tensors, so that they run on twofour: on a CPU, or on a GPU.
 
-The file is ``test/test_sparse_semi_structured.py`` of PyTorch. No wheel has it: take it from PyTorch's repository, at a version near that of the
-torch that is installed. It needs ``pip install expecttest``.
+The file is ``test/test_sparse_semi_structured.py`` of PyTorch. No wheel has it: take it from PyTorch's repository, at a
+version near that of the torch that is installed. It needs ``pip install expecttest``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import torch
 
 import twofour
 
-#: What is replaced in the file's text: it is written for CUDA alone, and chooses its cases by what torch's kernels run on.
+#: What is replaced in the file's text: it is written for CUDA alone, and chooses its cases by what torch's kernels run
+#: on.
 REPLACED = (
     ('device="cuda"', "device=DEVICE"),
     (".cuda()", ".to(DEVICE)"),
@@ -74,7 +75,8 @@ EXEMPTIONS = (
     Exemption(
         r"\.test_semi_sparse_to_",
         "fails",
-        "in torch .to makes a dense tensor of it on a CPU and refuses the rest; here it stays sparse, on every device and in every type",
+        "in torch .to makes a dense tensor of it on a CPU and refuses the rest; here it stays sparse, on every device "
+        "and in every type",
         "test_to_keeps_it_sparse",
     ),
     Exemption(
@@ -83,16 +85,23 @@ EXEMPTIONS = (
         "data that is not 2:4 loses elements in torch; here it is refused",
         "test_what_is_not_sparse_is_refused_and_vectors_and_batches_are_multiplied",
     ),
-    Exemption(r"\.test_csrc_cslt_sparse_mm_search_", "fails", "calls NVIDIA's library through torch's internals", device="cpu"),
-    Exemption(r"\.test_cusparselt_backend_", "not run", "asks torch for NVIDIA's library, which the loader answers for"),
+    Exemption(
+        r"\.test_csrc_cslt_sparse_mm_search_", "fails", "calls NVIDIA's library through torch's internals", device="cpu"
+    ),
+    Exemption(
+        r"\.test_cusparselt_backend_", "not run", "asks torch for NVIDIA's library, which the loader answers for"
+    ),
     Exemption(r"\.test_cslt_sparse_mm_alpha_(cpu|cuda)_", "skipped", "skipped upstream"),
     Exemption(r"\.test_cslt_sparse_mm_fp8_unsupported_out_dtype_rocm_", "skipped", "for ROCm"),
 )
 
 
 def _of_any_device(function):
-    """A helper of torch's that makes tensors on a GPU, whatever its argument is on, made to use the argument's device."""
-    source = inspect.getsource(function).replace('device="cuda"', f"device={next(iter(inspect.signature(function).parameters))}.device")
+    """A helper of torch's that makes tensors on a GPU, whatever its argument is on, made to use the argument's
+    device."""
+    source = inspect.getsource(function).replace(
+        'device="cuda"', f"device={next(iter(inspect.signature(function).parameters))}.device"
+    )
     names: dict = {}
     exec(source, function.__globals__, names)
     return names[function.__name__]
@@ -100,7 +109,8 @@ def _of_any_device(function):
 
 @contextlib.contextmanager
 def _surroundings(device: str):
-    """twofour in torch's place, and what the file asks torch's test helpers and cuSPARSELt for, as where all of it is there."""
+    """twofour in torch's place, and what the file asks torch's test helpers and cuSPARSELt for, as where all of it is
+    there."""
     from torch.sparse import _semi_structured_conversions as conversions
     from torch.testing._internal import common_cuda, inductor_utils
 
@@ -117,7 +127,9 @@ def _surroundings(device: str):
         stack.enter_context(mock.patch.object(common_cuda, "PLATFORM_SUPPORTS_FP8_SPARSE", True, create=True))
         if device == "cpu":
             stack.enter_context(mock.patch.object(common_cuda, "PLATFORM_SUPPORTS_FP8", True))
-            stack.enter_context(mock.patch.object(sys.modules[helpers.__name__], "PLATFORM_SUPPORTS_FP8", True, create=True))
+            stack.enter_context(
+                mock.patch.object(sys.modules[helpers.__name__], "PLATFORM_SUPPORTS_FP8", True, create=True)
+            )
             stack.enter_context(mock.patch.object(inductor_utils, "HAS_GPU", True))
         stack.enter_context(mock.patch.object(torch.backends.cusparselt, "is_available", lambda: True))
         if torch.backends.cusparselt.version() is None:
@@ -138,7 +150,9 @@ class Case:
 
     def exemption(self) -> Exemption | None:
         """The first that applies."""
-        return next((e for e in EXEMPTIONS if e.device in (None, self.device) and re.search(e.pattern, self.name)), None)
+        return next(
+            (e for e in EXEMPTIONS if e.device in (None, self.device) and re.search(e.pattern, self.name)), None
+        )
 
     def run(self) -> tuple[str, str]:
         """Runs the case.
@@ -169,7 +183,9 @@ def load(path: str, device: str) -> list[Case]:
     source = pathlib.Path(path).read_text()
     for old, new in REPLACED:
         if old not in source:
-            raise ValueError(f"{path} has no {old!r}: it is not a version of test_sparse_semi_structured.py that this loader knows")
+            raise ValueError(
+                f"{path} has no {old!r}: it is not a version of test_sparse_semi_structured.py that this loader knows"
+            )
         source = source.replace(old, new)
     module = types.ModuleType(f"torch_sparse_semi_structured_{device}")
     module.__file__ = path

@@ -1,6 +1,6 @@
 """2:4 semi-structured sparsity: prune, train, compress, run.
 
-===========================  ===============================================================================================
+===========================  ===========================================================================================
 :func:`verify`               is a matrix 2:4, and where not
 :func:`prune`                makes it 2:4
 :func:`compress`             values and metadata of a 2:4 matrix; :func:`decompress` undoes it
@@ -10,15 +10,15 @@
 :func:`set_tile_scheduler`   for GPUs on which other kernels, such as NCCL's, run beside ours
 :func:`linear_layers`        the layers of a model that are worth pruning
 :func:`advise`               measured speed of 2:4 against dense for a model's layers
-:func:`quantize_`            integers of 8 or 4 bits beside 2:4 (``twofour.quantization``), under the names of ``torchao.quantization``
+:func:`quantize_`            integers of 8 or 4 bits beside 2:4, under the names of ``torchao.quantization``
 :func:`block_sparse_weight`  for ``twofour.sparsity.sparsify_``: weights of which whole blocks are zero
 ``twofour.sparse``           sparse tensors, under the names of ``torch.sparse``
 ``twofour.install()``        the same under torch's own names, for programs that cannot be changed
-``twofour.sparsity``         pruning, and training with 2:4 weights or activations, under the names of ``torchao.sparsity``
+``twofour.sparsity``         pruning, and training with 2:4 weights or activations, as ``torchao.sparsity``
 ``twofour.pretrain``         pre-training recipes (FST, S-STE, STEP), under the names of the 2by4-pretrain toolkit
 ``twofour.transformers``     2:4 weights in Hugging Face transformers
 ``twofour.vllm``             2:4 weights in vLLM
-===========================  ===============================================================================================
+===========================  ===========================================================================================
 
 Functions of arrays and files require numpy alone. torch is imported when something that needs it is first used.
 """

@@ -26,8 +26,8 @@ def compress(
     values: npt.NDArray[np.uint8],
     meta: npt.NDArray[np.uint8],
 ) -> None:
-    """Writes the values and metadata of a matrix that is 2:4, or is to be pruned by magnitude, to `values` and `meta`. `name`, where not
-    empty, is the tensor's name in errors.
+    """Writes the values and metadata of a matrix that is 2:4, or is to be pruned by magnitude, to `values` and
+    `meta`. `name`, where not empty, is the tensor's name in errors.
     """
 
 def compress_bitmask(
@@ -40,7 +40,9 @@ def compress_bitmask(
     values: npt.NDArray[np.uint8],
     meta: npt.NDArray[np.uint8],
 ) -> None:
-    """Writes the values and metadata of a weight in the format `sparse-24-bitmask`: its kept values and a bit for each element."""
+    """Writes the values and metadata of a weight in the format `sparse-24-bitmask`: its kept values and a bit for
+    each element.
+    """
 
 def decompress(
     values: npt.NDArray[np.uint8],
@@ -61,7 +63,9 @@ def decompress_int4(
     group_size: int,
     out: npt.NDArray[np.uint8],
 ) -> None:
-    """Writes the dense float32 matrix of values, metadata and float16 scales, whose rules are checked, to `out`: integers times scales."""
+    """Writes the dense float32 matrix of values, metadata and float16 scales, whose rules are checked, to `out`:
+    integers times scales.
+    """
 
 def engine() -> str:
     """The engine that multiplies on this CPU."""
@@ -81,31 +85,30 @@ def prune(
 def reasons_to_stay_dense(tensors: list[tuple[str, list[int]]], has_conv1d: bool) -> list[str | None]:
     """Why each tensor of a model is not to be pruned; `None` for the weights of linear layers that are.
 
-    `tensors` are the names and shapes of all of them; `has_conv1d` says that some layers are transformers' `Conv1D`.
+    `tensors` are the names and shapes of all of them; `has_conv1d` says that some layers are transformers'
+    `Conv1D`.
     """
 
 def register_torch(libtorch_cpu: str, libtorch_cuda: str | None = None) -> list[tuple[str, bool, bool, bool]]:
     """Registers the kernels of `torch.ops.twofour` with the torch whose libraries are at these paths.
 
-    Returns of each operator the schema to define, whether the leading dimensions of its first argument are rows, whether it is a GEMM,
-    and whether
-    it has [`result_shapes`]; a second call does nothing and returns none.
+    Returns of each operator the schema to define, whether the leading dimensions of its first argument are rows,
+    whether it is a GEMM, and whether it has [`result_shapes`]; a second call does nothing and returns none.
     """
 
 def result_shapes(operator: str, arguments: tuple[object, ...]) -> list[tuple[tuple[object, ...], str | None]]:
-    """The sizes and the dtype's name, or `None` for that of the first argument, of each result of an operator with these arguments, all of
-    its schema.
-    Sizes may be torch's symbols.
+    """The sizes and the dtype's name, or `None` for that of the first argument, of each result of an operator with
+    these arguments, all of its schema. Sizes may be torch's symbols.
     """
 
 def set_tile_scheduler(scheduler: str) -> None:
-    """Sets how the tiles of large GEMMs are assigned to a GPU's thread blocks, `"persistent"` or `"hardware"`, from the next call on and
-    for all devices.
+    """Sets how the tiles of large GEMMs are assigned to a GPU's thread blocks, `"persistent"` or `"hardware"`, from
+    the next call on and for all devices.
     """
 
 def verdict(median: float, low: float, high: float) -> str:
-    """`"faster"`, `"slower"`, `"as fast"` or `"too noisy"`, for the median of a speedup and the ends of an interval that is likely to
-    contain the true one.
+    """`"faster"`, `"slower"`, `"as fast"` or `"too noisy"`, for the median of a speedup and the ends of an interval
+    that is likely to contain the true one.
     """
 
 def verify(
@@ -129,8 +132,8 @@ class FileReader:
         """(name, safetensors dtype, shape) of the tensors that are no parts of compressed weights."""
 
     def weights(self) -> list[tuple[str, str, int, int, int | None]]:
-        """(name, dtype, rows, cols, group size of the scales) of the compressed weights; -1 stands for a scale for each row, `None` for no
-        scales.
+        """(name, dtype, rows, cols, group size of the scales) of the compressed weights; -1 stands for a scale for
+        each row, `None` for no scales.
         """
 
     def metadata(self) -> dict[str, str]:
@@ -146,11 +149,15 @@ class FileReader:
         meta: npt.NDArray[np.uint8],
         scales: npt.NDArray[np.uint8] | None = None,
     ) -> None:
-        """Reads values, metadata and, where it has them, scales of a compressed weight, after checking every rule of the canonical form."""
+        """Reads values, metadata and, where it has them, scales of a compressed weight, after checking every rule
+        of the canonical form.
+        """
 
 @final
 class FileWriter:
-    """A file in the making. It appears under its name, complete, when it is finished; one that is dropped before leaves nothing."""
+    """A file in the making. It appears under its name, complete, when it is finished; one that is dropped before
+    leaves nothing.
+    """
 
     def __new__(
         cls,
@@ -171,8 +178,8 @@ class FileWriter:
         meta: npt.NDArray[np.uint8],
         scales: npt.NDArray[np.uint8] | None = None,
     ) -> None:
-        """Writes values, metadata and, where they were planned, scales of a compressed weight, after checking every rule of the canonical
-        form.
+        """Writes values, metadata and, where they were planned, scales of a compressed weight, after checking every
+        rule of the canonical form.
         """
 
     def finish(self) -> None:

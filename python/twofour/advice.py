@@ -22,7 +22,8 @@ from .operators.packed import pack_by_rule
 #: A sample takes at least this long, so that the clock's resolution and a call's overhead do not count.
 _SAMPLE_S = 2e-3
 
-#: Weights take turns until they take so many bytes together: in a model of many layers none is in a cache when its turn comes.
+#: Weights take turns until they take so many bytes together: in a model of many layers none is in a cache when its turn
+#: comes.
 _COLD_BYTES = 96 << 20
 _MOST_COPIES = 12
 
@@ -55,7 +56,8 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """``"faster"``, ``"slower"``, ``"as fast"``, or ``"too noisy"`` where the quartiles allow none of them: that of the command's ``advise``."""
+        """``"faster"``, ``"slower"``, ``"as fast"``, or ``"too noisy"`` where the quartiles allow none of them: that of
+        the command's ``advise``."""
         return _native.verdict(self.speedup, self.low, self.high)
 
 
@@ -83,7 +85,9 @@ class Advice:
         """
         found = [c for c in self.comparisons if c.tokens == tokens]
         if not found:
-            raise ValueError(f"{tokens} tokens were not measured; there are {sorted({c.tokens for c in self.comparisons})}")
+            raise ValueError(
+                f"{tokens} tokens were not measured; there are {sorted({c.tokens for c in self.comparisons})}"
+            )
         return sum(c.layers * c.dense_us for c in found) / sum(c.layers * c.sparse_us for c in found)
 
     def __str__(self) -> str:
@@ -104,7 +108,10 @@ class Advice:
         widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
         lines = [f"2:4 against dense F.linear, {self.dtype}, {self.device}, {self.rounds} interleaved rounds"]
         for row in (head, *rows):
-            cells = [cell.ljust(width) if i in (0, 7) else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
+            cells = [
+                cell.ljust(width) if i in (0, 7) else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
             lines.append("  ".join(cells).rstrip())
         for tokens in sorted({c.tokens for c in self.comparisons}):
             lines.append(f"all layers, {tokens} token{'s' if tokens > 1 else ''}: {self.speedup(tokens):.2f}x")
@@ -119,13 +126,16 @@ def advise(
     device: torch.device | str | None = None,
     rounds: int = 9,
 ) -> Advice:
-    """Measures, for each distinct shape of a model's linear layers, dense ``F.linear`` against a 2:4 weight, on this machine.
+    """Measures, for each distinct shape of a model's linear layers, dense ``F.linear`` against a 2:4 weight, on this
+    machine.
 
-    The weights are random, so the model needs no pruning, and may be on the device ``meta``. In each round both are measured, in random
-    order. Weights take turns until they exceed the caches. Other work on the machine makes the result noisier, and the table says so.
+    The weights are random, so the model needs no pruning, and may be on the device ``meta``. In each round both are
+    measured, in random order. Weights take turns until they exceed the caches. Other work on the machine makes the
+    result noisier, and the table says so.
 
     Args:
-        model: a module, of which the layers count that :func:`twofour.linear_layers` names, or shapes ``(out_features, in_features)``.
+        model: a module, of which the layers count that :func:`twofour.linear_layers` names, or shapes ``(out_features,
+            in_features)``.
         tokens: numbers of input rows: 1 to 16 is decoding, hundreds are prefill.
         dtype: float32, bfloat16 or float16; that of the model's first linear layer by default.
         device: where to measure; where the model is by default, or the CPU.
@@ -161,7 +171,10 @@ def _shapes(model):
         return shapes, None, None
     layers = list({id(layer): layer for layer in map(model.get_submodule, linear_layers(model))}.values())
     if not layers:
-        raise ValueError(f"{type(model).__name__} has no linear layers that are worth pruning (twofour.linear_layers): pass shapes to measure others")
+        raise ValueError(
+            f"{type(model).__name__} has no linear layers that are worth pruning (twofour.linear_layers): pass shapes "
+            f"to measure others"
+        )
     weight = layers[0].weight_values if isinstance(layers[0], Linear) else layers[0].weight
     device = None if weight.device.type == "meta" else weight.device
     return collections.Counter((layer.out_features, layer.in_features) for layer in layers), weight.dtype, device

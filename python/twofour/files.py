@@ -1,4 +1,5 @@
-"""Models on disk, in the format of the command line tool: safetensors, plain and compressed (docs/reference/format.md)."""
+"""Models on disk, in the format of the command line tool: safetensors, plain and compressed
+(docs/reference/format.md)."""
 
 from __future__ import annotations
 
@@ -30,23 +31,25 @@ def save_file(
 ) -> None:
     """Writes a model or tensors to one safetensors file, which the command line tool reads.
 
-    Sparse tensors of :mod:`twofour.sparse`, weights of :class:`twofour.Linear`, :class:`twofour.quantization.QuantizedLinear` and :class:`twofour.Int4Linear`,
-    and :class:`twofour.Compressed` objects are stored compressed, as ``<name>.values``, ``<name>.meta`` and, of integers, ``<name>.scales``; dense
-    tensors as they are. The file appears under its name when it is complete and on the disk, or not at all. One compressed weight is in memory at a
-    time.
+    Sparse tensors of :mod:`twofour.sparse`, weights of :class:`twofour.Linear`,
+    :class:`twofour.quantization.QuantizedLinear` and :class:`twofour.Int4Linear`, and :class:`twofour.Compressed`
+    objects are stored compressed, as ``<name>.values``, ``<name>.meta`` and, of integers, ``<name>.scales``; dense
+    tensors as they are. The file appears under its name when it is complete and on the disk, or not at all. One
+    compressed weight is in memory at a time.
 
     Args:
-        model_or_tensors: an ``nn.Module``, or a mapping of names to numpy arrays, torch tensors, ``Compressed`` objects or
-            such layers (under the names of their weights).
+        model_or_tensors: an ``nn.Module``, or a mapping of names to numpy arrays, torch tensors, ``Compressed`` objects
+            or such layers (under the names of their weights).
         path: the file to write.
-        compress: names, or patterns with ``*``, of dense matrices to store compressed; they must be 2:4 along their rows.
+        compress: names, or patterns with ``*``, of dense matrices to store compressed; they must be 2:4 along their
+            rows.
         dtypes: what arrays of unsigned integers hold, by name: ``"bfloat16"`` for instance.
         metadata: strings for the header. ``format`` is ``"pt"`` where there is a tensor, and may be given otherwise.
         overwrite: replaces an existing file, in one step.
 
     Raises:
-        ValueError: where a matrix that is to be compressed is not 2:4, with its name, row and group; where a pattern of ``compress`` matches
-            nothing.
+        ValueError: where a matrix that is to be compressed is not 2:4, with its name, row and group; where a pattern of
+            ``compress`` matches nothing.
         TypeError: for an entry or a dtype that cannot be stored, with its name.
         FileExistsError: where the file exists and ``overwrite`` is false.
         OSError: where the system refuses.
@@ -61,7 +64,10 @@ def save_file(
         shape, dtype = _described(name, entry, dtypes.get(name))
         if name in asked or not _is_dense(entry):
             if 0 in shape:
-                raise ValueError(f"tensor `{name}`: a weight without elements, {list(shape)}, is stored dense: leave it out of compress")
+                raise ValueError(
+                    f"tensor `{name}`: a weight without elements, {list(shape)}, is stored dense: leave it out of "
+                    f"compress"
+                )
             weights.append((name, dtype, *shape, _group_size(entry)))
         else:
             plain.append((name, STORED[dtype], list(shape)))
@@ -87,7 +93,9 @@ def _entries(model_or_tensors: Any) -> dict[str, Any]:
             return dict(model_or_tensors.state_dict())
     if isinstance(model_or_tensors, Mapping):
         return dict(model_or_tensors)
-    raise TypeError(f"save_file requires an nn.Module or a mapping of names to tensors, not {type(model_or_tensors).__name__}")
+    raise TypeError(
+        f"save_file requires an nn.Module or a mapping of names to tensors, not {type(model_or_tensors).__name__}"
+    )
 
 
 def _matching(entries: dict[str, Any], patterns: list[str]) -> set[str]:
@@ -95,7 +103,10 @@ def _matching(entries: dict[str, Any], patterns: list[str]) -> set[str]:
     for pattern in patterns:
         found = fnmatch.filter(entries, pattern)
         if not found:
-            raise ValueError(f"compress: no tensor is named `{pattern}`; there are {', '.join(list(entries)[:8])}{' …' if len(entries) > 8 else ''}")
+            raise ValueError(
+                f"compress: no tensor is named `{pattern}`; there are "
+                f"{', '.join(list(entries)[:8])}{' …' if len(entries) > 8 else ''}"
+            )
         asked.update(found)
     return asked
 
@@ -106,7 +117,8 @@ def _is_layer(entry: Any) -> bool:
 
 
 def _group_size(entry: Any) -> int | None:
-    """The group size of the scales that are stored with an entry: -1 for a scale for each row, ``None`` without scales."""
+    """The group size of the scales that are stored with an entry: -1 for a scale for each row, ``None`` without
+    scales."""
     if isinstance(entry, Compressed):
         return -1 if entry.scales is not None and entry.group_size is None else entry.group_size
     return getattr(entry, "group_size", -1 if hasattr(entry, "weight_scales") else None)
@@ -135,7 +147,9 @@ def _described(name: str, entry: Any, dtype: str | None) -> tuple[tuple[int, ...
     elif isinstance(entry, (np.ndarray, np.generic)):
         shape, dtype = entry.shape, dtype or entry.dtype.name
     else:
-        raise TypeError(f"tensor `{name}`: {type(entry).__name__} cannot be stored; numpy arrays, torch tensors and Compressed can")
+        raise TypeError(
+            f"tensor `{name}`: {type(entry).__name__} cannot be stored; numpy arrays, torch tensors and Compressed can"
+        )
     if dtype not in STORED:
         raise TypeError(f"tensor `{name}`: safetensors has no dtype {dtype}")
     return shape, dtype
@@ -166,9 +180,10 @@ def load_file(path: str | os.PathLike, *, framework: str | None = None, device: 
         device: where tensors go; for torch.
 
     Returns:
-        tensors by name. A compressed weight is a sparse tensor of :mod:`twofour.sparse` in torch, where kernels multiply its dtype (float32,
-        bfloat16, float16), and a :class:`twofour.Compressed` otherwise, of integers with their scales
-        (:meth:`twofour.Int4Linear.from_compressed`, :meth:`twofour.quantization.QuantizedLinear.from_compressed`). Plain bfloat16 and float8 arrays are of
+        tensors by name. A compressed weight is a sparse tensor of :mod:`twofour.sparse` in torch, where kernels
+        multiply its dtype (float32, bfloat16, float16), and a :class:`twofour.Compressed` otherwise, of integers with
+        their scales (:meth:`twofour.Int4Linear.from_compressed`,
+        :meth:`twofour.quantization.QuantizedLinear.from_compressed`). Plain bfloat16 and float8 arrays are of
         ``ml_dtypes`` where that is installed, else unsigned integers that hold the bits.
 
     Raises:
@@ -195,7 +210,9 @@ def load_file(path: str | os.PathLike, *, framework: str | None = None, device: 
             scales = empty((rows, 1 if group_size < 0 else -(-cols // group_size)), "float16", in_torch)
         elif group_size is not None:
             scales, group_size = empty((rows,), "float32", in_torch), None
-        reader.read_compressed(name, *(None if part is None else writable_bytes(part) for part in (values, meta, scales)))
+        reader.read_compressed(
+            name, *(None if part is None else writable_bytes(part) for part in (values, meta, scales))
+        )
         if in_torch:
             values, meta, scales = (None if part is None else part.to(device) for part in (values, meta, scales))
         tensors[name] = _weight(Compressed(values, meta, (rows, cols), dtype, scales, group_size), in_torch)
@@ -222,15 +239,19 @@ def _weight(weight: Compressed, in_torch: bool):
     from .tensor.semi_structured import SparseSemiStructuredTensorCUSPARSELT
 
     rows, cols = weight.shape
-    return SparseSemiStructuredTensorCUSPARSELT._of(Packed(rows, cols, operators.from_canonical(weight.values, weight.meta, cols)))
+    return SparseSemiStructuredTensorCUSPARSELT._of(
+        Packed(rows, cols, operators.from_canonical(weight.values, weight.meta, cols))
+    )
 
 
 def load_model(model: Any, path: str | os.PathLike, *, strict: bool = True):
-    """Reads a file into a module: dense tensors by ``load_state_dict``, compressed weights into the layers of their names.
+    """Reads a file into a module: dense tensors by ``load_state_dict``, compressed weights into the layers of their
+    names.
 
-    A compressed weight goes into a :class:`twofour.Linear`, one of integers into a :class:`twofour.quantization.QuantizedLinear` or :class:`twofour.Int4Linear`,
-    or takes the place of another module's parameter, ``nn.Linear.weight`` for instance, as a frozen sparse parameter. All take the devices and dtypes
-    that the module has.
+    A compressed weight goes into a :class:`twofour.Linear`, one of integers into a
+    :class:`twofour.quantization.QuantizedLinear` or :class:`twofour.Int4Linear`, or takes the place of another module's
+    parameter, ``nn.Linear.weight`` for instance, as a frozen sparse parameter. All take the devices and dtypes that the
+    module has.
 
     Args:
         model: the ``nn.Module``.
@@ -241,7 +262,8 @@ def load_model(model: Any, path: str | os.PathLike, *, strict: bool = True):
         ``missing_keys`` and ``unexpected_keys``, as ``load_state_dict``.
 
     Raises:
-        RuntimeError: for names or shapes that do not fit, all of them, as ``load_state_dict``. The module may have been changed in part.
+        RuntimeError: for names or shapes that do not fit, all of them, as ``load_state_dict``. The module may have been
+            changed in part.
         TypeError: for a compressed weight of a dtype that kernels do not multiply, with its name.
         ValueError, OSError: as :func:`load_file`.
     """
@@ -265,7 +287,9 @@ def load_model(model: Any, path: str | os.PathLike, *, strict: bool = True):
         if _is_layer(module) or old is None:
             continue
         if old.shape != tensor.shape:
-            raise RuntimeError(f"tensor `{name}`: the file's shape is {list(tensor.shape)}, the module's {list(old.shape)}")
+            raise RuntimeError(
+                f"tensor `{name}`: the file's shape is {list(tensor.shape)}, the module's {list(old.shape)}"
+            )
         device = tensor.device if old.device.type == "meta" else old.device
         setattr(module, leaf, nn.Parameter(tensor.to(device=device, dtype=old.dtype), requires_grad=False))
         replaced.add(name)
@@ -274,7 +298,8 @@ def load_model(model: Any, path: str | os.PathLike, *, strict: bool = True):
     result.missing_keys[:] = [key for key in result.missing_keys if key not in replaced]
     if strict and (result.missing_keys or result.unexpected_keys):
         raise RuntimeError(
-            f"{os.fspath(path)} does not fit {type(model).__name__}: missing in the file: {', '.join(result.missing_keys) or 'nothing'}; "
+            f"{os.fspath(path)} does not fit {type(model).__name__}: missing in the file: "
+            f"{', '.join(result.missing_keys) or 'nothing'}; "
             f"not in the module: {', '.join(result.unexpected_keys) or 'nothing'}. Pass strict=False to ignore them"
         )
     return result
@@ -293,14 +318,22 @@ def _parts_of_integers(model: Any, name: str, weight: Compressed) -> dict[str, A
     except AttributeError:
         module = None
     if leaf != "weight" or getattr(module, "stored_dtype", None) != weight.dtype or weight.scales is None:
-        layer = {("int4", True): "an Int4Linear", ("int8", True): "a QuantizedLinear"}.get((weight.dtype, weight.scales is not None))
+        layer = {("int4", True): "an Int4Linear", ("int8", True): "a QuantizedLinear"}.get(
+            (weight.dtype, weight.scales is not None)
+        )
         if layer is None:
-            raise TypeError(f"tensor `{name}`: no kernel multiplies {weight.dtype}; use load_file and twofour.decompress")
+            raise TypeError(
+                f"tensor `{name}`: no kernel multiplies {weight.dtype}; use load_file and twofour.decompress"
+            )
         raise TypeError(
-            f"tensor `{name}`: an {weight.dtype} weight goes into {layer}; make one with load_file and {layer.split()[1]}.from_compressed, or a dense "
+            f"tensor `{name}`: an {weight.dtype} weight goes into {layer}; make one with load_file and "
+            f"{layer.split()[1]}.from_compressed, or a dense "
             "one with twofour.decompress"
         )
-    found, expected = (weight.shape, _group_size(weight)), ((module.out_features, module.in_features), _group_size(module))
+    found, expected = (
+        (weight.shape, _group_size(weight)),
+        ((module.out_features, module.in_features), _group_size(module)),
+    )
     if found != expected:
         raise RuntimeError(f"tensor `{name}`: shape and group size are {found} in the file, {expected} in the module")
     return {f"{name}_values": weight.values, f"{name}_meta": weight.meta, f"{name}_scales": weight.scales}

@@ -1,5 +1,5 @@
-"""Names by which pickles find what they hold: those of earlier versions, and what ``torch.load(weights_only=True)`` may call, from ``import twofour``
-on.
+"""Names by which pickles find what they hold: those of earlier versions, and what ``torch.load(weights_only=True)`` may
+call, from ``import twofour`` on.
 
 torch is not imported for it: where it is not loaded yet, it is told when it is.
 """
@@ -28,8 +28,14 @@ _EARLIER = {
     "twofour.sparsity._sparsify": "twofour.tensor.sparsify",
 }
 
-#: The modules of the functions that restore a pickled tensor, each named ``_rebuild``, by the names that pickles have for them.
-_REBUILDERS = ("twofour.tensor.semi_structured", "twofour._tensor", "twofour.tensor.blocksparse", "twofour.sparsity.blocksparse")
+#: The modules of the functions that restore a pickled tensor, each named ``_rebuild``, by the names that pickles have
+#: for them.
+_REBUILDERS = (
+    "twofour.tensor.semi_structured",
+    "twofour._tensor",
+    "twofour.tensor.blocksparse",
+    "twofour.sparsity.blocksparse",
+)
 
 _ASKED_BY = "torch.serialization"
 

@@ -3,9 +3,9 @@
     twofour.quantize_(model, int8_dynamic_activation_int8_weight(layout=SemiSparseLayout()))
     twofour.quantize_(model, int4_weight_only(group_size=128, layout=MarlinSparseLayout()))
 
-8-bit weights are quantized symmetrically with a scale for each row, activations for each token while the model runs. 4-bit weights have a scale for
-each 128 columns of a row, or for each row; activations stay floats. The weights must be 2:4: prune before, with :func:`twofour.prune` or
-:mod:`twofour.sparsity`.
+8-bit weights are quantized symmetrically with a scale for each row, activations for each token while the model runs.
+4-bit weights have a scale for each 128 columns of a row, or for each row; activations stay floats. The weights must be
+2:4: prune before, with :func:`twofour.prune` or :mod:`twofour.sparsity`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Int4WeightOnlyConfig:
         group_size: 128, a scale for each 128 columns of a row, or -1, one for each row.
         layout: how weights are stored; there is only :class:`MarlinSparseLayout`.
         int4_packing_format: the same under torchao's later name; there is only ``"marlin_sparse"``.
-        prune: keeps the two largest magnitudes of each group of four before quantizing; otherwise a weight must be 2:4 already.
+        prune: keeps the two largest magnitudes of each group of four before quantizing; otherwise a weight must be 2:4
+            already.
 
     Raises:
         ValueError: for another ``group_size`` or ``int4_packing_format``.
@@ -103,33 +104,38 @@ def quantize_(
     config: Int8DynamicActivationInt8WeightConfig | Int4WeightOnlyConfig | SemiSparseLayout | MarlinSparseLayout,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
 ) -> nn.Module:
-    """Replaces the linear layers of a model by :class:`QuantizedLinear` (8 bits) or :class:`Int4Linear` (4 bits), in place.
+    """Replaces the linear layers of a model by :class:`QuantizedLinear` (8 bits) or :class:`Int4Linear` (4 bits), in
+    place.
 
     Args:
         model: the model, with at least one linear layer below its root.
         config: what to quantize to: a configuration, or a layout for the configuration that has it by default.
-        filter_fn: of a module and its name, whether it is replaced, where it is an ``nn.Linear``. By default those are that
-            :func:`twofour.linear_layers` names, and layers that prune in training. A layer that has several names is replaced under all of them
-            where the filter takes one.
+        filter_fn: of a module and its name, whether it is replaced, where it is an ``nn.Linear``. By default those are
+            that :func:`twofour.linear_layers` names, and layers that prune in training. A layer that has several names
+            is replaced under all of them where the filter takes one.
 
-    A layer that prunes its weight itself, such as :class:`twofour.sparsity.training.SemiSparseLinear`, and one with a sparse weight keep their masks;
-    ``prune`` is for the others. Hooks, attributes and the training flag are those of the layers before.
+    A layer that prunes its weight itself, such as :class:`twofour.sparsity.training.SemiSparseLinear`, and one with a
+    sparse weight keep their masks; ``prune`` is for the others. Hooks, attributes and the training flag are those of
+    the layers before.
 
     Returns:
         the model.
 
     Raises:
-        ValueError: where a weight is not 2:4 or not finite, with the layer's name, row and group, where a layer has parametrizations or is a part of
-            an adapter, such as peft's LoRA, or where no layer matches; no layer is then replaced.
+        ValueError: where a weight is not 2:4 or not finite, with the layer's name, row and group, where a layer has
+            parametrizations or is a part of an adapter, such as peft's LoRA, or where no layer matches; no layer is
+            then replaced.
         NotImplementedError: for a weight of another dtype, with the layer's name.
-        TypeError: for another configuration; for a subclass of ``nn.Linear`` whose own methods, such as ``forward``, would be lost, with the
-            layer's name.
+        TypeError: for another configuration; for a subclass of ``nn.Linear`` whose own methods, such as ``forward``,
+            would be lost, with the layer's name.
     """
     quantized = _quantizer_of(config)
     takes = filter_fn or by_default(model)
     layers = chosen(model, lambda module, name: isinstance(module, nn.Linear) and takes(module, name))
     if not layers or layers[0][1] is model:
-        raise ValueError("no linear layer below the model's root matches: check filter_fn, or wrap the layer in nn.Sequential")
+        raise ValueError(
+            "no linear layer below the model's root matches: check filter_fn, or wrap the layer in nn.Sequential"
+        )
     expect_no_adapters(model, layers)
     pairs = []
     for name, module in layers:
@@ -152,6 +158,7 @@ def _quantizer_of(config) -> Callable[[nn.Linear], nn.Module]:
     if isinstance(config, Int4WeightOnlyConfig):
         return lambda linear: Int4Linear.from_dense(linear, config.group_size, config.prune)
     raise TypeError(
-        f"unknown configuration {type(config).__name__}: use Int8DynamicActivationInt8WeightConfig, Int4WeightOnlyConfig, SemiSparseLayout or "
+        f"unknown configuration {type(config).__name__}: use Int8DynamicActivationInt8WeightConfig, "
+        f"Int4WeightOnlyConfig, SemiSparseLayout or "
         "MarlinSparseLayout"
     )

@@ -1,7 +1,11 @@
 """2:4 sparse tensors, under the names of ``torch.sparse``."""
 
 from .tensor.conversion import to_sparse_semi_structured
-from .tensor.semi_structured import SparseSemiStructuredTensor, SparseSemiStructuredTensorCUSPARSELT, SparseSemiStructuredTensorCUTLASS
+from .tensor.semi_structured import (
+    SparseSemiStructuredTensor,
+    SparseSemiStructuredTensorCUSPARSELT,
+    SparseSemiStructuredTensorCUTLASS,
+)
 
 __all__ = [
     "SparseSemiStructuredTensor",

@@ -1,4 +1,5 @@
-"""2:4 weights in Hugging Face transformers, quantization method ``"twofour"``: :mod:`twofour.integrations.transformers`."""
+"""2:4 weights in Hugging Face transformers, quantization method ``"twofour"``:
+:mod:`twofour.integrations.transformers`."""
 
 from .integrations.transformers import TwoFourConfig, TwoFourQuantizer
 

@@ -4,8 +4,8 @@ use twofour::Mask;
 
 use crate::torch::{Failure, Result, ScalarType, Tensor};
 
-/// A mask as a tensor: an int16 for each 4x4 tile, `[ceil(rows / 4), ceil(cols / 4)]`, with bit `4 * row + column` set where the tile keeps the
-/// element.
+/// A mask as a tensor: an int16 for each 4x4 tile, `[ceil(rows / 4), ceil(cols / 4)]`, with bit `4 * row + column` set
+/// where the tile keeps the element.
 pub(crate) fn to_tiles(mask: &Mask) -> Result<Tensor> {
     let (down, across) = (mask.rows().div_ceil(4), mask.cols().div_ceil(4));
     let mut out = Tensor::empty(&[down as i64, across as i64], ScalarType::I16)?;

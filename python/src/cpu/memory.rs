@@ -4,7 +4,8 @@ use twofour::kernel::PACKED_ALIGNMENT as ALIGNMENT;
 
 use crate::torch::{Result, Tensor};
 
-/// Bytes at an address that kernels can load from: a copy where a packed weight is not aligned, as after loading from a file.
+/// Bytes at an address that kernels can load from: a copy where a packed weight is not aligned, as after loading from a
+/// file.
 pub(crate) enum Memory<'a> {
     Borrowed(&'a [u8]),
     Copied { buffer: Vec<u8>, start: usize, len: usize },

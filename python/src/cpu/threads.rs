@@ -1,6 +1,7 @@
 //! Kernels on torch's own threads.
 //!
-//! torch's threads poll for a while after each of its loops. Threads of our own would have to share the cores with them.
+//! torch's threads poll for a while after each of its loops. Threads of our own would have to share the cores with
+//! them.
 
 use std::{
     ffi::c_void,
@@ -21,12 +22,13 @@ extern "C" fn forked() {
 
 /// Has children noted that are forked from now on: to be called when torch's interface is loaded.
 pub(crate) fn note_forks() {
-    // SAFETY: the function does nothing but store to an atomic, which is allowed in a forked child; the library is never unloaded.
+    // SAFETY: the function does nothing but store to an atomic, which is allowed in a forked child; the library is
+    // never unloaded.
     unsafe { libc::pthread_atfork(None, None, Some(forked)) };
 }
 
-/// Runs kernels on as many threads as torch computes with: torch's own, but in a forked child, where those of GNU's OpenMP would wait for
-/// threads that stayed with the parent.
+/// Runs kernels on as many threads as torch computes with: torch's own, but in a forked child, where those of GNU's
+/// OpenMP would wait for threads that stayed with the parent.
 pub(crate) fn on_torch_threads<R>(f: impl FnOnce() -> R) -> R {
     let on_own = || with_threads(torch_threads(), f);
     if FORKED.load(Ordering::Relaxed) { on_own() } else { with_executor(parallel_for, on_own) }

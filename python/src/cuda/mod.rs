@@ -1,5 +1,5 @@
-//! What kernels for tensors in the memory of a GPU share: launches on torch's current stream. They neither wait for the device nor copy aligned,
-//! contiguous operands.
+//! What kernels for tensors in the memory of a GPU share: launches on torch's current stream. They neither wait for the
+//! device nor copy aligned, contiguous operands.
 
 pub(crate) mod context;
 mod masks;
@@ -23,7 +23,8 @@ impl From<twofour_cuda::Error> for Failure {
             E::NotANumber { .. } => Failure::value(error.to_string()),
             E::DataType { .. } | E::Types { .. } | E::NoMethod { .. } => Failure::not_implemented(error.to_string()),
             E::Capturing { action } => Failure::runtime(format!(
-                "{action} while the stream is being captured: call twofour.warm for these shapes, or run the same call once, before the capture"
+                "{action} while the stream is being captured: call twofour.warm for these shapes, or run the same call \
+                 once, before the capture"
             )),
             other => Failure::runtime(other.to_string()),
         }
@@ -72,8 +73,8 @@ fn half(dtype: ScalarType, what: &str) -> Result<DataType> {
 pub(crate) fn slice<'a>(context: &LayerContext, tensor: &'a Tensor, what: &str) -> Result<DeviceSlice<'a>> {
     expect_device(context, tensor, what)?;
     let dtype = data_type(tensor, what)?;
-    // SAFETY: the tensor keeps its memory alive during the call, and torch's allocator hands it out again only to work that is later on the
-    // stream, on which all work of this call is launched.
+    // SAFETY: the tensor keeps its memory alive during the call, and torch's allocator hands it out again only to work
+    // that is later on the stream, on which all work of this call is launched.
     Ok(unsafe { DeviceSlice::from_raw(context.device(), tensor.address(), tensor.numel(), dtype) })
 }
 

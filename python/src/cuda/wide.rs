@@ -1,5 +1,5 @@
-//! Weights of float32. Sparse tensor cores multiply no 2:4 matrix of 32-bit numbers (TF32 has 1:2), so such a weight is "packed" as what it is, dense
-//! with zeros, and torch's dense GEMM multiplies it: right, and as fast as a dense layer.
+//! Weights of float32. Sparse tensor cores multiply no 2:4 matrix of 32-bit numbers (TF32 has 1:2), so such a weight is
+//! "packed" as what it is, dense with zeros, and torch's dense GEMM multiplies it: right, and as fast as a dense layer.
 
 use twofour::{
     Compressed, MatrixRef,
@@ -19,7 +19,8 @@ pub(crate) fn is_wide(tensor: &Tensor) -> Result<bool> {
     Ok(tensor.dtype()? == ScalarType::F32)
 }
 
-/// What a mask keeps of a contiguous weight, and its transpose where asked. Rules but [`MaskRule::Given`] write the mask.
+/// What a mask keeps of a contiguous weight, and its transpose where asked. Rules but [`MaskRule::Given`] write the
+/// mask.
 pub(crate) fn packed_by(
     weight: &Tensor,
     rule: MaskRule,

@@ -9,8 +9,8 @@ use super::{
     unlocked,
 };
 
-/// Writes the values and metadata of a matrix that is 2:4, or is to be pruned by magnitude, to `values` and `meta`. `name`, where not
-/// empty, is the tensor's name in errors.
+/// Writes the values and metadata of a matrix that is 2:4, or is to be pruned by magnitude, to `values` and `meta`.
+/// `name`, where not empty, is the tensor's name in errors.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn compress(
@@ -47,7 +47,8 @@ fn from_dense<T: Element>(
     put(&compressed, values, meta)
 }
 
-/// Writes the values and metadata of a weight in the format `sparse-24-bitmask`: its kept values and a bit for each element.
+/// Writes the values and metadata of a weight in the format `sparse-24-bitmask`: its kept values and a bit for each
+/// element.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn compress_bitmask(

@@ -21,7 +21,8 @@ pub(super) fn name(dtype: DataType) -> &'static str {
     names::of(dtype.into())
 }
 
-/// The elements of bytes, copied where they are not aligned. A last part of an element is dropped: the length is checked against a shape.
+/// The elements of bytes, copied where they are not aligned. A last part of an element is dropped: the length is
+/// checked against a shape.
 pub(super) fn elements<T: Pod>(bytes: &[u8]) -> Cow<'_, [T]> {
     let whole = &bytes[..bytes.len() / size_of::<T>() * size_of::<T>()];
     match bytemuck::try_cast_slice(whole) {

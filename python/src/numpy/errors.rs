@@ -6,8 +6,8 @@ use pyo3::{
 };
 use twofour::Error;
 
-/// The exception of an error: `OSError` and its kin for what the system refuses, `TypeError` for dtypes, `KeyError` for names that a file
-/// lacks, `ValueError` for contents.
+/// The exception of an error: `OSError` and its kin for what the system refuses, `TypeError` for dtypes, `KeyError` for
+/// names that a file lacks, `ValueError` for contents.
 pub(super) fn exception(error: Error) -> PyErr {
     let message = error.to_string();
     let mut innermost = error;

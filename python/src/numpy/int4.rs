@@ -20,7 +20,8 @@ pub(super) fn granularity(group_size: i64) -> PyResult<Granularity> {
     })
 }
 
-/// Writes the dense float32 matrix of values, metadata and float16 scales, whose rules are checked, to `out`: integers times scales.
+/// Writes the dense float32 matrix of values, metadata and float16 scales, whose rules are checked, to `out`: integers
+/// times scales.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn decompress_int4(

@@ -1,8 +1,9 @@
 //! Files, masks and compression for Python, without torch.
 //!
-//! A matrix comes as a one-dimensional array of its bytes, row-major, with the name of its dtype; results are written to arrays that the
-//! caller has made. So numpy arrays of any dtype and torch's tensors in the host's memory take the same way, and neither is copied. Python's
-//! lock is released while a function computes, and the caller must not change the arrays meanwhile.
+//! A matrix comes as a one-dimensional array of its bytes, row-major, with the name of its dtype; results are written
+//! to arrays that the caller has made. So numpy arrays of any dtype and torch's tensors in the host's memory take the
+//! same way, and neither is copied. Python's lock is released while a function computes, and the caller must not change
+//! the arrays meanwhile.
 
 mod compression;
 mod dtype;

@@ -34,7 +34,8 @@ impl FileReader {
         self.0.plain_tensors().map(|t| (t.name.clone(), t.dtype.name(), t.shape.clone())).collect()
     }
 
-    /// (name, dtype, rows, cols, group size of the scales) of the compressed weights; -1 stands for a scale for each row, `None` for no scales.
+    /// (name, dtype, rows, cols, group size of the scales) of the compressed weights; -1 stands for a scale for each
+    /// row, `None` for no scales.
     fn weights(&self) -> Vec<(String, &'static str, usize, usize, Option<i64>)> {
         let described = |w: &CompressedInfo| {
             let (dtype, group_size) = match w.format {
@@ -61,7 +62,8 @@ impl FileReader {
         unlocked(py, || store("array to read into", &self.0.tensor(name)?.bytes()?, out))
     }
 
-    /// Reads values, metadata and, where it has them, scales of a compressed weight, after checking every rule of the canonical form.
+    /// Reads values, metadata and, where it has them, scales of a compressed weight, after checking every rule of the
+    /// canonical form.
     #[pyo3(signature = (name, values, meta, scales=None))]
     fn read_compressed(
         &self,

@@ -14,7 +14,8 @@ use twofour::{
 use super::{compression::parts, dtype, errors::exception, int4, int8, unlocked};
 use crate::names;
 
-/// A file in the making. It appears under its name, complete, when it is finished; one that is dropped before leaves nothing.
+/// A file in the making. It appears under its name, complete, when it is finished; one that is dropped before leaves
+/// nothing.
 #[pyclass]
 pub(super) struct FileWriter {
     writer: Option<Writer>,
@@ -23,8 +24,8 @@ pub(super) struct FileWriter {
 
 #[pymethods]
 impl FileWriter {
-    /// Plans a file: `tensors` as (name, safetensors dtype, shape) and `weights`, which are compressed, as (name, dtype, rows, cols, group size of the
-    /// scales): `None` without scales, -1 for a scale for each row.
+    /// Plans a file: `tensors` as (name, safetensors dtype, shape) and `weights`, which are compressed, as (name,
+    /// dtype, rows, cols, group size of the scales): `None` without scales, -1 for a scale for each row.
     #[new]
     fn new(
         path: PathBuf,
@@ -72,7 +73,8 @@ impl FileWriter {
         unlocked(py, || writer.write(name, bytes))
     }
 
-    /// Writes values, metadata and, where they were planned, scales of a compressed weight, after checking every rule of the canonical form.
+    /// Writes values, metadata and, where they were planned, scales of a compressed weight, after checking every rule
+    /// of the canonical form.
     #[pyo3(signature = (name, values, meta, scales=None))]
     fn write_compressed(
         &mut self,

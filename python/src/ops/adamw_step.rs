@@ -4,11 +4,12 @@ use twofour::adamw_step::{AdamWStep, ChangeMean, Moments, VariancePhase, update}
 
 use super::*;
 
-/// Updates a parameter, its moments and, where it has elements, the largest variance so far, all contiguous and of one type. A variance is frozen at
-/// the step `frozen_at` where that is not 0; otherwise the sum of its changes is returned where `watched` is 1 (of their magnitudes) or 2 (of the
-/// logarithms of their magnitudes).
+/// Updates a parameter, its moments and, where it has elements, the largest variance so far, all contiguous and of one
+/// type. A variance is frozen at the step `frozen_at` where that is not 0; otherwise the sum of its changes is returned
+/// where `watched` is 1 (of their magnitudes) or 2 (of the logarithms of their magnitudes).
 pub(super) const OPERATORS: &[Operator] = &[Operator::new(
-    "adamw_step_(Tensor(a!) parameter, Tensor gradient, Tensor(b!) mean, Tensor(c!) variance, Tensor(d!) largest, float lr, float beta1, float beta2, \
+    "adamw_step_(Tensor(a!) parameter, Tensor gradient, Tensor(b!) mean, Tensor(c!) variance, Tensor(d!) largest, \
+     float lr, float beta1, float beta2, \
      float eps, float weight_decay, int step, int frozen_at, int watched) -> float",
     kernel!(cpu),
 )];

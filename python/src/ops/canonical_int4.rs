@@ -1,4 +1,5 @@
-//! The canonical form of weights of 4-bit integers: made of a dense weight, packed, and of a packed one. The packed form is a run of bytes.
+//! The canonical form of weights of 4-bit integers: made of a dense weight, packed, and of a packed one. The packed
+//! form is a run of bytes.
 
 use twofour::{
     Compressed, MatrixRef,
@@ -32,7 +33,8 @@ pub(super) const OPERATORS: &[Operator] = &[
         Ok(vec![int4_shape(arguments.granularity(4)?, values.on_gpu, rows, &arguments.size(3)?)?])
     }),
     Operator::new(
-        "canonical_int4(Tensor packed, int rows, int cols, int group_size) -> (Tensor values, Tensor meta, Tensor scales)",
+        "canonical_int4(Tensor packed, int rows, int cols, int group_size) -> (Tensor values, Tensor meta, Tensor \
+         scales)",
         kernel!(canonical_cpu),
     )
     .cuda(kernel!(canonical_cuda))

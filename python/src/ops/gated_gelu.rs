@@ -1,4 +1,5 @@
-//! The gated GELU: `x ⊙ gelu(g)` of the halves of the last dimension; and the gradient of its input. GPUs have torch's own.
+//! The gated GELU: `x ⊙ gelu(g)` of the halves of the last dimension; and the gradient of its input. GPUs have torch's
+//! own.
 
 use twofour::layer;
 

@@ -8,10 +8,11 @@ use twofour_cuda::layer::borrowed::{self, Float8Epilogue, PackedSlice, packed_le
 
 use super::*;
 
-/// `scales` has a number for each feature, `token_scales` for each token or none, `bias`, of the type of the result, for each feature or none.
-/// `dtype` is torch's number of the type of the result.
+/// `scales` has a number for each feature, `token_scales` for each token or none, `bias`, of the type of the result,
+/// for each feature or none. `dtype` is torch's number of the type of the result.
 pub(super) const OPERATORS: &[Operator] = &[Operator::new(
-    "linear_float8(Tensor x, Tensor packed, Tensor scales, Tensor token_scales, Tensor bias, int out_features, int dtype) -> Tensor",
+    "linear_float8(Tensor x, Tensor packed, Tensor scales, Tensor token_scales, Tensor bias, int out_features, int \
+     dtype) -> Tensor",
     kernel!(cpu),
 )
 .cuda(kernel!(cuda))

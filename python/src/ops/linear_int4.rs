@@ -22,7 +22,8 @@ pub(super) const OPERATORS: &[Operator] = &[
     .by_rows()
     .product(),
     Operator::new(
-        "linear_int4_bias(Tensor x, Tensor packed, Tensor bias, int out_features, int group_size, int activation) -> Tensor",
+        "linear_int4_bias(Tensor x, Tensor packed, Tensor bias, int out_features, int group_size, int activation) -> \
+         Tensor",
         kernel!(cpu),
     )
     .cuda(kernel!(cuda))

@@ -1,4 +1,5 @@
-//! `activation(x · Wᵀ + bias)` for floats `x`, quantized for each token, and a weight of 8-bit integers with a scale for each row.
+//! `activation(x · Wᵀ + bias)` for floats `x`, quantized for each token, and a weight of 8-bit integers with a scale
+//! for each row.
 
 use twofour::kernel::{Activation, Epilogue};
 use twofour_cuda::{
@@ -22,7 +23,8 @@ pub(super) const OPERATORS: &[Operator] = &[
     .by_rows()
     .product(),
     Operator::new(
-        "linear_quantized_bias(Tensor x, Tensor packed, Tensor scales, Tensor bias, int out_features, int activation) -> Tensor",
+        "linear_quantized_bias(Tensor x, Tensor packed, Tensor scales, Tensor bias, int out_features, int activation) \
+         -> Tensor",
         kernel!(cpu),
     )
     .cuda(kernel!(cuda))

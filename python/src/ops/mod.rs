@@ -1,7 +1,8 @@
-//! The operators of `torch.ops.twofour`, each in a file of its own: schema, kernels for CPUs and for GPUs, and the shapes of its results.
+//! The operators of `torch.ops.twofour`, each in a file of its own: schema, kernels for CPUs and for GPUs, and the
+//! shapes of its results.
 //!
-//! A further one is a file with a constant `OPERATORS`, and its name in the table below; `use super::*` brings what operators are made of. Those of
-//! one kernel, such as with and without a bias, share a file.
+//! A further one is a file with a constant `OPERATORS`, and its name in the table below; `use super::*` brings what
+//! operators are made of. Those of one kernel, such as with and without a bias, share a file.
 
 use crate::{
     cpu::{

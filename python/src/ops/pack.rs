@@ -1,5 +1,5 @@
-//! Packs what a mask keeps of a weight, and its transpose where asked; otherwise that is an empty tensor. Masks are in tiles
-//! ([`crate::cpu::to_tiles`]).
+//! Packs what a mask keeps of a weight, and its transpose where asked; otherwise that is an empty tensor. Masks are in
+//! tiles ([`crate::cpu::to_tiles`]).
 
 use half::{bf16, f16};
 use twofour::{
@@ -11,11 +11,12 @@ use twofour_cuda::layer::borrowed::{self, MaskSlice, MasterSlice, PackTarget, Pa
 
 use super::*;
 
-/// `pack` chooses the mask by a rule. `dtype` is torch's number of a type of 16 bits that a weight of float32 is packed as, or -1. On a CPU a NaN is
-/// always found; on a GPU `check` finds it, which waits for the device.
+/// `pack` chooses the mask by a rule. `dtype` is torch's number of a type of 16 bits that a weight of float32 is packed
+/// as, or -1. On a CPU a NaN is always found; on a GPU `check` finds it, which waits for the device.
 pub(super) const OPERATORS: &[Operator] = &[
     Operator::new(
-        "pack(Tensor weight, int rule, float scale, bool transpose, bool check, int dtype=-1) -> (Tensor packed, Tensor packed_t, Tensor mask)",
+        "pack(Tensor weight, int rule, float scale, bool transpose, bool check, int dtype=-1) -> (Tensor packed, \
+         Tensor packed_t, Tensor mask)",
         kernel!(cpu),
     )
     .cuda(kernel!(cuda))

@@ -1,4 +1,5 @@
-//! `dyᵀ · x` with the 2:4 estimate of `dyᵀ` along tokens, for `dy` `[tokens, out_features]` and `x` `[tokens, in_features]` of one type.
+//! `dyᵀ · x` with the 2:4 estimate of `dyᵀ` along tokens, for `dy` `[tokens, out_features]` and `x` `[tokens,
+//! in_features]` of one type.
 
 use twofour::{
     estimate::Estimator,

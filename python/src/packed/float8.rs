@@ -1,4 +1,5 @@
-//! Weights of 8-bit floats. CPUs have no arithmetic of them: values are widened to f32 when a weight is packed, and the packed tensor holds those bytes.
+//! Weights of 8-bit floats. CPUs have no arithmetic of them: values are widened to f32 when a weight is packed, and the
+//! packed tensor holds those bytes.
 
 use twofour::{
     Arithmetic, Compressed, F8E4M3, F8E5M2,

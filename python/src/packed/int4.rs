@@ -1,7 +1,7 @@
 //! The canonical form of int4 weights, as tensors: the same on every device.
 //!
-//! `values` `[rows, groups]` of uint8: the two kept integers of a group, each plus 8, the first in the lower half. `meta` `[rows, words]` of int32, as
-//! for floats. `scales` `[rows, 1]` or `[rows, columns / 128]` of float16.
+//! `values` `[rows, groups]` of uint8: the two kept integers of a group, each plus 8, the first in the lower half.
+//! `meta` `[rows, words]` of int32, as for floats. `scales` `[rows, 1]` or `[rows, columns / 128]` of float16.
 
 use half::f16;
 use twofour::int4::{Granularity, Int4};
@@ -38,7 +38,8 @@ pub(crate) fn from_tensors(
     let (expected, group_size) = ((rows, granularity.scales_per_row(cols)), names::group_size(granularity));
     if groups != cols.div_ceil(4) || scales.matrix("the scales")? != expected {
         return Err(Failure::runtime(format!(
-            "an int4 weight of shape {:?} with group_size {group_size} has values {:?} and scales {expected:?}, not {:?} and {:?}",
+            "an int4 weight of shape {:?} with group_size {group_size} has values {:?} and scales {expected:?}, not \
+             {:?} and {:?}",
             (rows, cols),
             (rows, cols.div_ceil(4)),
             (rows, groups),

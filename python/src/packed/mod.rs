@@ -1,8 +1,8 @@
-//! Packed weights in torch's tensors: what kernels read, in the layout of a device. It is opaque and differs between devices and versions; the
-//! canonical form is portable.
+//! Packed weights in torch's tensors: what kernels read, in the layout of a device. It is opaque and differs between
+//! devices and versions; the canonical form is portable.
 //!
-//! On a CPU a packed weight of floats is `[strips, elements]` of its type, of other types a run of bytes. On a GPU it is one dimension of its type; one
-//! of float32 is dense there ([`crate::cuda::wide`]).
+//! On a CPU a packed weight of floats is `[strips, elements]` of its type, of other types a run of bytes. On a GPU it
+//! is one dimension of its type; one of float32 is dense there ([`crate::cuda::wide`]).
 
 mod float8;
 pub(crate) mod int4;
@@ -75,7 +75,8 @@ pub(crate) fn new_on_gpu(device: Device, dtype: ScalarType, rows: usize, cols: u
     Tensor::empty_on(device, &[packed_len(packable(dtype)?, rows, cols)? as i64], dtype)
 }
 
-/// The canonical form as tensors in the host's memory: values `[rows, 2 * groups]` and metadata `[rows, words]` of int32.
+/// The canonical form as tensors in the host's memory: values `[rows, 2 * groups]` and metadata `[rows, words]` of
+/// int32.
 pub(crate) fn to_parts<T: Element>(weight: &Compressed<T>, dtype: ScalarType) -> Result<(Tensor, Tensor)> {
     let (rows, per_row) = (weight.rows(), |len: usize| len.checked_div(weight.rows()).unwrap_or(0) as i64);
     let mut values = Tensor::empty(&[rows as i64, per_row(weight.values().len())], dtype)?;

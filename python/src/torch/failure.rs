@@ -5,8 +5,8 @@ use std::ffi::CString;
 /// The result of a kernel.
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
-/// An error with the Python exception that it becomes. torch's dispatcher can only throw a `RuntimeError`, so the message begins with the
-/// exception's name in brackets; the package's Python side raises that exception instead.
+/// An error with the Python exception that it becomes. torch's dispatcher can only throw a `RuntimeError`, so the
+/// message begins with the exception's name in brackets; the package's Python side raises that exception instead.
 #[derive(Debug)]
 pub(crate) struct Failure {
     exception: &'static str,

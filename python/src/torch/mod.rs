@@ -1,7 +1,7 @@
 //! torch's dispatcher and tensors, through libtorch's stable C interface ([`shim`]).
 //!
-//! A call of an operator goes from torch's dispatcher straight to a Rust function, without Python. [`register`] registers the kernels of
-//! operators ([`Operator`]), which are in [`crate::ops`].
+//! A call of an operator goes from torch's dispatcher straight to a Rust function, without Python. [`register`]
+//! registers the kernels of operators ([`Operator`]), which are in [`crate::ops`].
 
 mod failure;
 pub(crate) mod kernel;

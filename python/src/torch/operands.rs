@@ -47,7 +47,8 @@ pub(crate) fn expect_packed(
     }
     if packed.numel() != expected_len {
         return Err(Failure::runtime(format!(
-            "shapes cannot be multiplied: an operand of shape {:?} and a packed weight of {rows} out_features and {cols} in_features, which takes \
+            "shapes cannot be multiplied: an operand of shape {:?} and a packed weight of {rows} out_features and \
+             {cols} in_features, which takes \
              {expected_len} elements where the tensor has {}",
             x.sizes(),
             packed.numel()

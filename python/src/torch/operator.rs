@@ -5,8 +5,8 @@ use super::{shapes::Shapes, shim::Kernel};
 /// An operator of the namespace `twofour`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Operator {
-    /// As torch writes it: `name(Tensor x, int n) -> Tensor`. Optional arguments, lists and strings cost more in a call than a second operator or
-    /// a number.
+    /// As torch writes it: `name(Tensor x, int n) -> Tensor`. Optional arguments, lists and strings cost more in a call
+    /// than a second operator or a number.
     pub(crate) schema: &'static str,
     /// The kernel for tensors in the host's memory.
     pub(crate) cpu: Kernel,

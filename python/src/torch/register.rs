@@ -14,8 +14,8 @@ use crate::{cpu, cuda};
 
 static REGISTERED: Mutex<bool> = Mutex::new(false);
 
-/// Registers the kernels with the torch whose libraries are named, for GPUs where there is a libtorch_cuda. Returns whether they were not
-/// registered before; a second call does nothing.
+/// Registers the kernels with the torch whose libraries are named, for GPUs where there is a libtorch_cuda. Returns
+/// whether they were not registered before; a second call does nothing.
 ///
 /// # Errors
 /// A text that says what torch lacks.

@@ -94,12 +94,13 @@ pub(crate) fn shim() -> &'static Shim {
 }
 
 thread_local! {
-    /// The message of the last exception that this thread threw: the throwing frame has no destructor that could free it.
+    /// The message of the last exception that this thread threw: the throwing frame has no destructor that could free
+    /// it.
     static MESSAGE: RefCell<CString> = RefCell::new(CString::default());
 }
 
-/// Throws the C++ exception that Python gets as a `RuntimeError` with this message. What the caller's frame owns is not dropped: it must
-/// own nothing.
+/// Throws the C++ exception that Python gets as a `RuntimeError` with this message. What the caller's frame owns is not
+/// dropped: it must own nothing.
 pub(crate) fn throw(message: CString) -> ! {
     // torch copies the message before it throws.
     let message = MESSAGE.with(|last| {

@@ -109,8 +109,9 @@ impl Tensor {
         if len == 0 {
             return Ok(&[]);
         }
-        // SAFETY: a contiguous tensor is `len` bytes of initialized memory, which the tensor keeps alive. Kernels are registered for the key
-        // "CPU" only, so it is the host's memory. As for every operator of torch, nobody writes to an argument meanwhile.
+        // SAFETY: a contiguous tensor is `len` bytes of initialized memory, which the tensor keeps alive. Kernels are
+        // registered for the key "CPU" only, so it is the host's memory. As for every operator of torch, nobody writes
+        // to an argument meanwhile.
         Ok(unsafe { slice::from_raw_parts(self.data_ptr(), len) })
     }
 
@@ -272,17 +273,17 @@ impl Tensor {
             return Ok(&mut []);
         }
         let pointer = self.data_ptr();
-        // SAFETY: the tensor is contiguous memory of `len` bytes that only this handle reaches. It comes from torch's allocator, behind a call that
-        // the compiler cannot see through, so its contents are some bytes.
+        // SAFETY: the tensor is contiguous memory of `len` bytes that only this handle reaches. It comes from torch's
+        // allocator, behind a call that the compiler cannot see through, so its contents are some bytes.
         Ok(unsafe { slice::from_raw_parts_mut(pointer, len) })
     }
 
-    /// The elements of contiguous tensors that the operator's schema marks as written: all of one type, none of which shares memory with another of
-    /// them or with those that are `read`.
+    /// The elements of contiguous tensors that the operator's schema marks as written: all of one type, none of which
+    /// shares memory with another of them or with those that are `read`.
     ///
     /// # Errors
-    /// A `NotImplementedError` for another type than `expected`, a `RuntimeError` for a tensor that is not contiguous, that is not aligned, or whose
-    /// memory is that of another.
+    /// A `NotImplementedError` for another type than `expected`, a `RuntimeError` for a tensor that is not contiguous,
+    /// that is not aligned, or whose memory is that of another.
     pub(crate) fn written<'a, T: Pod, const N: usize>(
         tensors: [(&'a mut Tensor, &str); N],
         read: &[&Tensor],
@@ -312,8 +313,8 @@ impl Tensor {
         }
         Ok(tensors.map(|(tensor, _)| match tensor.numel() {
             0 => &mut [][..],
-            // SAFETY: the tensor is `len` contiguous, aligned elements of `T`, which has no invalid bits; no other operand reaches them, as was checked
-            // above, and the borrow of the handle keeps the memory alive.
+            // SAFETY: the tensor is `len` contiguous, aligned elements of `T`, which has no invalid bits; no other
+            // operand reaches them, as was checked above, and the borrow of the handle keeps the memory alive.
             len => unsafe { slice::from_raw_parts_mut(tensor.data_ptr().cast::<T>(), len) },
         }))
     }

@@ -58,8 +58,8 @@ def bytes_of(value: Any, dtype: str | None = None) -> Bytes:
 
     Args:
         value: the array or tensor. A 2:4 tensor of :mod:`twofour.sparse` counts as its dense form.
-        dtype: what the elements of an array of unsigned integers mean: ``"bfloat16"`` for uint16, ``"float8_e4m3fn"`` or ``"float8_e5m2"``
-            for uint8.
+        dtype: what the elements of an array of unsigned integers mean: ``"bfloat16"`` for uint16, ``"float8_e4m3fn"``
+            or ``"float8_e5m2"`` for uint8.
 
     Raises:
         TypeError: for a dtype that the array cannot hold, and for tensors of other layouts than strided.
@@ -101,7 +101,8 @@ def dtype_name(dtype) -> str:
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """The numpy dtype of that name: of ``ml_dtypes`` where it is installed, else the unsigned integer that holds the bits.
+    """The numpy dtype of that name: of ``ml_dtypes`` where it is installed, else the unsigned integer that holds the
+    bits.
 
     Raises:
         TypeError: where there is none.

@@ -15,15 +15,16 @@ class Compressed:
     """A 2:4 matrix ``[rows, cols]``: of each group of four, two values and a 4-bit code of their positions.
 
     Attributes:
-        values: the kept values, ``[rows, 2 * ceil(cols / 4)]``, a numpy array or a torch tensor; of int4 ``[rows, ceil(cols / 4)]`` of uint8, the two
-            integers of each group, each plus 8, the first in the lower half.
+        values: the kept values, ``[rows, 2 * ceil(cols / 4)]``, a numpy array or a torch tensor; of int4 ``[rows,
+            ceil(cols / 4)]`` of uint8, the two integers of each group, each plus 8, the first in the lower half.
         meta: the codes, eight in a word, ``[rows, ceil(cols / 32)]`` (uint32 in numpy, int32 in torch).
         shape: rows and columns of the matrix.
-        dtype: the name of its dtype; the values of an array may be unsigned integers that hold its bits. ``"int4"`` for 4-bit integers.
-        scales: by which the values are to be multiplied, or ``None``: for int8 one float32 for each row, or float16 ``[rows, ceil(cols / group_size)]``;
-            for int4 float16, that or ``[rows, 1]``.
-        group_size: the columns that share a scale, 128 or 64; -1, for int4, for all of a row; ``None`` for int8 with a scale for each row, and without
-            scales.
+        dtype: the name of its dtype; the values of an array may be unsigned integers that hold its bits. ``"int4"`` for
+            4-bit integers.
+        scales: by which the values are to be multiplied, or ``None``: for int8 one float32 for each row, or float16
+            ``[rows, ceil(cols / group_size)]``; for int4 float16, that or ``[rows, 1]``.
+        group_size: the columns that share a scale, 128 or 64; -1, for int4, for all of a row; ``None`` for int8 with a
+            scale for each row, and without scales.
     """
 
     values: Any
@@ -57,7 +58,8 @@ def compress(matrix: Any, *, prune: bool = False, dtype: str | None = None) -> C
     An array is compressed in the host's memory, a tensor where it is.
 
     Args:
-        matrix: a numpy array or a torch tensor ``[rows, cols]`` of float32, float16, bfloat16, int8, float8_e4m3fn or float8_e5m2.
+        matrix: a numpy array or a torch tensor ``[rows, cols]`` of float32, float16, bfloat16, int8, float8_e4m3fn or
+            float8_e5m2.
         prune: keeps the two largest magnitudes of each group of a matrix that is not 2:4.
         dtype: what an array of unsigned integers holds, ``"bfloat16"`` for instance.
 
@@ -65,7 +67,8 @@ def compress(matrix: Any, *, prune: bool = False, dtype: str | None = None) -> C
         the compressed matrix, of arrays or of tensors on the same device.
 
     Raises:
-        ValueError: where the matrix is not 2:4, with row and group; for a NaN that would have to be ordered; for another rank.
+        ValueError: where the matrix is not 2:4, with row and group; for a NaN that would have to be ordered; for
+            another rank.
         TypeError: for another dtype.
     """
     return compress_named("", matrix, prune, dtype)
@@ -100,11 +103,14 @@ def compress_bitmask(name: str, kept: Any, bitmask: Any, shape: tuple[int, int])
         shape: rows and columns.
 
     Raises:
-        ValueError: where the bitmask keeps more than two of a group, with row and group; where values and bits do not fit each other.
+        ValueError: where the bitmask keeps more than two of a group, with row and group; where values and bits do not
+            fit each other.
     """
     source, bits = bytes_of(kept), bytes_of(bitmask)
     values, meta = empty_parts(*shape, source.dtype, is_tensor(kept))
-    _native.compress_bitmask(source.data, bits.data, source.dtype, *shape, name, writable_bytes(values), writable_bytes(meta))
+    _native.compress_bitmask(
+        source.data, bits.data, source.dtype, *shape, name, writable_bytes(values), writable_bytes(meta)
+    )
     return Compressed(returned(values, source), returned(meta, source), tuple(shape), source.dtype)
 
 
@@ -112,8 +118,8 @@ def decompress(compressed: Compressed):
     """The matrix ``[rows, cols]`` with zeros where nothing is kept.
 
     Returns:
-        an array or a tensor, as the values are, on their device. int4, and int8 with scales for groups of columns, become float32, integers times
-        scales; scales for each row of int8 are not applied.
+        an array or a tensor, as the values are, on their device. int4, and int8 with scales for groups of columns,
+        become float32, integers times scales; scales for each row of int8 are not applied.
 
     Raises:
         ValueError: where the parts break a rule of the canonical form, with row and group.
@@ -127,7 +133,9 @@ def decompress(compressed: Compressed):
     if compressed.dtype == "int4":
         dense = empty((rows, cols), "float32", is_tensor(compressed.values))
         scales = bytes_of(compressed.scales)
-        _native.decompress_int4(values.data, meta.data, scales.data, rows, cols, compressed.group_size, writable_bytes(dense))
+        _native.decompress_int4(
+            values.data, meta.data, scales.data, rows, cols, compressed.group_size, writable_bytes(dense)
+        )
         return returned(dense, values)
     dense = empty((rows, cols), compressed.dtype, is_tensor(compressed.values))
     if not is_tensor(compressed.values):

@@ -37,7 +37,9 @@ def _comparable(dense: torch.Tensor) -> torch.Tensor:
     return dense if dense.dtype in _FLOATS else dense.half()
 
 
-def conformity(dense: torch.Tensor, pattern: str, axis: int, places: int) -> tuple[int, int, list[list[int]], int] | None:
+def conformity(
+    dense: torch.Tensor, pattern: str, axis: int, places: int
+) -> tuple[int, int, list[list[int]], int] | None:
     """Groups, groups that violate a pattern, the first of those as line, group and nonzeros, and zeros."""
     found = re.fullmatch(r"(\d+):(\d+)", pattern)
     n, m = map(int, found.groups()) if found else (0, 0)
@@ -88,7 +90,9 @@ def compressed(dense: torch.Tensor, prune: bool) -> tuple[torch.Tensor, torch.Te
 def _mask(dense: torch.Tensor, method: str) -> torch.Tensor | None:
     """What a method keeps; ``None`` where it meets a NaN, whose place the host reports."""
     try:
-        return masks.mask_of(operators.select(_comparable(dense).contiguous(), operators.rule_number(method)), *dense.shape)
+        return masks.mask_of(
+            operators.select(_comparable(dense).contiguous(), operators.rule_number(method)), *dense.shape
+        )
     except ValueError:
         return None
 
@@ -100,7 +104,8 @@ def _kept(dense: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def _code(bits: int) -> int:
-    """The metadata of a group by what is kept of it, filled up with the lowest free positions; -1 where that is too much."""
+    """The metadata of a group by what is kept of it, filled up with the lowest free positions; -1 where that is too
+    much."""
     kept = [i for i in range(4) if bits >> i & 1]
     if len(kept) > 2:
         return -1

@@ -11,17 +11,20 @@ from .bytes import bytes_of, empty_like, matrix_axis, on_gpu, returned, writable
 def prune(matrix: Any, method: str = "magnitude", axis: int = -1, *, pattern: str = "2:4", dtype: str | None = None):
     """The matrix with +0.0 in the place of what a rule does not keep.
 
-    An array is pruned in the host's memory, a tensor where it is; one on a GPU by another pattern than 2:4 is copied to the host and back.
+    An array is pruned in the host's memory, a tensor where it is; one on a GPU by another pattern than 2:4 is copied to
+    the host and back.
 
     Args:
-        matrix: a numpy array or a torch tensor ``[rows, cols]`` of float32, float16, bfloat16, int8, float8_e4m3fn or float8_e5m2. It is not
-            changed.
-        method: ``"magnitude"`` keeps the largest magnitudes of each group (Mishra et al., 2021, arXiv 2104.08378); ties go to the lower index.
-            The others keep, in each 4x4 tile, at most two elements of each row and of each column, so that the transpose is 2:4 too:
-            ``"greedy"`` takes elements in descending order of magnitude, ``"greedy-signed"`` in descending order of value,
-            ``"causal1122"`` in the order of torch's algorithm of that name, and ``"optimal"`` keeps the largest sum of magnitudes of the 90
-            masks with two kept elements in each row and column (Hubara et al., 2021, arXiv 2102.08124).
-        axis: along which the groups of ``"magnitude"`` run: -1 along rows, 0 along columns. The other methods obey both.
+        matrix: a numpy array or a torch tensor ``[rows, cols]`` of float32, float16, bfloat16, int8, float8_e4m3fn or
+            float8_e5m2. It is not changed.
+        method: ``"magnitude"`` keeps the largest magnitudes of each group (Mishra et al., 2021, arXiv 2104.08378); ties
+            go to the lower index. The others keep, in each 4x4 tile, at most two elements of each row and of each
+            column, so that the transpose is 2:4 too: ``"greedy"`` takes elements in descending order of magnitude,
+            ``"greedy-signed"`` in descending order of value, ``"causal1122"`` in the order of torch's algorithm of that
+            name, and ``"optimal"`` keeps the largest sum of magnitudes of the 90 masks with two kept elements in each
+            row and column (Hubara et al., 2021, arXiv 2102.08124).
+        axis: along which the groups of ``"magnitude"`` run: -1 along rows, 0 along columns. The other methods obey
+            both.
         pattern: N:M, for ``"magnitude"``; the others are 2:4.
         dtype: what an array of unsigned integers holds, ``"bfloat16"`` for instance.
 

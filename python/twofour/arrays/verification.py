@@ -53,15 +53,19 @@ class Verification:
         return self.obeys
 
 
-def verify(matrix: Any, pattern: str = "2:4", axis: int = -1, *, places: int = 8, dtype: str | None = None) -> Verification:
+def verify(
+    matrix: Any, pattern: str = "2:4", axis: int = -1, *, places: int = 8, dtype: str | None = None
+) -> Verification:
     """Checks a matrix against an N:M pattern. An element is nonzero unless it is +0.0 or -0.0; NaN is nonzero.
 
     An array is checked in the host's memory, a tensor where it is.
 
     Args:
-        matrix: a numpy array or a torch tensor ``[rows, cols]`` of float32, float16, bfloat16, int8, float8_e4m3fn or float8_e5m2.
+        matrix: a numpy array or a torch tensor ``[rows, cols]`` of float32, float16, bfloat16, int8, float8_e4m3fn or
+            float8_e5m2.
         pattern: at most N nonzeros in each group of M consecutive elements, 1 <= N <= M <= 64.
-        axis: along which groups run: -1 along rows, what a weight ``[out_features, in_features]`` requires; 0 along columns.
+        axis: along which groups run: -1 along rows, what a weight ``[out_features, in_features]`` requires; 0 along
+            columns.
         places: how many violating groups to list; all are counted.
         dtype: what an array of unsigned integers holds, ``"bfloat16"`` for instance.
 
@@ -83,4 +87,6 @@ def verify(matrix: Any, pattern: str = "2:4", axis: int = -1, *, places: int = 8
         rows, cols = source.matrix()
         found = _native.verify(source.data, source.dtype, rows, cols, pattern, axis, places)
     groups, violating, first, zeros = found
-    return Verification(pattern, axis, groups, violating, tuple(Violation(*place) for place in first), zeros / max(rows * cols, 1))
+    return Verification(
+        pattern, axis, groups, violating, tuple(Violation(*place) for place in first), zeros / max(rows * cols, 1)
+    )

@@ -1,4 +1,5 @@
-"""Replaces torch's 2:4 tensors and operators by twofour's, so that unmodified programs run: on CPUs, and on GPUs where torch refuses."""
+"""Replaces torch's 2:4 tensors and operators by twofour's, so that unmodified programs run: on CPUs, and on GPUs where
+torch refuses."""
 
 from __future__ import annotations
 
@@ -51,8 +52,9 @@ class _Installed:
 
 def install() -> _Installed:
     """Puts twofour's classes and ``to_sparse_semi_structured`` into ``torch.sparse``, and registers kernels for
-    ``torch._sparse_semi_structured_tile``, ``_apply``, ``_apply_dense``, ``_mm``, ``_addmm`` and ``_linear``, ``torch._cslt_compress``,
-    ``_cslt_sparse_mm`` and ``_cslt_sparse_mm_search``: on CPUs, where torch has none, and on GPUs where torch's refuse to run.
+    ``torch._sparse_semi_structured_tile``, ``_apply``, ``_apply_dense``, ``_mm``, ``_addmm`` and ``_linear``,
+    ``torch._cslt_compress``, ``_cslt_sparse_mm`` and ``_cslt_sparse_mm_search``: on CPUs, where torch has none, and on
+    GPUs where torch's refuse to run.
 
     A second call changes nothing. The result is a context manager::
 

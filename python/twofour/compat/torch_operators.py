@@ -1,6 +1,8 @@
-"""Kernels of torch's 2:4 operators, ``torch._sparse_semi_structured_*`` and ``torch._cslt_*``, which :func:`twofour.install` registers.
+"""Kernels of torch's 2:4 operators, ``torch._sparse_semi_structured_*`` and ``torch._cslt_*``, which
+:func:`twofour.install` registers.
 
-Each rounds once, to the type of its result, as torch's kernels do: bias, scales and activation meet sums that are not rounded yet.
+Each rounds once, to the type of its result, as torch's kernels do: bias, scales and activation meet sums that are not
+rounded yet.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ from ..operators.packed import _ACTIVATIONS, Packed, same_bytes
 from ..tensor import cusparselt, torch_layouts
 from ..tensor.semi_structured import SparseSemiStructuredTensor, SparseSemiStructuredTensorCUTLASS, rule_of_algorithm
 
-# A packed weight that was made from a program's tensors in the host's memory, by what it is and by the identity of those: converting torch's layouts
-# takes longer than a GEMM. It serves while the tensors have the bytes that they had; their versions do not count what is written through `.data`. On a
-# GPU comparing would wait for the device, so weights are converted in every call.
+# A packed weight that was made from a program's tensors in the host's memory, by what it is and by the identity of
+# those: converting torch's layouts takes longer than a GEMM. It serves while the tensors have the bytes that they had;
+# their versions do not count what is written through `.data`. On a GPU comparing would wait for the device, so weights
+# are converted in every call.
 
 _CONVERTED: dict[tuple, tuple] = {}
 
@@ -73,7 +76,11 @@ def _of_cutlass(values: torch.Tensor, meta: torch.Tensor) -> _Weight:
     rows, cols = values.shape[0], 2 * values.shape[1]
 
     def make():
-        return Packed(rows, cols, operators.from_canonical(values.contiguous(), torch_layouts.meta_from_torch(meta.contiguous()), cols))
+        return Packed(
+            rows,
+            cols,
+            operators.from_canonical(values.contiguous(), torch_layouts.meta_from_torch(meta.contiguous()), cols),
+        )
 
     return _Weight((values, meta), make)
 
@@ -113,7 +120,9 @@ def _checked(mat1: torch.Tensor, mat1_meta: torch.Tensor, mat2: torch.Tensor) ->
     if mat2.dtype != mat1.dtype:
         raise RuntimeError(f"mat1 and mat2 must have the same dtype, and have {mat1.dtype} and {mat2.dtype}")
     if mat2.dim() != 2 or mat2.shape[0] != weight.packed.cols:
-        raise RuntimeError(f"shapes cannot be multiplied: {(weight.packed.rows, weight.packed.cols)} and {tuple(mat2.shape)}")
+        raise RuntimeError(
+            f"shapes cannot be multiplied: {(weight.packed.rows, weight.packed.cols)} and {tuple(mat2.shape)}"
+        )
     return weight
 
 
@@ -170,7 +179,9 @@ def _cslt_sparse_mm(
     rows, cols = compressed_A.shape[0], dense_B.shape[0]
     weight = _Weight((compressed_A,), lambda: Packed(rows, cols, cusparselt.packed_of(compressed_A, cols)))
     if weight.packed.cols != cols:
-        raise RuntimeError(f"_cslt_sparse_mm: shapes cannot be multiplied: {(rows, weight.packed.cols)} and {tuple(dense_B.shape)}")
+        raise RuntimeError(
+            f"_cslt_sparse_mm: shapes cannot be multiplied: {(rows, weight.packed.cols)} and {tuple(dense_B.shape)}"
+        )
     if out_dtype is None:
         out_dtype = compressed_A.dtype
     if alpha is None and bias is None and out_dtype is compressed_A.dtype:

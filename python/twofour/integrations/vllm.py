@@ -1,19 +1,17 @@
 """2:4 weights in vLLM: quantization method ``"twofour"``, through vLLM's entry point group ``vllm.general_plugins``.
 
-vLLM calls :func:`register` in each of its processes; nothing needs to be imported. Three kinds of checkpoints are served:
+vLLM calls :func:`register` in each of its processes; nothing needs to be imported. Three kinds of checkpoints are
+served:
 
-=====================  ============================================================  ========================================================
-what is stored         config.json                                                   how
-=====================  ============================================================  ========================================================
-packed                 ``"quantization_config": {"quant_method": "twofour"}``        ``<name>.weight.values``, ``.meta`` and ``.scales`` are read as they
-                                                                                     are; the files say which weights are of floats, int8 or int4
-dense, 2:4             no ``quantization_config``; ``vllm serve --quantization       each weight is verified and compressed when it is loaded
-                       twofour``
-sparse-24-bitmask      compressed-tensors with ``sparsity_config.format:             ``<name>.compressed`` and ``.bitmask`` are read; vLLM itself
-                       "sparse-24-bitmask"`` and no quantization besides             has refused such checkpoints since 2026
-=====================  ============================================================  ========================================================
+- packed: ``config.json`` has ``"quantization_config": {"quant_method": "twofour"}``. ``<name>.weight.values``, ``.meta``
+  and ``.scales`` are read as they are; the files say which weights are of floats, int8 or int4.
+- dense, 2:4: without a ``quantization_config``, and with ``vllm serve --quantization twofour``. Each weight is verified
+  and compressed when it is loaded.
+- sparse-24-bitmask: compressed-tensors with ``sparsity_config.format: "sparse-24-bitmask"`` and no quantization besides.
+  ``<name>.compressed`` and ``.bitmask`` are read; vLLM itself has refused such checkpoints since 2026.
 
-The signatures are those of vLLM 0.33. They were tested with stand-ins for vLLM's classes: the engine itself was not run.
+The signatures are those of vLLM 0.33. They were tested with stand-ins for vLLM's classes: the engine itself was not
+run.
 """
 
 from __future__ import annotations
@@ -59,11 +57,12 @@ class TwoFourConfig(QuantizationConfig):
     Args:
         storage: ``"dense"``, ``"canonical"`` or ``"sparse-24-bitmask"``.
         ignored: names, suffixes or regular expressions (which may begin with ``re:``) of layers that are dense.
-        prune: for ``"dense"``: keeps the two largest magnitudes of each group of four; by default the weights must be 2:4.
+        prune: for ``"dense"``: keeps the two largest magnitudes of each group of four; by default the weights must be
+            2:4.
 
     Attributes:
-        entries: for ``"canonical"``, what the files say of each packed weight, where they are on this machine when the configuration is made. Without
-            them weights are taken to be floats.
+        entries: for ``"canonical"``, what the files say of each packed weight, where they are on this machine when the
+            configuration is made. Without them weights are taken to be floats.
     """
 
     def __init__(self, storage: str = "dense", ignored: list[str] | None = None, prune: bool = False):
@@ -105,18 +104,25 @@ class TwoFourConfig(QuantizationConfig):
         if method == _NAME:
             return cls("canonical", config.get("modules_to_not_convert") or [], bool(config.get("prune", False)))
         if not _has_bitmask(config):
-            raise ValueError(f"quant_method {method!r} is neither {_NAME!r} nor compressed-tensors with sparsity_config.format {_BITMASK!r}")
+            raise ValueError(
+                f"quant_method {method!r} is neither {_NAME!r} nor compressed-tensors with sparsity_config.format "
+                f"{_BITMASK!r}"
+            )
         if config.get("config_groups"):
             raise ValueError(
-                f"the checkpoint is {_BITMASK} and quantized besides (format {config.get('format')!r}); only weights of float32, bfloat16 and "
+                f"the checkpoint is {_BITMASK} and quantized besides (format {config.get('format')!r}); only weights "
+                f"of float32, bfloat16 and "
                 "float16 are served: make a dense checkpoint of it"
             )
         sparsity = config["sparsity_config"]
         return cls(_BITMASK, [*(config.get("ignore") or []), *(sparsity.get("ignore") or [])])
 
     @classmethod
-    def override_quantization_method(cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None) -> str | None:
-        """Claims checkpoints of compressed-tensors in ``sparse-24-bitmask``, unless the user has asked for another method."""
+    def override_quantization_method(
+        cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
+    ) -> str | None:
+        """Claims checkpoints of compressed-tensors in ``sparse-24-bitmask``, unless the user has asked for another
+        method."""
         if hf_quant_cfg and _has_bitmask(hf_quant_cfg) and user_quant in (None, _NAME, "compressed-tensors"):
             return _NAME
         return None
@@ -139,7 +145,8 @@ class TwoFourConfig(QuantizationConfig):
         """The method of a linear layer; ``None`` for other layers.
 
         Raises:
-            ValueError: where only some of the weights that vLLM fuses into the layer are dense, or where they are packed in different ways.
+            ValueError: where only some of the weights that vLLM fuses into the layer are dense, or where they are
+                packed in different ways.
         """
         if not isinstance(layer, LinearBase):
             return None
@@ -155,21 +162,32 @@ class TwoFourConfig(QuantizationConfig):
         return [f"{parent}.{part}" if parent else part for part in parts] if parts else [prefix]
 
     def _kind_of(self, prefix: str, names: list[str]) -> Entry | None:
-        """What the files say of a layer's weights, or of all weights where they are alike; ``None`` where nothing is known."""
+        """What the files say of a layer's weights, or of all weights where they are alike; ``None`` where nothing is
+        known."""
         kinds = {_kind(self.entries[f"{name}.weight"]) for name in names if f"{name}.weight" in self.entries}
         if not kinds:
             kinds = set(map(_kind, self.entries.values()))
         if len(kinds) > 1:
-            raise ValueError(f"{prefix} joins {', '.join(names)}, whose weights are packed in different ways: {', '.join(map(str, kinds))}")
+            raise ValueError(
+                f"{prefix} joins {', '.join(names)}, whose weights are packed in different ways: "
+                f"{', '.join(map(str, kinds))}"
+            )
         return kinds.pop() if kinds else None
 
     def _is_ignored(self, prefix: str, names: list[str]) -> bool:
         # What the files say counts for more than a list.
         packed = {name for name in names if f"{name}.weight" in self.entries}
         known = bool(packed)
-        ignored = [name for name in names if (name not in packed if known else any(_matches(name, pattern) for pattern in self.ignored))]
+        ignored = [
+            name
+            for name in names
+            if (name not in packed if known else any(_matches(name, pattern) for pattern in self.ignored))
+        ]
         if ignored and len(ignored) < len(names):
-            raise ValueError(f"{prefix} joins {', '.join(names)}, of which only {', '.join(ignored)} are dense; ignore all of them or none")
+            raise ValueError(
+                f"{prefix} joins {', '.join(names)}, of which only {', '.join(ignored)} are dense; ignore all of them "
+                f"or none"
+            )
         return bool(ignored)
 
 
@@ -180,14 +198,17 @@ def _kind(entry: Entry) -> Entry:
 
 
 def _files_of(model_name: str, revision: str | None) -> list[str]:
-    """The files of a model's packed weights: those of a folder, or of a snapshot of a repository that was loaded before."""
+    """The files of a model's packed weights: those of a folder, or of a snapshot of a repository that was loaded
+    before."""
     folder = model_name
     if not os.path.isdir(folder):
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
         try:
-            folder = snapshot_download(model_name, revision=revision, allow_patterns="*.safetensors", local_files_only=True)
+            folder = snapshot_download(
+                model_name, revision=revision, allow_patterns="*.safetensors", local_files_only=True
+            )
         except (LocalEntryNotFoundError, HFValidationError):
             return []
     files = sorted(glob.glob(os.path.join(glob.escape(folder), "*.safetensors")))
@@ -196,11 +217,16 @@ def _files_of(model_name: str, revision: str | None) -> list[str]:
 
 def _has_bitmask(config: dict[str, Any]) -> bool:
     sparsity = config.get("sparsity_config")
-    return config.get("quant_method") == "compressed-tensors" and isinstance(sparsity, dict) and sparsity.get("format") == _BITMASK
+    return (
+        config.get("quant_method") == "compressed-tensors"
+        and isinstance(sparsity, dict)
+        and sparsity.get("format") == _BITMASK
+    )
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a pattern names a layer, or a module around it, as transformers has it: from the start to a dot, or as a suffix."""
+    """Whether a pattern names a layer, or a module around it, as transformers has it: from the start to a dot, or as a
+    suffix."""
     expression = pattern.removeprefix("re:")
     return bool(re.match(rf"(?:{expression})(?:(?<=\.)|(?=\.|$))", name)) or name.endswith(pattern)
 
@@ -229,11 +255,12 @@ class TwoFourLinearMethod(LinearMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs,
     ) -> None:
-        """Registers the parameters that the checkpoint is read into: this rank's rows and columns of the stored tensors.
+        """Registers the parameters that the checkpoint is read into: this rank's rows and columns of the stored
+        tensors.
 
         Raises:
-            ValueError: where the input features of a rank do not begin at a whole word of metadata or byte of bitmask; for a dtype that
-                kernels do not multiply.
+            ValueError: where the input features of a rank do not begin at a whole word of metadata or byte of bitmask;
+                for a dtype that kernels do not multiply.
         """
         storage = self.quant_config.storage
         if params_dtype not in DTYPES:
@@ -242,7 +269,8 @@ class TwoFourLinearMethod(LinearMethodBase):
         step = max({"dense": 4, "canonical": 32, _BITMASK: 8}[storage], self.kind.group_size or 0)
         if input_size_per_partition != input_size and input_size_per_partition % step:
             raise ValueError(
-                f"{self.prefix}: {input_size_per_partition} input features a rank, which must be a multiple of {step} for {storage} weights; "
+                f"{self.prefix}: {input_size_per_partition} input features a rank, which must be a multiple of {step} "
+                f"for {storage} weights; "
                 "lower the tensor-parallel size"
             )
         rows, cols = sum(output_partition_sizes), input_size_per_partition
@@ -261,7 +289,9 @@ class TwoFourLinearMethod(LinearMethodBase):
             # A module, so that the parameters' names are those in the file: weight.values and weight.meta.
             parts = nn.Module()
             dtype, group_size = self.kind.dtype, self.kind.group_size
-            stored = {"int8": (values, torch.int8), "int4": ((rows, values[1] // 2), torch.uint8)}.get(dtype, (values, params_dtype))
+            stored = {"int8": (values, torch.int8), "int4": ((rows, values[1] // 2), torch.uint8)}.get(
+                dtype, (values, params_dtype)
+            )
             parts.register_parameter("values", parameter(*stored))
             parts.register_parameter("meta", parameter(meta, torch.uint32))
             if dtype != "float":
@@ -315,7 +345,11 @@ class TwoFourLinearMethod(LinearMethodBase):
         storage = self.quant_config.storage
         if storage == "dense":
             weight = layer.weight.data
-            return (pack_by_rule(weight, "magnitude", transpose=False)[0] if self.quant_config.prune else pack_sparse(weight)).forward
+            return (
+                pack_by_rule(weight, "magnitude", transpose=False)[0]
+                if self.quant_config.prune
+                else pack_sparse(weight)
+            ).forward
         if storage == "canonical":
             values, meta = layer.weight.values.data, layer.weight.meta.data.view(torch.int32)
             if self.kind.dtype == "float" or self._is_int8():
@@ -324,7 +358,9 @@ class TwoFourLinearMethod(LinearMethodBase):
             if group_size is not None:
                 return operators.pack_int4(values, meta, scales, cols, group_size)
             group_size = self.kind.group_size
-            dense = PackedWeight(self.prefix, Compressed(values, meta, (rows, cols), self.kind.dtype, scales, group_size)).dense()
+            dense = PackedWeight(
+                self.prefix, Compressed(values, meta, (rows, cols), self.kind.dtype, scales, group_size)
+            ).dense()
             return pack_sparse(dense.to(layer.twofour_dtype)).forward
         weight = compress_bitmask("", layer.compressed.data, layer.bitmask.data, (rows, cols))
         return operators.from_canonical(weight.values, weight.meta, cols)

@@ -1,4 +1,5 @@
-"""Which linear layers another layer can take the place of, and what it takes over from them. Every function that converts layers asks here."""
+"""Which linear layers another layer can take the place of, and what it takes over from them. Every function that
+converts layers asks here."""
 
 from __future__ import annotations
 
@@ -13,9 +14,36 @@ from torch.nn.modules.module import _WrappedHook
 
 #: What a subclass may define without computing, moving or saving in a way of its own.
 _HARMLESS = frozenset(
-    {"__init__", "__new__", "__init_subclass__", "__class_getitem__", "__repr__", "__str__", "_get_name", "extra_repr", "reset_parameters"}
-    | {"__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__slots__", "__constants__", "__parameters__", "__orig_bases__"}
-    | {"__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__firstlineno__", "__static_attributes__"}
+    {
+        "__init__",
+        "__new__",
+        "__init_subclass__",
+        "__class_getitem__",
+        "__repr__",
+        "__str__",
+        "_get_name",
+        "extra_repr",
+        "reset_parameters",
+    }
+    | {
+        "__module__",
+        "__qualname__",
+        "__doc__",
+        "__dict__",
+        "__weakref__",
+        "__slots__",
+        "__constants__",
+        "__parameters__",
+        "__orig_bases__",
+    }
+    | {
+        "__annotations__",
+        "__annotate__",
+        "__annotate_func__",
+        "__annotations_cache__",
+        "__firstlineno__",
+        "__static_attributes__",
+    }
     | {"__abstractmethods__", "_abc_impl", "__type_params__", "__hash__"}
 )
 
@@ -29,18 +57,22 @@ class SparseLayer:
         return True
 
     def dense_weight(self) -> torch.Tensor:
-        """The weight that the layer multiplies with in evaluation, ``[out_features, in_features]``, dense with zeros, without a gradient."""
+        """The weight that the layer multiplies with in evaluation, ``[out_features, in_features]``, dense with zeros,
+        without a gradient."""
         raise NotImplementedError
 
     def to_dense(self) -> nn.Linear:
-        """A dense layer that computes what this one computes in evaluation: with :meth:`dense_weight`, a copy, and the same bias, hooks,
-        attributes and training flag. This layer stays as it is.
+        """A dense layer that computes what this one computes in evaluation: with :meth:`dense_weight`, a copy, and the
+        same bias, hooks, attributes and training flag. This layer stays as it is.
 
         Raises:
             TypeError: for a layer of another class, and for a subclass whose own methods the dense layer would lose.
         """
         if not isinstance(self, SparseLayer):
-            raise TypeError(f"to_dense requires a layer that prunes its weight, such as SemiSparseLinear, not a {type(self).__name__}")
+            raise TypeError(
+                f"to_dense requires a layer that prunes its weight, such as SemiSparseLinear, not a "
+                f"{type(self).__name__}"
+            )
         weight, _ = weight_of(self)
         return dense_layer(self, nn.Parameter(weight, requires_grad=self.weight.requires_grad))
 
@@ -48,7 +80,9 @@ class SparseLayer:
 def _anchor(cls: type) -> type:
     """The class that a layer's class is measured by: ``nn.Linear``, or the layer's class in this package."""
     package = __name__.partition(".")[0]
-    ours = (base for base in cls.__mro__ if issubclass(base, nn.Linear) and base.__module__.partition(".")[0] == package)
+    ours = (
+        base for base in cls.__mro__ if issubclass(base, nn.Linear) and base.__module__.partition(".")[0] == package
+    )
     return next(ours, nn.Linear)
 
 
@@ -69,7 +103,8 @@ def _subclasses(cls: type) -> list[type]:
 
 
 SHARDED = (
-    "its weight is sharded: load the whole state dict, torch.distributed.checkpoint.state_dict.get_model_state_dict with full_state_dict=True, into a "
+    "its weight is sharded: load the whole state dict, torch.distributed.checkpoint.state_dict.get_model_state_dict "
+    "with full_state_dict=True, into a "
     "model that is not, and convert that"
 )
 
@@ -88,27 +123,42 @@ def refusal_of(linear: nn.Module) -> str | None:
         return f"a torch.nn.Linear is required, not a {type(linear).__name__}"
     if nn.utils.parametrize.is_parametrized(linear):
         return (
-            "it has parametrizations, which the new layer would lose: call torch.nn.utils.parametrize.remove_parametrizations, or squash_mask of a "
+            "it has parametrizations, which the new layer would lose: call "
+            "torch.nn.utils.parametrize.remove_parametrizations, or squash_mask of a "
             "sparsifier, first"
         )
     if nn.parameter.is_lazy(linear._parameters.get("weight")):
         return "its parameters are not initialized: run it once first"
     kind, anchor = type(linear), _anchor(type(linear))
     for base in _subclasses(kind):
-        own = [name for name, value in vars(base).items() if name not in _HARMLESS and (hasattr(anchor, name) or not _is_data(value))]
+        own = [
+            name
+            for name, value in vars(base).items()
+            if name not in _HARMLESS and (hasattr(anchor, name) or not _is_data(value))
+        ]
         if own:
-            return f"it is a {kind.__name__}, whose own {_listed(own)} the new layer would lose: leave it out, or make it a {anchor.__name__} first"
+            return (
+                f"it is a {kind.__name__}, whose own {_listed(own)} the new layer would lose: leave it out, or make it a "
+                f"{anchor.__name__} first"
+            )
     if "forward" in linear.__dict__:
-        return "its forward was replaced on the layer itself, as accelerate's hooks do, which the new layer would lose: undo that first"
+        return (
+            "its forward was replaced on the layer itself, as accelerate's hooks do, which the new layer would lose: "
+            "undo that first"
+        )
     if is_sharded(linear._parameters.get("weight")):
         return SHARDED
     if isinstance(linear, SparseLayer):
         return None
     if anchor is not nn.Linear:
-        return f"it is a {kind.__name__}, which prunes its input, as no other layer does: leave it out, or call its to_dense first"
+        return (
+            f"it is a {kind.__name__}, which prunes its input, as no other layer does: leave it out, or call its "
+            "to_dense first"
+        )
     if "weight" not in linear._parameters or "bias" not in linear._parameters:
         return (
-            "its weight or bias is computed in a hook and no parameter: call torch.nn.utils.prune.remove, remove_weight_norm or "
+            "its weight or bias is computed in a hook and no parameter: call torch.nn.utils.prune.remove, "
+            "remove_weight_norm or "
             "remove_spectral_norm first"
         )
     return None
@@ -142,8 +192,8 @@ def is_sparse(weight: torch.Tensor) -> bool:
 
 
 def weight_of(linear: nn.Linear) -> tuple[torch.Tensor, bool]:
-    """The weight that a convertible layer multiplies with in evaluation, dense and without a gradient; and whether the layer has it sparse, by a
-    rule of its own or as a sparse tensor, so that it is not to be pruned again.
+    """The weight that a convertible layer multiplies with in evaluation, dense and without a gradient; and whether the
+    layer has it sparse, by a rule of its own or as a sparse tensor, so that it is not to be pruned again.
 
     Raises:
         TypeError, ValueError: as :func:`expect_convertible`.
@@ -156,7 +206,8 @@ def weight_of(linear: nn.Linear) -> tuple[torch.Tensor, bool]:
 
 
 def dense_layer(old: nn.Linear, weight: nn.Parameter) -> nn.Linear:
-    """The dense layer with a weight, and with everything else that a layer has: of the class that the layer had before it was swapped."""
+    """The dense layer with a weight, and with everything else that a layer has: of the class that the layer had before
+    it was swapped."""
     kind = old.__dict__.get("_dense_class", nn.Linear)
     new = kind.__new__(kind)
     plain = nn.Linear(old.in_features, old.out_features, bias=False, device="meta")
@@ -166,8 +217,8 @@ def dense_layer(old: nn.Linear, weight: nn.Parameter) -> nn.Linear:
 
 
 def take_over(new: nn.Module, old: nn.Linear) -> nn.Module:
-    """Gives a layer what the one that it replaces has beside weight and bias: the training flag, hooks, attributes that were set, further
-    parameters, buffers and modules.
+    """Gives a layer what the one that it replaces has beside weight and bias: the training flag, hooks, attributes that
+    were set, further parameters, buffers and modules.
 
     Returns:
         the new layer.
@@ -214,7 +265,9 @@ def _is_data(value: object) -> bool:
 def _expect_free(new: nn.Module, name: str) -> None:
     taken = name in new.__dict__ or any(name in new.__dict__[kind] for kind in ("_parameters", "_buffers", "_modules"))
     if taken or isinstance(getattr(type(new), name, None), (property, types.FunctionType)):
-        raise ValueError(f"it has an attribute `{name}`, a name that {type(new).__name__} has a use of its own for: rename it first")
+        raise ValueError(
+            f"it has an attribute `{name}`, a name that {type(new).__name__} has a use of its own for: rename it first"
+        )
 
 
 def _rebind_hooks(module: nn.Module) -> None:
@@ -227,8 +280,8 @@ def _rebind_hooks(module: nn.Module) -> None:
 
 
 def chosen(model: nn.Module, takes: Callable[[nn.Module, str], bool]) -> list[tuple[str, nn.Module]]:
-    """The modules of a model that a filter takes, each once, with the name that it was taken by. A module that has several names is taken where
-    the filter takes one of them."""
+    """The modules of a model that a filter takes, each once, with the name that it was taken by. A module that has
+    several names is taken where the filter takes one of them."""
     found: dict[int, tuple[str, nn.Module]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if id(module) not in found and takes(module, name):
@@ -238,7 +291,8 @@ def chosen(model: nn.Module, takes: Callable[[nn.Module, str], bool]) -> list[tu
 
 def expect_no_adapters(model: nn.Module, layers: list[tuple[str, nn.Module]]) -> None:
     """Raises:
-    ValueError: where a layer is a part of an adapter, such as peft's LoRA, which reads its weight and which pruning would damage.
+    ValueError: where a layer is a part of an adapter, such as peft's LoRA, which reads its weight and which pruning
+        would damage.
     """
     parts: dict[int, str] = {}
     for module in model.modules():
@@ -249,14 +303,15 @@ def expect_no_adapters(model: nn.Module, layers: list[tuple[str, nn.Module]]) ->
     for name, layer in layers:
         if id(layer) in parts:
             raise ValueError(
-                f"{name!r} is a part of the adapter of a {parts[id(layer)]}, which reads its weight: choose base layers alone, whose names end in "
+                f"{name!r} is a part of the adapter of a {parts[id(layer)]}, which reads its weight: choose base "
+                f"layers alone, whose names end in "
                 "base_layer, or merge the adapter first"
             )
 
 
 def replace(model: nn.Module, replacements: list[tuple[nn.Module, nn.Module]]) -> None:
-    """Replaces modules below the root, given as pairs of old and new, under all of their names. Hooks move, so that the handles that were
-    returned when they were registered still remove them."""
+    """Replaces modules below the root, given as pairs of old and new, under all of their names. Hooks move, so that the
+    handles that were returned when they were registered still remove them."""
     new_of = {id(old): new for old, new in replacements}
     for parent in list(model.modules()):
         for name, child in parent._modules.items():

@@ -23,23 +23,30 @@ def expect_group_size(group_size: int) -> None:
     ValueError: for a group size that no kernel has.
     """
     if group_size not in (GROUP, PER_CHANNEL):
-        raise ValueError(f"group_size is {group_size!r}: use {GROUP}, a scale for each {GROUP} columns of a row, or {PER_CHANNEL}, one for each row")
+        raise ValueError(
+            f"group_size is {group_size!r}: use {GROUP}, a scale for each {GROUP} columns of a row, or {PER_CHANNEL}, "
+            f"one for each row"
+        )
 
 
 @share_between_processes
 class Int4Linear(IntegerLayer):
-    """A linear layer for inference whose weight is 2:4 and of 4-bit integers: 3 bits for each element of the dense weight, and the scales.
+    """A linear layer for inference whose weight is 2:4 and of 4-bit integers: 3 bits for each element of the dense
+    weight, and the scales.
 
-    ``y = x @ (q * scale).T + bias``, symmetric, with a scale of float16 for each 128 columns of a row or for each row: the arithmetic of
-    Sparse-Marlin (Frantar et al., 2024, "MARLIN: Mixed-Precision Auto-Regressive Parallel Inference on Large Language Models"). Activations stay
-    floats: bfloat16 or float16, and float32 on a CPU. The weight has no gradient; that of the input is a dense GEMM with the dequantized weight.
+    ``y = x @ (q * scale).T + bias``, symmetric, with a scale of float16 for each 128 columns of a row or for each row:
+    the arithmetic of Sparse-Marlin (Frantar et al., 2024, "MARLIN: Mixed-Precision Auto-Regressive Parallel Inference
+    on Large Language Models"). Activations stay floats: bfloat16 or float16, and float32 on a CPU. The weight has no
+    gradient; that of the input is a dense GEMM with the dequantized weight.
 
-    On a GPU kernels multiply integers, up to 64 tokens at a time, and scale the sums. On a CPU parts of the weight become floats in each call, in a
-    core's cache; ``docs/reference/pytorch-benchmarks.md`` has measured times. With many tokens :class:`twofour.Linear` is faster there.
+    On a GPU kernels multiply integers, up to 64 tokens at a time, and scale the sums. On a CPU parts of the weight
+    become floats in each call, in a core's cache; ``docs/reference/pytorch-benchmarks.md`` has measured times. With
+    many tokens :class:`twofour.Linear` is faster there.
 
-    The state dict holds the canonical form, which every device reads: ``weight_values`` ``[rows, ceil(cols / 4)]`` of uint8 (the two kept integers of
-    each group of four, each plus 8, the first in the lower half), ``weight_meta`` of int32 as :class:`twofour.Linear` has it, and
-    ``weight_scales`` ``[rows, ceil(cols / 128)]`` or ``[rows, 1]`` of float16.
+    The state dict holds the canonical form, which every device reads: ``weight_values`` ``[rows, ceil(cols / 4)]`` of
+    uint8 (the two kept integers of each group of four, each plus 8, the first in the lower half), ``weight_meta`` of
+    int32 as :class:`twofour.Linear` has it, and ``weight_scales`` ``[rows, ceil(cols / 128)]`` or ``[rows, 1]`` of
+    float16.
 
     Attributes:
         in_features: columns of the weight.
@@ -62,25 +69,28 @@ class Int4Linear(IntegerLayer):
 
     @classmethod
     def from_dense(cls, linear: nn.Linear, group_size: int = GROUP, prune: bool = False) -> Int4Linear:
-        """Quantizes the weight of a linear layer, of any shape: kept values are rounded to the nearest multiple of their scale, which is the largest
-        magnitude that it serves, by 7.
+        """Quantizes the weight of a linear layer, of any shape: kept values are rounded to the nearest multiple of
+        their scale, which is the largest magnitude that it serves, by 7.
 
         Args:
-            linear: the layer; its weight is float32, bfloat16 or float16. Layers that prune their weight themselves and sparse weights are taken as
-                they compute, as by :meth:`twofour.Linear.from_dense`.
+            linear: the layer; its weight is float32, bfloat16 or float16. Layers that prune their weight themselves and
+                sparse weights are taken as they compute, as by :meth:`twofour.Linear.from_dense`.
             group_size: 128, or -1 for a scale for each row.
             prune: keeps the two largest magnitudes of each group of four; by default the weight must be 2:4 already.
 
         Raises:
-            ValueError: where the weight is not 2:4 and ``prune`` is not set, with row and group; where it is not finite, with its place; where a
-                scale is beyond float16; for another ``group_size``; for a layer with parametrizations.
+            ValueError: where the weight is not 2:4 and ``prune`` is not set, with row and group; where it is not
+                finite, with its place; where a scale is beyond float16; for another ``group_size``; for a layer with
+                parametrizations.
             TypeError: for a subclass whose own methods, such as ``forward``, would be lost.
             NotImplementedError: for another dtype.
         """
         expect_group_size(group_size)
         weight, is_pruned = weight_of(linear)
         if weight.dtype not in DTYPES:
-            raise NotImplementedError(f"the weight has dtype {weight.dtype}; {', '.join(map(str, DTYPES))} can be quantized")
+            raise NotImplementedError(
+                f"the weight has dtype {weight.dtype}; {', '.join(map(str, DTYPES))} can be quantized"
+            )
         dense = weight.cpu()
         if prune and not is_pruned:
             dense = pack_by_rule(dense, "magnitude", transpose=False)[0].to_dense()
@@ -104,7 +114,9 @@ class Int4Linear(IntegerLayer):
             ValueError: where the parts break a rule of the canonical form, with row and group.
         """
         if weight.dtype != "int4" or not isinstance(weight.values, torch.Tensor):
-            raise TypeError(f"an int4 weight of tensors is required, not one of {weight.dtype}, {type(weight.values).__name__}")
+            raise TypeError(
+                f"an int4 weight of tensors is required, not one of {weight.dtype}, {type(weight.values).__name__}"
+            )
         packed = operators.pack_int4(weight.values, weight.meta, weight.scales, weight.shape[1], weight.group_size)
         return cls(weight.shape, weight.group_size, packed, bias)
 

@@ -18,8 +18,8 @@ from .integers import IntegerLayer
 class QuantizedLinear(IntegerLayer):
     """A linear layer for inference whose weight is 2:4 and of 8-bit integers.
 
-    ``y = x_scale[token] * scale[row] * (x_int8 @ W_int8.T) + bias``: the sums of integers are exact. The state dict holds the canonical form
-    (``weight_values``, ``weight_meta``, ``weight_scales``), which every device reads.
+    ``y = x_scale[token] * scale[row] * (x_int8 @ W_int8.T) + bias``: the sums of integers are exact. The state dict
+    holds the canonical form (``weight_values``, ``weight_meta``, ``weight_scales``), which every device reads.
 
     Attributes:
         weight_dtype: the dtype that :attr:`weight` has.
@@ -35,11 +35,12 @@ class QuantizedLinear(IntegerLayer):
 
     @classmethod
     def from_dense(cls, linear: nn.Linear, prune: bool = False) -> QuantizedLinear:
-        """Quantizes the weight of a linear layer. Layers that prune their weight themselves and sparse weights are taken as they compute, as by
-        :meth:`twofour.Linear.from_dense`.
+        """Quantizes the weight of a linear layer. Layers that prune their weight themselves and sparse weights are
+        taken as they compute, as by :meth:`twofour.Linear.from_dense`.
 
         Raises:
-            ValueError: where the weight is not 2:4 and ``prune`` is not set, with row and group, or not finite; for a layer with parametrizations.
+            ValueError: where the weight is not 2:4 and ``prune`` is not set, with row and group, or not finite; for a
+                layer with parametrizations.
             TypeError: for a subclass whose own methods, such as ``forward``, would be lost.
         """
         dense, is_pruned = weight_of(linear)
@@ -64,9 +65,18 @@ class QuantizedLinear(IntegerLayer):
             RuntimeError: where the parts break a rule of the canonical form, with row and group.
         """
         rows, cols = weight.shape
-        if weight.dtype != "int8" or weight.scales is None or weight.group_size is not None or not isinstance(weight.values, torch.Tensor):
+        if (
+            weight.dtype != "int8"
+            or weight.scales is None
+            or weight.group_size is not None
+            or not isinstance(weight.values, torch.Tensor)
+        ):
             raise TypeError("an int8 weight of tensors with a scale for each row is required")
-        return cls(Packed(rows, cols, operators.from_canonical(weight.values.contiguous(), weight.meta.contiguous(), cols)), weight.scales, bias)
+        return cls(
+            Packed(rows, cols, operators.from_canonical(weight.values.contiguous(), weight.meta.contiguous(), cols)),
+            weight.scales,
+            bias,
+        )
 
     def canonical(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Values and metadata in canonical form."""

@@ -16,8 +16,8 @@ from .tracing import traceable
 
 
 class IntegerLayer(PackedLayer, nn.Module):
-    """A linear layer for inference whose weight is 2:4 and of integers times scales. The input has a gradient, that of a dense GEMM with the
-    dequantized weight; the weight has none.
+    """A linear layer for inference whose weight is 2:4 and of integers times scales. The input has a gradient, that of
+    a dense GEMM with the dequantized weight; the weight has none.
 
     Attributes:
         in_features: columns of the weight.
@@ -50,23 +50,26 @@ class IntegerLayer(PackedLayer, nn.Module):
         """``x @ W.T + bias``.
 
         Args:
-            x: ``[..., in_features]`` of bfloat16, float16, or float32 on a CPU; under autocast it is converted to autocast's dtype.
+            x: ``[..., in_features]`` of bfloat16, float16, or float32 on a CPU; under autocast it is converted to
+                autocast's dtype.
 
         Returns:
-            ``[..., out_features]`` of the same dtype. The input's gradient is a dense GEMM with the dequantized weight: the rounding of the input, where
-            there is one, counts as none (straight-through).
+            ``[..., out_features]`` of the same dtype. The input's gradient is a dense GEMM with the dequantized weight:
+            the rounding of the input, where there is one, counts as none (straight-through).
 
         Raises:
             RuntimeError: for another number of features.
             NotImplementedError: for another dtype.
         """
         x, bias = cast_for_autocast(x, self.bias)
-        return integer_linear(x, self._packed, self._row_scales(), bias, (self.out_features, self.in_features), self.group_size)
+        return integer_linear(
+            x, self._packed, self._row_scales(), bias, (self.out_features, self.in_features), self.group_size
+        )
 
     @property
     def weight(self) -> torch.Tensor:
-        """The dequantized weight, in the dtype of the layer that was quantized: for modules that read its dtype, as T5's, or multiply with it themselves,
-        as ``nn.MultiheadAttention`` with that of ``out_proj``."""
+        """The dequantized weight, in the dtype of the layer that was quantized: for modules that read its dtype, as
+        T5's, or multiply with it themselves, as ``nn.MultiheadAttention`` with that of ``out_proj``."""
         return DequantizedWeight.of(self)
 
     def to_dense(self) -> torch.Tensor:
@@ -98,14 +101,18 @@ class IntegerLayer(PackedLayer, nn.Module):
         kinds = self._kinds()
         expected, found = [list(shape) for shape, _ in kinds], [list(part.shape) for part in parts]
         if found != expected or parts[0].dtype != kinds[0][1]:
-            raise RuntimeError(f"the parts have the shapes {found} and values of {parts[0].dtype}, those of the layer {expected} and {kinds[0][1]}")
+            raise RuntimeError(
+                f"the parts have the shapes {found} and values of {parts[0].dtype}, those of the layer {expected} and "
+                f"{kinds[0][1]}"
+            )
         device = parts[0].device if self._packed.device.type == "meta" else self._packed.device
         return tuple(part.to(device).contiguous() for part in parts)
 
 
 class DequantizedWeight(torch.Tensor):
-    """The weight of a layer of integers, as modules see it that read it: ``[rows, cols]`` of floats. Shape, dtype and device cost nothing; what computes
-    with it gets the dense weight, made anew each time. What is written to it is lost, so that is an error."""
+    """The weight of a layer of integers, as modules see it that read it: ``[rows, cols]`` of floats. Shape, dtype and
+    device cost nothing; what computes with it gets the dense weight, made anew each time. What is written to it is
+    lost, so that is an error."""
 
     layer: nn.Module
 
@@ -130,12 +137,15 @@ class DequantizedWeight(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         if func._schema.is_mutable and isinstance(args[0], cls):
             args[0]._refuse_writing(func._schema.name.removeprefix("aten::"))
-        inner, options = tree_map(lambda value: value.dense() if isinstance(value, cls) else value, (args, kwargs or {}))
+        inner, options = tree_map(
+            lambda value: value.dense() if isinstance(value, cls) else value, (args, kwargs or {})
+        )
         return func(*inner, **options)
 
     def _refuse_writing(self, name: str) -> None:
         raise NotImplementedError(
-            f"{name}: the weight of a {type(self.layer).__name__} is a dense copy of its integers, which writing would not change: quantize a dense layer "
+            f"{name}: the weight of a {type(self.layer).__name__} is a dense copy of its integers, which writing would "
+            f"not change: quantize a dense layer "
             "anew, or load a state dict"
         )
 

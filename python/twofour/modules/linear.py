@@ -31,8 +31,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 class Linear(PackedLayer, SparseLayer, nn.Linear):
     """``y = x @ W.T + bias`` with a 2:4 weight ``W`` of shape ``[out_features, in_features]``. The weight is frozen.
 
-    The layer holds its weight once: packed, in the layout of the device's kernels. State dicts and pickles hold the canonical form, which is
-    made when it is asked for:
+    The layer holds its weight once: packed, in the layout of the device's kernels. State dicts and pickles hold the
+    canonical form, which is made when it is asked for:
 
     ==================  ========================================  =====================================================
     ``weight_values``   ``[out_features, 2 * ceil(in / 4)]``      the kept values, in the weight's dtype
@@ -40,8 +40,8 @@ class Linear(PackedLayer, SparseLayer, nn.Linear):
     ``bias``            ``[out_features]``                        a parameter, where there is a bias
     ==================  ========================================  =====================================================
 
-    ``load_state_dict`` also takes ``weight``, a dense tensor that is 2:4 or a sparse one. A layer on the device ``meta``, and one after
-    ``to_empty``, holds empty canonical parts until it is loaded.
+    ``load_state_dict`` also takes ``weight``, a dense tensor that is 2:4 or a sparse one. A layer on the device
+    ``meta``, and one after ``to_empty``, holds empty canonical parts until it is loaded.
 
     Args:
         in_features: columns of the weight; any number.
@@ -58,7 +58,8 @@ class Linear(PackedLayer, SparseLayer, nn.Linear):
     TAKES_DENSE = True
     FROZEN_BUFFERS = (PACKED,)
 
-    #: transformers initializes every ``nn.Linear`` whose weight no checkpoint has; this one is loaded by its quantizer, or packed.
+    #: transformers initializes every ``nn.Linear`` whose weight no checkpoint has; this one is loaded by its quantizer,
+    #: or packed.
     _is_hf_initialized = True
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device=None, dtype=None):
@@ -73,25 +74,31 @@ class Linear(PackedLayer, SparseLayer, nn.Linear):
         # Properties of the same names read them where the layer is on the device meta.
         self._buffers["weight_values"] = self._buffers["weight_meta"] = None
         self.register_buffer("weight_packed", None, persistent=False)
-        self.register_parameter("bias", nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None)
-        self._take(torch.zeros(values, device=device, dtype=dtype), metadata_of_zeros(meta, -(-in_features // 4), device))
+        self.register_parameter(
+            "bias", nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
+        )
+        self._take(
+            torch.zeros(values, device=device, dtype=dtype), metadata_of_zeros(meta, -(-in_features // 4), device)
+        )
 
     @classmethod
     def from_dense(cls, linear: nn.Linear, prune: bool = False, *, name: str = "weight") -> Linear:
         """The layer of a dense one, whose bias it shares.
 
         Args:
-            linear: the layer; its weight has any shape, and is float32, bfloat16 or float16. A layer that prunes its weight itself, such as
-                :class:`twofour.sparsity.training.SemiSparseLinear`, is taken as it computes in evaluation, and one whose weight is a sparse tensor
-                with that weight.
-            prune: keeps the two largest magnitudes of each group of four, of a weight that is not sparse; by default it must be 2:4 already.
+            linear: the layer; its weight has any shape, and is float32, bfloat16 or float16. A layer that prunes its
+                weight itself, such as :class:`twofour.sparsity.training.SemiSparseLinear`, is taken as it computes in
+                evaluation, and one whose weight is a sparse tensor with that weight.
+            prune: keeps the two largest magnitudes of each group of four, of a weight that is not sparse; by default it
+                must be 2:4 already.
             name: the weight's name, for errors.
 
         Returns:
             the layer, with the hooks, attributes and training flag of the given one.
 
         Raises:
-            ValueError: where the weight is not 2:4, with row and group; for a NaN where it is pruned; for a layer with parametrizations.
+            ValueError: where the weight is not 2:4, with row and group; for a NaN where it is pruned; for a layer with
+                parametrizations.
             TypeError: for a subclass of ``nn.Linear`` whose own methods, such as ``forward``, would be lost.
             NotImplementedError: for another dtype.
         """
@@ -108,8 +115,8 @@ class Linear(PackedLayer, SparseLayer, nn.Linear):
         return self.packed_weight.to_dense()
 
     def to_dense(self) -> nn.Linear:
-        """A dense layer with the same weight, as a parameter that needs a gradient, a copy of the bias, and the same hooks, attributes and training
-        flag."""
+        """A dense layer with the same weight, as a parameter that needs a gradient, a copy of the bias, and the same
+        hooks, attributes and training flag."""
         linear = dense_layer(self, nn.Parameter(self.dense_weight()))
         if self.bias is not None:
             linear.bias = nn.Parameter(self.bias.detach().clone(), requires_grad=self.bias.requires_grad)
@@ -124,8 +131,8 @@ class Linear(PackedLayer, SparseLayer, nn.Linear):
 
     @property
     def weight(self):
-        """The weight as a sparse tensor that shares this layer's memory; assigning to its ``data`` replaces the layer's weight. torch's attention and
-        encoder layers read a dense copy where their input is nested."""
+        """The weight as a sparse tensor that shares this layer's memory; assigning to its ``data`` replaces the layer's
+        weight. torch's attention and encoder layers read a dense copy where their input is nested."""
         if not torch.compiler.is_compiling() and multiplies_nested(sys._getframe(1)):
             return self.dense_weight()
         weight = SparseSemiStructuredTensorCUSPARSELT._of(self.packed_weight)
@@ -146,7 +153,8 @@ class Linear(PackedLayer, SparseLayer, nn.Linear):
         return dtype_name((self._buffers["weight_values"] if packed is None else packed).dtype)
 
     def pack(self) -> torch.Tensor:
-        """The packed weight; parts that a layer was given on the device ``meta`` and that were filled since are packed, and let go of.
+        """The packed weight; parts that a layer was given on the device ``meta`` and that were filled since are packed,
+        and let go of.
 
         Raises:
             RuntimeError: where the parts are not those of a 2:4 weight of this shape, or lie on the device ``meta``.
@@ -159,10 +167,13 @@ class Linear(PackedLayer, SparseLayer, nn.Linear):
         return self._packed
 
     def _pack(self, values: torch.Tensor, meta: torch.Tensor) -> torch.Tensor:
-        for what, part, shape in zip(self.PARTS, (values, meta), parts_shapes(self.out_features, self.in_features), strict=True):
+        for what, part, shape in zip(
+            self.PARTS, (values, meta), parts_shapes(self.out_features, self.in_features), strict=True
+        ):
             if tuple(part.shape) != shape:
                 raise RuntimeError(
-                    f"{what} of a weight [{self.out_features}, {self.in_features}] has shape {list(shape)}, not {list(part.shape)}"
+                    f"{what} of a weight [{self.out_features}, {self.in_features}] has shape {list(shape)}, not "
+                    f"{list(part.shape)}"
                 )
         if meta.dtype == torch.uint32:
             meta = meta.view(torch.int32)
@@ -189,7 +200,10 @@ class Linear(PackedLayer, SparseLayer, nn.Linear):
             NotImplementedError: for a dtype that no kernel multiplies.
         """
         if (weight.rows, weight.cols) != (self.out_features, self.in_features):
-            raise RuntimeError(f"the weight has shape {[weight.rows, weight.cols]}, the layer's has [{self.out_features}, {self.in_features}]")
+            raise RuntimeError(
+                f"the weight has shape {[weight.rows, weight.cols]}, the layer's has [{self.out_features}, "
+                f"{self.in_features}]"
+            )
         _require_supported(weight.dtype)
         self._set_packed(weight.forward)
 
@@ -224,7 +238,9 @@ class Linear(PackedLayer, SparseLayer, nn.Linear):
                 return self.forward(x.to(packed.dtype)).to(torch.get_autocast_dtype(x.device.type))
         shape = x.shape
         if not shape or shape[-1] != self.in_features:
-            raise RuntimeError(f"the input has shape {list(shape)}; its last dimension must be in_features = {self.in_features}")
+            raise RuntimeError(
+                f"the input has shape {list(shape)}; its last dimension must be in_features = {self.in_features}"
+            )
         return packed_linear(x, None, bias, Packed(self.out_features, self.in_features, packed))
 
     def extra_repr(self) -> str:
@@ -267,4 +283,6 @@ class Linear(PackedLayer, SparseLayer, nn.Linear):
 
 def _require_supported(dtype: torch.dtype, name: str = "weight") -> None:
     if dtype not in DTYPES:
-        raise NotImplementedError(f"tensor `{name}`: no kernel multiplies {dtype}; use one of {', '.join(map(str, DTYPES))}")
+        raise NotImplementedError(
+            f"tensor `{name}`: no kernel multiplies {dtype}; use one of {', '.join(map(str, DTYPES))}"
+        )

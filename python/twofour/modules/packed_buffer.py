@@ -14,8 +14,9 @@ _HARMLESS = {"clone", "equal"}
 
 
 class PackedBuffer(torch.Tensor):
-    """The buffer. Its bytes can be copied to memory of the same kind; averaging, scaling or casting them, and taking them to another kind of device,
-    is an error, since values and positions lie in it in the order of one device's kernels.
+    """The buffer. Its bytes can be copied to memory of the same kind; averaging, scaling or casting them, and taking
+    them to another kind of device, is an error, since values and positions lie in it in the order of one device's
+    kernels.
 
     Attributes:
         plain: the tensor, for kernels.
@@ -47,10 +48,17 @@ class PackedBuffer(torch.Tensor):
             if inner[0].shape != inner[1].shape:
                 raise NotImplementedError(_refusal(name))
         result = func(*inner, **options)
-        if not isinstance(result, torch.Tensor) or name.startswith("new_") or name.endswith("_like") or hasattr(func, "namespace"):
+        if (
+            not isinstance(result, torch.Tensor)
+            or name.startswith("new_")
+            or name.endswith("_like")
+            or hasattr(func, "namespace")
+        ):
             return result
         if name != "view":
-            _expect_alike(name, next(arg.plain for arg in tree_leaves((args, kwargs)) if isinstance(arg, PackedBuffer)), result)
+            _expect_alike(
+                name, next(arg.plain for arg in tree_leaves((args, kwargs)) if isinstance(arg, PackedBuffer)), result
+            )
         return args[0] if result is inner[0] else cls.of(result)
 
 
@@ -75,8 +83,17 @@ def _computes(name: str) -> bool:
     if name.startswith("_foreach_") or (name.endswith("_") and not name.startswith("__")):
         return True
     plain_name = name.strip("_")
-    operators = (getattr(torch.ops.aten, each, None) for each in (plain_name, plain_name[1:] if plain_name[:1] in ("r", "i") else plain_name))
-    tags = {tag for packet in operators if packet for overload in packet.overloads() for tag in getattr(packet, overload).tags}
+    operators = (
+        getattr(torch.ops.aten, each, None)
+        for each in (plain_name, plain_name[1:] if plain_name[:1] in ("r", "i") else plain_name)
+    )
+    tags = {
+        tag
+        for packet in operators
+        if packet
+        for overload in packet.overloads()
+        for tag in getattr(packet, overload).tags
+    }
     return bool(tags & {torch.Tag.pointwise, torch.Tag.reduction})
 
 
@@ -90,7 +107,9 @@ def _expect_alike(name: str, one: torch.Tensor, other: torch.Tensor) -> None:
 
 def _refusal(name: str) -> str:
     return (
-        f"{name} takes a packed 2:4 weight, a buffer of a twofour.Linear, QuantizedLinear or Int4Linear, for numbers, but its bytes are values and "
-        "positions in the order of a kernel. Such weights are frozen: leave buffers out of averages (AveragedModel(use_buffers=False) copies them), convert "
+        f"{name} takes a packed 2:4 weight, a buffer of a twofour.Linear, QuantizedLinear or Int4Linear, for numbers, "
+        f"but its bytes are values and "
+        "positions in the order of a kernel. Such weights are frozen: leave buffers out of averages "
+        "(AveragedModel(use_buffers=False) copies them), convert "
         "and move layers by layer.to(...), and compute with dense weights, layer.to_dense()"
     )

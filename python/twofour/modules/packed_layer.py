@@ -17,7 +17,8 @@ _DEFERRED = contextvars.ContextVar("twofour_deferred", default=False)
 
 @contextlib.contextmanager
 def deferred_weights():
-    """Inside, ``state_dict`` puts each layer with a packed weight itself under the name of its weight, so that no canonical copies are made."""
+    """Inside, ``state_dict`` puts each layer with a packed weight itself under the name of its weight, so that no
+    canonical copies are made."""
     token = _DEFERRED.set(True)
     try:
         yield
@@ -26,11 +27,11 @@ def deferred_weights():
 
 
 class PackedLayer(FrozenBuffers):
-    """A layer that holds its weight ``[out_features, in_features]`` once: packed, in the layout of the device's kernels. State dicts and pickles hold
-    the canonical form, which is made when it is asked for.
+    """A layer that holds its weight ``[out_features, in_features]`` once: packed, in the layout of the device's
+    kernels. State dicts and pickles hold the canonical form, which is made when it is asked for.
 
-    A class says how its weight is packed (:meth:`_pack`), what it is where it was packed (:meth:`canonical`), and what moving does to it
-    (:meth:`_moved`).
+    A class says how its weight is packed (:meth:`_pack`), what it is where it was packed (:meth:`canonical`), and what
+    moving does to it (:meth:`_moved`).
 
     Attributes:
         PACKED: the name of the buffer with the packed weight.
@@ -59,7 +60,8 @@ class PackedLayer(FrozenBuffers):
         raise NotImplementedError
 
     def _moved(self, fn) -> torch.Tensor | None:
-        """The packed weight after a function that moves or converts tensors; the layer's own where it stays as it is."""
+        """The packed weight after a function that moves or converts tensors; the layer's own where it stays as it
+        is."""
         raise NotImplementedError
 
     @property
@@ -114,14 +116,18 @@ class PackedLayer(FrozenBuffers):
         elif self._buffers[self.PACKED] is not None:
             destination.update(zip((prefix + part for part in self.PARTS), self.canonical(), strict=True))
 
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ):
         parts = {name: state_dict[prefix + name] for name in self.PARTS if prefix + name in state_dict}
         dense = state_dict.get(prefix + "weight") if self.TAKES_DENSE else None
         # Those of a layer that is not packed yet; the base class would copy into them.
         own = {name: self._buffers[name] for name in self.PARTS if name in self._buffers}
         self._buffers.update(dict.fromkeys(own))
         try:
-            super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+            super()._load_from_state_dict(
+                state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+            )
         finally:
             self._buffers.update(own)
         taken = {prefix + name for name in (*parts, *(["weight"] if dense is not None else []))}

@@ -1,7 +1,7 @@
 """``DistributedDataParallel`` over models with sparse weights.
 
-Frozen weights are the first rank's, and are sent once, when the model is wrapped. torch would send buffers before every forward pass, and cannot send
-sparse tensors.
+Frozen weights are the first rank's, and are sent once, when the model is wrapped. torch would send buffers before every
+forward pass, and cannot send sparse tensors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class FrozenBuffers:
         if name == "weight":
             kind = type(self).__name__
             raise TypeError(
-                f"the weight of a {kind} is packed and is no parameter, so it cannot be tied or set: make a new layer, {kind}.from_dense, or load a state dict"
+                f"the weight of a {kind} is packed and is no parameter, so it cannot be tied or set: make a new layer, "
+                f"{kind}.from_dense, or load a state dict"
             )
         super().register_parameter(name, param)
 
@@ -44,14 +45,19 @@ def _frozen(model: nn.Module) -> dict[str, list[torch.Tensor]]:
     for module_name, module in model.named_modules(remove_duplicate=False):
         prefix = f"{module_name}." if module_name else ""
         if isinstance(module, FrozenBuffers):
-            found |= {prefix + name: [plain(module._buffers[name])] for name in module.FROZEN_BUFFERS if module._buffers.get(name) is not None}
+            found |= {
+                prefix + name: [plain(module._buffers[name])]
+                for name in module.FROZEN_BUFFERS
+                if module._buffers.get(name) is not None
+            }
         for name, parameter in module._parameters.items():
             parts = None if parameter is None else memory.parts_of(parameter)
             if parts is None:
                 continue
             if parameter.requires_grad:
                 raise NotImplementedError(
-                    f"{prefix}{name} is a sparse tensor that needs a gradient, which DistributedDataParallel cannot sum over ranks: freeze it, or "
+                    f"{prefix}{name} is a sparse tensor that needs a gradient, which DistributedDataParallel cannot "
+                    f"sum over ranks: freeze it, or "
                     "train a twofour.sparsity.training.SemiSparseLinear; twofour.Linear holds a frozen weight"
                 )
             found[prefix + name] = parts

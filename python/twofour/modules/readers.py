@@ -16,9 +16,10 @@ from .conversion import is_sharded
 class ServesReaders:
     """A layer whose parameter ``weight`` is not what it multiplies with.
 
-    Some modules do not call a layer, but read its weight and multiply with it: ``nn.MultiheadAttention`` that of ``out_proj``,
-    ``nn.TransformerEncoderLayer`` those of ``linear1`` and ``linear2`` in evaluation, ``F.linear(x, self.proj.weight)`` in models. Where the ``forward``
-    of another module reads ``weight``, or a function that it calls, it is :meth:`read_weight`; elsewhere, as for an optimizer, it is the parameter.
+    Some modules do not call a layer, but read its weight and multiply with it: ``nn.MultiheadAttention`` that of
+    ``out_proj``, ``nn.TransformerEncoderLayer`` those of ``linear1`` and ``linear2`` in evaluation, ``F.linear(x,
+    self.proj.weight)`` in models. Where the ``forward`` of another module reads ``weight``, or a function that it
+    calls, it is :meth:`read_weight`; elsewhere, as for an optimizer, it is the parameter.
     """
 
     #: Attributes of the parameter by which an optimizer and the layer speak to each other.
@@ -26,7 +27,8 @@ class ServesReaders:
 
     def __setattr__(self, name, value):
         if name == "weight" and self.CARRIED:
-            # fully_shard has two parameters, a sharded one for optimizers and a whole one in forward passes, which take turns.
+            # fully_shard has two parameters, a sharded one for optimizers and a whole one in forward passes, which take
+            # turns.
             old = self.__dict__.get("_parameters", {}).get("weight")
             if is_sharded(old) or is_sharded(value):
                 for attribute in self.CARRIED:
@@ -51,19 +53,27 @@ class ServesReaders:
         return self._parameters["weight"] if "weight" in self._parameters else self.weight
 
     def read_weight(self, weight: torch.Tensor) -> torch.Tensor:
-        """What the layer multiplies with, dense; its gradients pass to the parameter as those of the layer do (straight-through)."""
+        """What the layer multiplies with, dense; its gradients pass to the parameter as those of the layer do
+        (straight-through)."""
         return applied(Straight, weight, self.dense_weight())
 
 
 class Unreadable(torch.Tensor):
-    """The weight of a layer that computes something else than a product with it. Its attributes can be read; computing with it is an error."""
+    """The weight of a layer that computes something else than a product with it. Its attributes can be read; computing
+    with it is an error."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if getattr(func, "__name__", "") == "__get__" or func in (torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.is_floating_point):
+        if getattr(func, "__name__", "") == "__get__" or func in (
+            torch.Tensor.size,
+            torch.Tensor.dim,
+            torch.Tensor.numel,
+            torch.Tensor.is_floating_point,
+        ):
             return super().__torch_function__(func, types, args, kwargs or {})
         raise NotImplementedError(
-            f"{getattr(func, '__name__', func)} reads the weight of a SemiSparseActivationLinear, which prunes its input and must be called: keep the "
+            f"{getattr(func, '__name__', func)} reads the weight of a SemiSparseActivationLinear, which prunes its "
+            f"input and must be called: keep the "
             "dense layer there"
         )
 
@@ -75,8 +85,9 @@ def _subject(frame) -> object:
 
 
 def _reads_in_forward(frame, layer: nn.Module) -> bool:
-    """Whether a frame is that of another module's ``forward``, or of a function that is called there, directly or by others. What is called by the layer
-    itself, as its hooks, and what wraps modules, as FSDP and DeepSpeed, keeps the parameter."""
+    """Whether a frame is that of another module's ``forward``, or of a function that is called there, directly or by
+    others. What is called by the layer itself, as its hooks, and what wraps modules, as FSDP and DeepSpeed, keeps the
+    parameter."""
     if frame.f_globals.get("__name__", "").startswith(_WRAPPERS):
         return False
     while frame is not None:
@@ -91,11 +102,22 @@ def _reads_in_forward(frame, layer: nn.Module) -> bool:
 
 
 #: Modules of Python whose functions move, shard or replace parameters.
-_WRAPPERS = ("torch.distributed", "torch.nn.parallel", "torch.nn.utils", "torch.func", "torch._functorch", "torch.optim", "accelerate", "deepspeed", "fairscale")
+_WRAPPERS = (
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.nn.utils",
+    "torch.func",
+    "torch._functorch",
+    "torch.optim",
+    "accelerate",
+    "deepspeed",
+    "fairscale",
+)
 
 
 def multiplies_nested(frame) -> bool:
-    """Whether a frame is that of torch's attention or encoder layer with a nested input, for which these take plain dense weights alone."""
+    """Whether a frame is that of torch's attention or encoder layer with a nested input, for which these take plain
+    dense weights alone."""
     if frame.f_globals.get("__name__") not in ("torch.nn.modules.activation", "torch.nn.modules.transformer"):
         return False
     return any(getattr(frame.f_locals.get(name), "is_nested", False) for name in ("src", "query"))

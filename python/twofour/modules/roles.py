@@ -1,4 +1,5 @@
-"""Which linear layers of a model are worth pruning: the choice of the command, from names and shapes (``docs/how-to/pruning.md``)."""
+"""Which linear layers of a model are worth pruning: the choice of the command, from names and shapes
+(``docs/how-to/pruning.md``)."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from .conversion import is_training_layer
 
 
 def linear_layers(model: nn.Module) -> list[str]:
-    """The names of the linear layers that ``twofour prune`` chooses in a model: those inside its repeated layers, without routers of experts, and, in a
-    model without repeated layers, all but those that are named as embeddings and heads.
+    """The names of the linear layers that ``twofour prune`` chooses in a model: those inside its repeated layers,
+    without routers of experts, and, in a model without repeated layers, all but those that are named as embeddings and
+    heads.
 
     It is what :func:`twofour.sparsity.sparsify_`, :func:`twofour.quantize_` and the others choose by default::
 
@@ -28,17 +30,23 @@ def linear_layers(model: nn.Module) -> list[str]:
 
 
 def by_default(model: nn.Module) -> Callable[[nn.Module, str], bool]:
-    """The filter of functions that convert layers, where none is given: :func:`linear_layers`, and layers of this package that prune in training.
+    """The filter of functions that convert layers, where none is given: :func:`linear_layers`, and layers of this
+    package that prune in training.
 
     Raises:
         ValueError: where the model has linear layers and none of them is chosen, with the reason.
     """
     reasons = reasons_to_stay_dense(model)
-    names = {name for name, module in model.named_modules(remove_duplicate=False) if is_training_layer(module) or reasons.get(name, "") is None}
+    names = {
+        name
+        for name, module in model.named_modules(remove_duplicate=False)
+        if is_training_layer(module) or reasons.get(name, "") is None
+    }
     if reasons and not names:
         name, reason = next(iter(reasons.items()))
         raise ValueError(
-            f"no linear layer of {type(model).__name__} is chosen by default: {name!r}, for instance, is left out ({reason}); choose layers with filter_fn"
+            f"no linear layer of {type(model).__name__} is chosen by default: {name!r}, for instance, is left out "
+            f"({reason}); choose layers with filter_fn"
         )
     return lambda module, name: name in names
 

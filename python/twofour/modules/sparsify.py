@@ -71,7 +71,8 @@ def _chosen(model: nn.Module, filter_fn: Filter | None) -> list[tuple[str, nn.Mo
             raise ValueError(f"filter_fn takes {_quoted(name)}, a {type(module).__name__}, which has no 2-D weight")
         if isinstance(module, nn.Module) and "weight" not in module._parameters and not isinstance(module, Linear):
             raise ValueError(
-                f"{_quoted(name)}: the weight is no parameter, since a parametrization or a hook computes it: call squash_mask of the sparsifier, "
+                f"{_quoted(name)}: the weight is no parameter, since a parametrization or a hook computes it: call "
+                f"squash_mask of the sparsifier, "
                 "remove_parametrizations, torch.nn.utils.prune.remove or remove_weight_norm first"
             )
         if is_sharded(weight):
@@ -92,28 +93,32 @@ def sparsify_(
 ) -> nn.Module:
     """Replaces the weights of linear layers, in place, by 2:4 tensors or by block-sparse ones: for inference.
 
-    A layer that prunes its weight itself, such as :class:`twofour.sparsity.training.SemiSparseLinear` or those of :mod:`twofour.pretrain`, is
-    replaced by a linear layer with the weight that it multiplies with in evaluation: the mask that was trained is kept, and ``prune`` is for the
-    others. Weights that are sparse already stay as they are. Other layers keep their class, and so a ``forward`` of their own.
+    A layer that prunes its weight itself, such as :class:`twofour.sparsity.training.SemiSparseLinear` or those of
+    :mod:`twofour.pretrain`, is replaced by a linear layer with the weight that it multiplies with in evaluation: the
+    mask that was trained is kept, and ``prune`` is for the others. Weights that are sparse already stay as they are.
+    Other layers keep their class, and so a ``forward`` of their own.
 
     Args:
         model: the model; its weights are float32, bfloat16 or float16.
         config: a :class:`SemiSparseWeightConfig` or a :class:`BlockSparseWeightConfig`.
-        filter_fn: ``filter_fn(module, name)`` says whether a module's weight is replaced. By default those are that :func:`twofour.linear_layers` names,
-            and layers that prune in training: heads and routers, for instance, stay dense.
+        filter_fn: ``filter_fn(module, name)`` says whether a module's weight is replaced. By default those are that
+            :func:`twofour.linear_layers` names, and layers that prune in training: heads and routers, for instance,
+            stay dense.
         prune: ``True`` keeps the two largest magnitudes of each group of four; or the name of a mask rule, as in
-            :func:`twofour.sparse.to_sparse_semi_structured`. By default the weights must be 2:4 already. Block-sparse weights are not pruned
-            here.
+            :func:`twofour.sparse.to_sparse_semi_structured`. By default the weights must be 2:4 already. Block-sparse
+            weights are not pruned here.
 
     Returns:
         the model. The new weights need no gradient.
 
     Raises:
-        ValueError: where a weight is not 2:4: the message names the module, the row and the group. The model is then as it was. Also where no
-            linear layer is chosen by default; for a module without a matrix for a weight, for a weight that a parametrization or a hook computes, for a part of an adapter, such as peft's
-            LoRA, and for ``prune`` with block-sparse weights.
+        ValueError: where a weight is not 2:4: the message names the module, the row and the group. The model is then as
+            it was. Also where no linear layer is chosen by default; for a module without a matrix for a weight, for a
+            weight that a parametrization or a hook computes, for a part of an adapter, such as peft's LoRA, and for
+            ``prune`` with block-sparse weights.
         RuntimeError: for a weight of another type; the message names the module.
-        TypeError: for another config; for a layer that prunes its input, and for a subclass of a training layer whose own methods would be lost.
+        TypeError: for another config; for a layer that prunes its input, and for a subclass of a training layer whose
+            own methods would be lost.
     """
     if config in (SemiSparseWeightConfig, BlockSparseWeightConfig):
         config = config()
@@ -127,7 +132,10 @@ def sparsify_(
     for name, module in layers:
         trained = is_training_layer(module)
         if trained and module is model:
-            raise ValueError(f"the model itself is a {type(model).__name__}, which cannot be replaced in place: wrap it in nn.Sequential")
+            raise ValueError(
+                f"the model itself is a {type(model).__name__}, which cannot be replaced in place: wrap it in "
+                f"nn.Sequential"
+            )
         try:
             if trained:
                 weight, is_pruned = weight_of(module)
@@ -162,11 +170,16 @@ def _is_done(name: str, module: nn.Module, config: SemiSparseWeightConfig | Bloc
     if not is_sparse(weight):
         return False
     if isinstance(weight, BlockSparseTensor) != isinstance(config, BlockSparseWeightConfig):
-        raise ValueError(f"{_quoted(name)}: its weight is sparse already, in the other of the two forms: make it dense first, weight.to_dense()")
+        raise ValueError(
+            f"{_quoted(name)}: its weight is sparse already, in the other of the two forms: make it dense first, "
+            f"weight.to_dense()"
+        )
     return True
 
 
-def _parameter(weight: torch.Tensor, config: SemiSparseWeightConfig | BlockSparseWeightConfig, prune: bool | str) -> nn.Parameter:
+def _parameter(
+    weight: torch.Tensor, config: SemiSparseWeightConfig | BlockSparseWeightConfig, prune: bool | str
+) -> nn.Parameter:
     """A dense weight as a frozen sparse parameter."""
     if isinstance(config, BlockSparseWeightConfig):
         compressed = BlockSparseTensor.from_dense(weight, config.blocksize)
@@ -177,25 +190,28 @@ def _parameter(weight: torch.Tensor, config: SemiSparseWeightConfig | BlockSpars
 
 @torch.no_grad()
 def apply_fake_sparsity(model: nn.Module, filter_fn: Filter | None = None) -> nn.Module:
-    """Prunes the weights of linear layers in place: the two smallest magnitudes of each group of four along a row become zero. They stay
-    dense tensors.
+    """Prunes the weights of linear layers in place: the two smallest magnitudes of each group of four along a row
+    become zero. They stay dense tensors.
 
     Args:
         model: the model.
-        filter_fn: ``filter_fn(module, name)`` says whether a module's weight is pruned; by default as for :func:`sparsify_`.
+        filter_fn: ``filter_fn(module, name)`` says whether a module's weight is pruned; by default as for
+            :func:`sparsify_`.
 
     Returns:
         the model.
 
     Raises:
-        ValueError: for a NaN in a weight that a kernel takes, with its place; for a module without a matrix for a weight; for a weight that a
-            parametrization or a hook computes; for a layer that prunes its weight by a rule of its own.
+        ValueError: for a NaN in a weight that a kernel takes, with its place; for a module without a matrix for a
+            weight; for a weight that a parametrization or a hook computes; for a layer that prunes its weight by a rule
+            of its own.
     """
     layers = [(name, module) for name, module in _chosen(model, filter_fn) if not is_sparse(module.weight)]
     for name, module in layers:
         if is_training_layer(module):
             raise ValueError(
-                f"{_quoted(name)} is a {type(module).__name__}, which prunes by its own rule: swap it back, or compress it as it is by sparsify_"
+                f"{_quoted(name)} is a {type(module).__name__}, which prunes by its own rule: swap it back, or "
+                f"compress it as it is by sparsify_"
             )
     for _, module in layers:
         module.weight.masked_fill_(~two_largest(module.weight.detach()), 0)

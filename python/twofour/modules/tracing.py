@@ -1,4 +1,5 @@
-"""``torch.fx.symbolic_trace`` of models with layers of this package, whose forward passes ask for types and shapes that symbols do not have."""
+"""``torch.fx.symbolic_trace`` of models with layers of this package, whose forward passes ask for types and shapes that
+symbols do not have."""
 
 from __future__ import annotations
 
@@ -30,5 +31,7 @@ def traceable(forward):
 def _recorded(layer: nn.Module, x: Proxy) -> Proxy:
     path = x.tracer.path_of_module(layer)
     if not path:
-        raise TypeError(f"torch.fx traces a {type(layer).__name__} as a part of a model: wrap it in torch.nn.Sequential")
+        raise TypeError(
+            f"torch.fx traces a {type(layer).__name__} as a part of a model: wrap it in torch.nn.Sequential"
+        )
     return x.tracer.create_proxy("call_function", call_layer, (x.tracer.create_proxy("get_attr", path, (), {}), x), {})

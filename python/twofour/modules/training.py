@@ -1,7 +1,7 @@
 """Layers for training with 2:4 weights or activations.
 
-The dense weight stays what the optimizer updates. A mask is chosen anew from it in every forward pass, 2:4 along rows and along columns, and
-gradients reach pruned elements, too (straight-through), so that they can grow back.
+The dense weight stays what the optimizer updates. A mask is chosen anew from it in every forward pass, 2:4 along rows
+and along columns, and gradients reach pruned elements, too (straight-through), so that they can grow back.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class _DynamicLinear(ServesReaders, nn.Linear):
     """A linear layer one of whose operands is pruned in every forward pass.
 
     Args:
-        algo: how the mask is chosen. ``""`` and ``"largest_values_greedy"``: greedily by signed value, the peers' default, which prunes large
-            negative values; ``"largest_abs_values_greedy"``: greedily by magnitude; ``"causal1122"``; ``"optimal"``: the best of the 90
-            patterns that are 2:4 both ways.
+        algo: how the mask is chosen. ``""`` and ``"largest_values_greedy"``: greedily by signed value, the peers'
+            default, which prunes large negative values; ``"largest_abs_values_greedy"``: greedily by magnitude;
+            ``"causal1122"``; ``"optimal"``: the best of the 90 patterns that are 2:4 both ways.
 
     Raises:
         RuntimeError: for an unknown ``algo``.
@@ -65,19 +65,24 @@ class _DynamicLinear(ServesReaders, nn.Linear):
 
     @classmethod
     def from_dense(cls, linear: nn.Linear, algo: str = ""):
-        """A layer of this class with the parameters of a linear layer: the same objects, so that optimizers keep hold of them.
+        """A layer of this class with the parameters of a linear layer: the same objects, so that optimizers keep hold
+        of them.
 
         Hooks, attributes and the training flag are those of the linear layer.
 
         Raises:
-            TypeError: for something other than a linear layer, and for a subclass whose own methods, such as ``forward``, would be lost.
+            TypeError: for something other than a linear layer, and for a subclass whose own methods, such as
+                ``forward``, would be lost.
             ValueError: for a layer with parametrizations, with a sparse weight, or without initialized parameters.
             RuntimeError: for an unknown ``algo``.
         """
         rule_of_algorithm(algo)
         expect_convertible(linear)
         if isinstance(linear, SparseLayer) or is_sparse(linear.weight):
-            raise ValueError(f"the weight of this {type(linear).__name__} is sparse already: {cls.__name__} prunes a dense one; see to_dense")
+            raise ValueError(
+                f"the weight of this {type(linear).__name__} is sparse already: {cls.__name__} prunes a dense one; see "
+                f"to_dense"
+            )
         new = cls(linear.in_features, linear.out_features, bias=False, device="meta", algo=algo)
         new._parameters.update(weight=linear._parameters["weight"], bias=linear._parameters["bias"])
         if type(linear) is not nn.Linear:
@@ -88,15 +93,16 @@ class _DynamicLinear(ServesReaders, nn.Linear):
 class SemiSparseLinear(SparseLayer, _DynamicLinear):
     """A linear layer whose weight is pruned to 2:4 in every forward pass: ``y = x @ (mask * W).T + bias``.
 
-    ``x`` is ``[..., in_features]`` of float32, bfloat16 or float16, of any rank from 1 on; the output is ``[..., out_features]``. Forward
-    pass and input gradient are sparse GEMMs, the weight gradient is dense and not masked. The mask is a function of the weight: it is the
-    same in all micro-steps between two optimizer steps and when ``torch.utils.checkpoint`` computes the forward pass again.
-    :func:`keep_masks` spares choosing it again. Any ``in_features`` and ``out_features``. The method is that of Cai et al., "Accelerating
-    Neural Network Training with Semi-Structured (2:4) Sparsity", 2024.
+    ``x`` is ``[..., in_features]`` of float32, bfloat16 or float16, of any rank from 1 on; the output is ``[...,
+    out_features]``. Forward pass and input gradient are sparse GEMMs, the weight gradient is dense and not masked. The
+    mask is a function of the weight: it is the same in all micro-steps between two optimizer steps and when
+    ``torch.utils.checkpoint`` computes the forward pass again. :func:`keep_masks` spares choosing it again. Any
+    ``in_features`` and ``out_features``. The method is that of Cai et al., "Accelerating Neural Network Training with
+    Semi-Structured (2:4) Sparsity", 2024.
 
     Raises:
-        ValueError: in the forward pass on a CPU, for a weight with a NaN; the message names row and column. On a GPU a NaN spreads as in a
-            dense layer, since a search for it would wait for the device.
+        ValueError: in the forward pass on a CPU, for a weight with a NaN; the message names row and column. On a GPU a
+            NaN spreads as in a dense layer, since a search for it would wait for the device.
         RuntimeError: where the last dimension of ``x`` is not ``in_features``.
         NotImplementedError: for other types, and where those of ``x`` and of the weight differ without autocast.
     """
@@ -128,13 +134,15 @@ class SemiSparseLinear(SparseLayer, _DynamicLinear):
 
 @contextlib.contextmanager
 def keep_masks(model: nn.Module, dtype: torch.dtype | None = None):
-    """Chooses the mask of every :class:`SemiSparseLinear` in ``model`` once, for all forward passes inside: gradient accumulation.
+    """Chooses the mask of every :class:`SemiSparseLinear` in ``model`` once, for all forward passes inside: gradient
+    accumulation.
 
     Results are the same as without it. No weight may change inside: call the optimizer outside.
 
     Args:
         model: the model.
-        dtype: the type in which the forward passes multiply; autocast's where it is on, and otherwise that of each weight.
+        dtype: the type in which the forward passes multiply; autocast's where it is on, and otherwise that of each
+            weight.
 
     Raises:
         RuntimeError: on leaving, where a weight was changed inside.
@@ -151,7 +159,9 @@ def keep_masks(model: nn.Module, dtype: torch.dtype | None = None):
             layer._kept = None
     # Versions of tensors do not count what is written through `.data`.
     if not all(packed.is_same(_packed_now(layer, packed.dtype)) for layer, packed in zip(layers, kept, strict=True)):
-        raise RuntimeError("a weight was changed inside keep_masks, whose forward passes used the old one: step the optimizer outside")
+        raise RuntimeError(
+            "a weight was changed inside keep_masks, whose forward passes used the old one: step the optimizer outside"
+        )
 
 
 def _packed_now(layer: SemiSparseLinear, dtype: torch.dtype) -> Packed:
@@ -163,9 +173,10 @@ def _packed_now(layer: SemiSparseLinear, dtype: torch.dtype) -> Packed:
 class SemiSparseActivationLinear(_DynamicLinear):
     """A linear layer whose input is pruned to 2:4 in every forward pass: ``y = P(x) @ W.T + bias``.
 
-    ``x`` is ``[..., in_features]`` of float32, bfloat16 or float16; its leading dimensions count as one, tokens. ``P`` keeps 2:4 along
-    tokens and along features. Forward pass and weight gradient are sparse GEMMs. The input gradient is dense and not masked
-    (straight-through). Any shape, with and without bias. The peers' layer refuses a bias, 3-D inputs and inference.
+    ``x`` is ``[..., in_features]`` of float32, bfloat16 or float16; its leading dimensions count as one, tokens. ``P``
+    keeps 2:4 along tokens and along features. Forward pass and weight gradient are sparse GEMMs. The input gradient is
+    dense and not masked (straight-through). Any shape, with and without bias. The peers' layer refuses a bias, 3-D
+    inputs and inference.
 
     Raises:
         ValueError: in the forward pass on a CPU, for an input with a NaN; the message names token and feature.
@@ -178,10 +189,11 @@ class SemiSparseActivationLinear(_DynamicLinear):
         return weight.detach().as_subclass(Unreadable)
 
     def to_dense(self) -> nn.Linear:
-        """The linear layer with the same parameters, hooks, attributes and training flag. It prunes no input, so it computes something else, and
-        a warning says so."""
+        """The linear layer with the same parameters, hooks, attributes and training flag. It prunes no input, so it
+        computes something else, and a warning says so."""
         warnings.warn(
-            "a linear layer multiplies all activations, where SemiSparseActivationLinear prunes them: the model computes something else from here on",
+            "a linear layer multiplies all activations, where SemiSparseActivationLinear prunes them: the model "
+            "computes something else from here on",
             stacklevel=2,
         )
         return dense_layer(self, self.master)
@@ -191,7 +203,8 @@ class SemiSparseActivationLinear(_DynamicLinear):
         x, weight, bias = cast_for_autocast(x, self.master, self.bias)
         if not x.shape or x.shape[-1] != weight.shape[1]:
             raise RuntimeError(
-                f"linear(): input and weight shapes cannot be multiplied ({tuple(x.shape)} and {tuple(weight.shape)}): the last dimension of "
+                f"linear(): input and weight shapes cannot be multiplied ({tuple(x.shape)} and {tuple(weight.shape)}): "
+                f"the last dimension of "
                 f"the input must be {weight.shape[1]}"
             )
         tokens = x.reshape(-1, x.shape[-1])
@@ -209,33 +222,42 @@ def _qualified(current: str, name: str) -> str:
     return f"{current}.{name}" if current else name
 
 
-def swap_linear_with_semi_sparse_linear(model: nn.Module, config: dict[str, type], current: str = "", *, algo: str = "") -> None:
-    """Replaces linear layers of ``model``, in place, by layers with the same parameters that prune in every forward pass.
+def swap_linear_with_semi_sparse_linear(
+    model: nn.Module, config: dict[str, type], current: str = "", *, algo: str = ""
+) -> None:
+    """Replaces linear layers of ``model``, in place, by layers with the same parameters that prune in every forward
+    pass.
 
     Args:
         model: the model.
-        config: the layers to replace, by their names as in ``model.named_modules()``, and their new classes: :class:`SemiSparseLinear` or
-            :class:`SemiSparseActivationLinear`.
+        config: the layers to replace, by their names as in ``model.named_modules()``, and their new classes:
+            :class:`SemiSparseLinear` or :class:`SemiSparseActivationLinear`.
         current: the name of ``model`` itself, which every name in ``config`` then begins with.
         algo: how the new layers choose masks; see :class:`SemiSparseLinear`.
 
     A layer that has several names is replaced under all of them.
 
     Raises:
-        ValueError: for names that no linear layer in ``model`` has, with the closest ones that exist; for the name of ``model`` itself, which
-            cannot be replaced in place; for a layer with parametrizations or a sparse weight, and a part of an adapter. Nothing is replaced then.
-        TypeError: for a class that is neither of the two; for a layer of a subclass of ``nn.Linear`` whose own methods, such as ``forward``,
-            would be lost.
+        ValueError: for names that no linear layer in ``model`` has, with the closest ones that exist; for the name of
+            ``model`` itself, which cannot be replaced in place; for a layer with parametrizations or a sparse weight,
+            and a part of an adapter. Nothing is replaced then.
+        TypeError: for a class that is neither of the two; for a layer of a subclass of ``nn.Linear`` whose own methods,
+            such as ``forward``, would be lost.
         RuntimeError: for an unknown ``algo``.
     """
-    names = {_qualified(current, name) if name else current: module for name, module in model.named_modules(remove_duplicate=False)}
+    names = {
+        _qualified(current, name) if name else current: module
+        for name, module in model.named_modules(remove_duplicate=False)
+    }
     linears = [name for name, module in names.items() if isinstance(module, nn.Linear) and module is not model]
     problems = []
     for name, cls in config.items():
         if not (isinstance(cls, type) and issubclass(cls, _DynamicLinear)):
             raise TypeError(f"config[{name!r}] must be SemiSparseLinear or SemiSparseActivationLinear, not {cls!r}")
         if names.get(name) is model:
-            problems.append(f"{name!r} is the model itself, which cannot be replaced in place: use {cls.__name__}.from_dense(model)")
+            problems.append(
+                f"{name!r} is the model itself, which cannot be replaced in place: use {cls.__name__}.from_dense(model)"
+            )
         elif name in names and name not in linears:
             problems.append(f"{name!r} is a {type(names[name]).__name__}, not a Linear")
         elif name not in names:
@@ -243,7 +265,9 @@ def swap_linear_with_semi_sparse_linear(model: nn.Module, config: dict[str, type
             hint = f"; close are {', '.join(map(repr, close))}" if close else ""
             problems.append(f"{name!r} is no module of the model{hint}")
     if problems:
-        raise ValueError(f"swap_linear_with_semi_sparse_linear: {'; '.join(problems)}. See model.named_modules() for the names")
+        raise ValueError(
+            f"swap_linear_with_semi_sparse_linear: {'; '.join(problems)}. See model.named_modules() for the names"
+        )
     expect_no_adapters(model, [(name, names[name]) for name in config])
     pairs = {}
     for name, cls in config.items():
@@ -255,34 +279,40 @@ def swap_linear_with_semi_sparse_linear(model: nn.Module, config: dict[str, type
         if type(pairs[id(module)][1]) is not cls:
             raise ValueError(f"{name!r} is also another name of config, with another class: one layer has one class")
     for attention in model.modules():
-        if isinstance(attention, nn.MultiheadAttention) and isinstance(pairs.get(id(attention.out_proj), (0, 0))[1], SemiSparseActivationLinear):
+        if isinstance(attention, nn.MultiheadAttention) and isinstance(
+            pairs.get(id(attention.out_proj), (0, 0))[1], SemiSparseActivationLinear
+        ):
             raise ValueError(
-                "out_proj of a MultiheadAttention cannot be a SemiSparseActivationLinear: the module reads its weight and never calls it, so no input "
+                "out_proj of a MultiheadAttention cannot be a SemiSparseActivationLinear: the module reads its weight "
+                "and never calls it, so no input "
                 "would be pruned; leave its name out of config"
             )
     replace(model, list(pairs.values()))
 
 
 def swap_semi_sparse_linear_with_linear(model: nn.Module, current: str = "") -> None:
-    """Replaces the training layers of ``model``, in place, by linear layers that compute what the training layers compute in evaluation.
+    """Replaces the training layers of ``model``, in place, by linear layers that compute what the training layers
+    compute in evaluation.
 
-    A layer that prunes its weight, :class:`SemiSparseLinear` or one of :mod:`twofour.pretrain`, leaves behind a linear layer whose weight is
-    pruned by the layer's own rule. The parameter is the same object, so that optimizers keep hold of it. To go on training with the dense master
-    weights instead, call ``model.state_dict()`` before and ``model.load_state_dict`` after. A :class:`SemiSparseActivationLinear` leaves its
-    weight as it is, with a warning, since no linear layer prunes activations.
+    A layer that prunes its weight, :class:`SemiSparseLinear` or one of :mod:`twofour.pretrain`, leaves behind a linear
+    layer whose weight is pruned by the layer's own rule. The parameter is the same object, so that optimizers keep hold
+    of it. To go on training with the dense master weights instead, call ``model.state_dict()`` before and
+    ``model.load_state_dict`` after. A :class:`SemiSparseActivationLinear` leaves its weight as it is, with a warning,
+    since no linear layer prunes activations.
 
     Args:
         model: the model.
         current: the name of ``model`` itself, for errors.
 
     Raises:
-        ValueError: where ``model`` itself is such a layer, which cannot be replaced in place; where a weight that is to be pruned is also that of
-            another module; on a CPU, for a weight with a NaN. Nothing is replaced then.
+        ValueError: where ``model`` itself is such a layer, which cannot be replaced in place; where a weight that is to
+            be pruned is also that of another module; on a CPU, for a weight with a NaN. Nothing is replaced then.
         TypeError: for a subclass of such a layer whose own methods would be lost.
     """
     if is_training_layer(model):
         raise ValueError(
-            f"swap_semi_sparse_linear_with_linear: {current!r} is the model itself, which cannot be replaced in place: use "
+            f"swap_semi_sparse_linear_with_linear: {current!r} is the model itself, which cannot be replaced in place: "
+            f"use "
             f"{type(model).__name__}.to_dense(model)"
         )
     pairs = []
@@ -303,7 +333,8 @@ def swap_semi_sparse_linear_with_linear(model: nn.Module, current: str = "") -> 
 
 def _expect_untied(model: nn.Module, layers: list[tuple[str, nn.Module]], current: str) -> None:
     """Raises:
-    ValueError: where a weight that is to be pruned is a parameter of another module, too, or of a layer with another rule.
+    ValueError: where a weight that is to be pruned is a parameter of another module, too, or of a layer with another
+        rule.
     """
     swapped = {id(layer): (name, layer) for name, layer in layers if isinstance(layer, SparseLayer)}
     owners = {id(layer.weight): (name, layer) for name, layer in swapped.values()}
@@ -314,6 +345,7 @@ def _expect_untied(model: nn.Module, layers: list[tuple[str, nn.Module]], curren
                 continue
             if id(module) not in swapped or not torch.equal(layer.dense_weight(), module.dense_weight()):
                 raise ValueError(
-                    f"{_qualified(current, name)!r}: its weight is also {_qualified(other_name, parameter_name)!r}, which pruning would change: "
+                    f"{_qualified(current, name)!r}: its weight is also {_qualified(other_name, parameter_name)!r}, "
+                    f"which pruning would change: "
                     "give the layer a copy first, layer.weight = torch.nn.Parameter(layer.weight.detach().clone())"
                 )

@@ -1,5 +1,5 @@
-"""Wanda: pruning by weight magnitude times input norm (Sun et al., "A Simple and Effective Pruning Approach for Large Language Models", ICLR
-2024), as a sparsifier of ``torch.ao.pruning``."""
+"""Wanda: pruning by weight magnitude times input norm (Sun et al., "A Simple and Effective Pruning Approach for Large
+Language Models", ICLR 2024), as a sparsifier of ``torch.ao.pruning``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ class PerChannelNormObserver(nn.Module):
         if self.sum_of_squares.numel() == 0:
             self.sum_of_squares = squares
         elif self.sum_of_squares.shape != squares.shape:
-            raise ValueError(f"the input has {squares.numel()} channels, those before had {self.sum_of_squares.numel()}")
+            raise ValueError(
+                f"the input has {squares.numel()} channels, those before had {self.sum_of_squares.numel()}"
+            )
         else:
             self.sum_of_squares = self.sum_of_squares.to(squares.device) + squares
         return x
@@ -59,21 +61,23 @@ def _observe(module: nn.Module, args: tuple) -> None:
 class WandaSparsifier(BaseSparsifier):
     """Prunes the weights whose magnitude times the norm of their input channel, ``|W| * norm(x)``, is smallest.
 
-    ``prepare(model, config)``, forward passes with calibration data, ``step()``, ``squash_mask()``; the last also removes what ``prepare``
-    added to the layers. Elements are compared within an output row, as in the paper.
+    ``prepare(model, config)``, forward passes with calibration data, ``step()``, ``squash_mask()``; the last also
+    removes what ``prepare`` added to the layers. Elements are compared within an output row, as in the paper.
 
     Args:
         sparsity_level: the part of each row that is pruned, from 0 to 1; without ``semi_structured_block_size``.
         semi_structured_block_size: ``m`` prunes ``m // 2`` of each ``m`` consecutive elements of a row: 4 for 2:4.
-        peer: the order of ``torchao.sparsity.WandaSparsifier``: scores with the squared norm, and without a block size compares within the
-            whole layer.
+        peer: the order of ``torchao.sparsity.WandaSparsifier``: scores with the squared norm, and without a block size
+            compares within the whole layer.
 
     Raises:
-        ValueError: for a level outside of 0 to 1, a block size below 2; in ``step()`` for a layer that has seen no input, and for a row
-            that is not a multiple of the block size.
+        ValueError: for a level outside of 0 to 1, a block size below 2; in ``step()`` for a layer that has seen no
+            input, and for a row that is not a multiple of the block size.
     """
 
-    def __init__(self, sparsity_level: float = 0.5, semi_structured_block_size: int | None = None, *, peer: bool = False):
+    def __init__(
+        self, sparsity_level: float = 0.5, semi_structured_block_size: int | None = None, *, peer: bool = False
+    ):
         if not 0 <= sparsity_level <= 1:
             raise ValueError(f"sparsity_level must lie between 0 and 1, and is {sparsity_level}")
         if semi_structured_block_size is not None and semi_structured_block_size < 2:
@@ -90,8 +94,9 @@ class WandaSparsifier(BaseSparsifier):
 
         Args:
             model: the model.
-            config: one ``{"tensor_fqn": "name.weight"}`` a tensor, with ``sparsity_level`` and ``semi_structured_block_size`` where they
-                differ; those that :func:`twofour.linear_layers` names by default.
+            config: one ``{"tensor_fqn": "name.weight"}`` a tensor, with ``sparsity_level`` and
+                ``semi_structured_block_size`` where they differ; those that :func:`twofour.linear_layers` names by
+                default.
         """
         if config is None:
             config = [{"tensor_fqn": f"{name}.weight"} for name in linear_layers(model)]
@@ -103,13 +108,15 @@ class WandaSparsifier(BaseSparsifier):
 
     @torch.no_grad()
     def update_mask(self, module, tensor_name, sparsity_level, semi_structured_block_size=None, **kwargs) -> None:
-        """Computes the mask of one tensor from the unpruned weight, so that a later step may keep what an earlier one pruned."""
+        """Computes the mask of one tensor from the unpruned weight, so that a later step may keep what an earlier one
+        pruned."""
         mask = getattr(module.parametrizations, tensor_name)[0].mask
         weight = getattr(module.parametrizations, tensor_name).original
         observer = module.activation_post_process
         if observer.sum_of_squares.numel() == 0:
             raise ValueError(
-                f"{kwargs.get('module_fqn', '')!r} has seen no input: run the model on calibration data between prepare() and step()"
+                f"{kwargs.get('module_fqn', '')!r} has seen no input: run the model on calibration data between "
+                f"prepare() and step()"
             )
         norm = observer.sum_of_squares if self.peer else observer.norm
         score = weight.abs().float() * norm.to(weight.device)
@@ -119,7 +126,9 @@ class WandaSparsifier(BaseSparsifier):
         rows, cols = score.shape
         if block is not None:
             if cols % block:
-                raise ValueError(f"{name!r}: rows of {cols} elements are no multiple of semi_structured_block_size={block}")
+                raise ValueError(
+                    f"{name!r}: rows of {cols} elements are no multiple of semi_structured_block_size={block}"
+                )
             if block == 4:
                 return two_largest(score)
             return keep_largest(score.view(rows, -1, block), block - block // 2).view(rows, cols)

@@ -19,13 +19,14 @@ _INTEGERS = (Int4Linear, QuantizedLinear)
 def warm(model: nn.Module, tokens: Iterable[int] = (1,), gradients: bool = False) -> int:
     """Computes each sparse layer of a model once for each number of tokens, on zeros, and drops the results.
 
-    On a GPU the first GEMM of a shape compiles and loads its kernel, and chooses a method; a CUDA graph cannot hold that. On a CPU there is
-    nothing to plan, so calls are only checked.
+    On a GPU the first GEMM of a shape compiles and loads its kernel, and chooses a method; a CUDA graph cannot hold
+    that. On a CPU there is nothing to plan, so calls are only checked.
 
     Args:
         model: a model with weights of :mod:`twofour.sparse`, or layers such as :class:`twofour.Linear`,
-            :class:`twofour.quantization.QuantizedLinear` and :class:`twofour.Int4Linear`. Weights of integers meet activations of the bias's type, or
-            without a bias of bfloat16 and of float16. GEMMs of int8 tensors by int8 tensors, and ``torch._scaled_mm``, are not planned.
+            :class:`twofour.quantization.QuantizedLinear` and :class:`twofour.Int4Linear`. Weights of integers meet
+            activations of the bias's type, or without a bias of bfloat16 and of float16. GEMMs of int8 tensors by int8
+            tensors, and ``torch._scaled_mm``, are not planned.
         tokens: the numbers of tokens, which are the products of all dimensions of an input but the last.
         gradients: whether to plan the input gradients, too.
 

@@ -1,8 +1,9 @@
 """The native operators ``torch.ops.twofour``, registered with the torch of this process.
 
-Importing this module registers them once. Its functions have the operators' names: they take and return tensors, and raise the exceptions that the
-operators name. What there is of an operator (``python/src/ops``) is read here: its schema, the shapes of its results for torch.compile, whether
-``torch.vmap`` may give it more rows, and whether it is a GEMM that ``torch.utils.flop_counter`` counts.
+Importing this module registers them once. Its functions have the operators' names: they take and return tensors, and
+raise the exceptions that the operators name. What there is of an operator (``python/src/ops``) is read here: its
+schema, the shapes of its results for torch.compile, whether ``torch.vmap`` may give it more rows, and whether it is a
+GEMM that ``torch.utils.flop_counter`` counts.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _OLDEST = (2, 11)
 
 #: The definitions last as long as this object.
 _LIBRARY = torch.library.Library("twofour", "FRAGMENT")
-#: Strides may be any. torch.compile then hands over the tensor itself where it would make a copy in the strides that it traced: of an activation
-#: that is also kept for the backward pass, it computed a second one.
+#: Strides may be any. torch.compile then hands over the tensor itself where it would make a copy in the strides that it
+#: traced: of an activation that is also kept for the backward pass, it computed a second one.
 _TAGS = (torch.Tag.flexible_layout, torch.Tag.pt2_compliant_tag)
 
 _OPS = torch.ops.twofour
@@ -37,21 +38,29 @@ ACTIVATIONS = {None if name == "identity" else name: number for name, number in 
 ESTIMATORS = _native.ESTIMATORS
 
 #: torch's numbers of the types that a weight may be packed as.
-TYPES = {dtype: _native.TORCH_DTYPES[str(dtype).removeprefix("torch.")] for dtype in (torch.float16, torch.float32, torch.bfloat16)}
+TYPES = {
+    dtype: _native.TORCH_DTYPES[str(dtype).removeprefix("torch.")]
+    for dtype in (torch.float16, torch.float32, torch.bfloat16)
+}
 
 #: torch's numbers of the types of 8-bit floats.
-FLOAT8 = {dtype: _native.TORCH_DTYPES[str(dtype).removeprefix("torch.")] for dtype in (torch.float8_e5m2, torch.float8_e4m3fn)}
+FLOAT8 = {
+    dtype: _native.TORCH_DTYPES[str(dtype).removeprefix("torch.")] for dtype in (torch.float8_e5m2, torch.float8_e4m3fn)
+}
 
 
 def _libraries() -> tuple[str, str | None]:
-    """The paths of libtorch_cpu and, of a torch built for CUDA, libtorch_cuda, which it has loaded with or without a GPU.
+    """The paths of libtorch_cpu and, of a torch built for CUDA, libtorch_cuda, which it has loaded with or without a
+    GPU.
 
     Raises:
         ImportError: for a torch that is too old or incomplete.
     """
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < _OLDEST:
-        raise ImportError(f"twofour requires torch 2.11 or newer; this is torch {torch.__version__}: pip install -U torch")
+        raise ImportError(
+            f"twofour requires torch 2.11 or newer; this is torch {torch.__version__}: pip install -U torch"
+        )
     folder = pathlib.Path(torch._C.__file__).parent / "lib"
     cpu = next((path for name in ("libtorch_cpu.so", "libtorch_cpu.dylib") if (path := folder / name).exists()), None)
     if cpu is None:
@@ -71,7 +80,8 @@ def _define(schema: str, by_rows: bool, is_product: bool, has_shapes: bool) -> N
     if by_rows:
         torch.library.register_vmap(f"twofour::{name}", _by_rows(packet.default))
     if is_product:
-        # That of the dense GEMM, so that a model counts the same before and after it is made sparse. Tensors are given as their shapes.
+        # That of the dense GEMM, so that a model counts the same before and after it is made sparse. Tensors are given
+        # as their shapes.
         register_flop_formula(packet)(lambda x, *others, out_shape=None, **_: 2 * math.prod(x) * out_shape[-1])
 
 
@@ -105,8 +115,8 @@ def _fake(name: str, op):
 
 
 def _by_rows(op):
-    """The rule of torch.vmap for an operator that takes any leading dimensions: a batch of inputs is one more. A batch of weights is computed one by
-    one."""
+    """The rule of torch.vmap for an operator that takes any leading dimensions: a batch of inputs is one more. A batch
+    of weights is computed one by one."""
 
     def rule(info, in_dims, x, *others):
         if all(dim is None for dim in in_dims[1:]):
@@ -142,8 +152,8 @@ def rule_number(rule: str) -> int:
 
 
 def estimated(dense: torch.Tensor, estimator: int, seed: int | torch.Tensor = 0) -> torch.Tensor:
-    """The 2:4 stand-in of a matrix along its rows, dense with zeros. A seed in a tensor is read when the kernel runs, and is no constant of a
-    compiled graph."""
+    """The 2:4 stand-in of a matrix along its rows, dense with zeros. A seed in a tensor is read when the kernel runs,
+    and is no constant of a compiled graph."""
     return estimate(dense, estimator, 1.0, as_seed(seed))  # noqa: F821
 
 

@@ -1,7 +1,8 @@
 """Derivatives of GEMMs with a 2:4 weight. These functions are entered only where one is needed.
 
-A product ``x @ W.T`` is linear in ``x``, and its derivatives are products of the same kind: the input gradient one with the transpose, the tangent
-one with the tangent of ``x``. So ``backward`` and ``tangent`` call these functions again, and derivatives of any order, in both modes, follow.
+A product ``x @ W.T`` is linear in ``x``, and its derivatives are products of the same kind: the input gradient one with
+the transpose, the tangent one with the tangent of ``x``. So ``backward`` and ``tangent`` call these functions again,
+and derivatives of any order, in both modes, follow.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def estimated_weight_gradient(dy: torch.Tensor, x: torch.Tensor, estimator: int)
 class PackedLinear(torch.autograd.Function):
     """``x @ W.T + bias`` for a packed ``W``.
 
-    Where ``weight`` is given, ``W`` stands for it: what ``W`` is differentiated by goes to all elements of ``weight``, as if nothing had been pruned
-    (straight-through). Nothing may change in place until the backward pass, as in torch.
+    Where ``weight`` is given, ``W`` stands for it: what ``W`` is differentiated by goes to all elements of ``weight``,
+    as if nothing had been pruned (straight-through). Nothing may change in place until the backward pass, as in torch.
     """
 
     generate_vmap_rule = True
@@ -129,7 +130,8 @@ class PackedLinear(torch.autograd.Function):
 
 
 class _EagerPackedLinear(torch.autograd.Function):
-    """:class:`PackedLinear` without transforms and tangents, whose forward pass asks as little as it can: it takes as long as a small GEMM."""
+    """:class:`PackedLinear` without transforms and tangents, whose forward pass asks as little as it can: it takes as
+    long as a small GEMM."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, packed, estimator):
@@ -138,7 +140,8 @@ class _EagerPackedLinear(torch.autograd.Function):
         uses_transpose = saved is not None
         ctx.facts = packed.rows, packed.cols, estimator, uses_transpose, weight.dtype if of_weight else None
         if of_x:
-            # A weight without a gradient is no part of the graph: it may go to another device while the result is in use.
+            # A weight without a gradient is no part of the graph: it may go to another device while the result is in
+            # use.
             own = weight if of_weight else None
             ctx.save_for_backward(x if of_weight else None, own, saved if uses_transpose else packed.forward)
         else:
@@ -159,8 +162,8 @@ class _EagerPackedLinear(torch.autograd.Function):
         return PackedLinear.backward(ctx, dy)[:5]
 
 
-#: ``x @ W.T + bias`` of ``x``, ``weight``, ``bias``, ``packed`` and ``estimator``, as for :func:`packed_linear`, where a derivative is needed, and neither
-#: a transform nor a tangent is at work.
+#: ``x @ W.T + bias`` of ``x``, ``weight``, ``bias``, ``packed`` and ``estimator``, as for :func:`packed_linear`, where
+#: a derivative is needed, and neither a transform nor a tangent is at work.
 eager_packed_linear = _EagerPackedLinear.apply
 
 
@@ -232,7 +235,9 @@ def packed_linear(
     """
     if is_compiling() or forward_ad._current_level >= 0 or is_transforming():
         if is_differentiated(x, weight, bias):
-            return applied(PackedLinear, x, weight, bias, packed.forward, packed.transposed, packed.rows, packed.cols, estimator)
+            return applied(
+                PackedLinear, x, weight, bias, packed.forward, packed.transposed, packed.rows, packed.cols, estimator
+            )
     elif is_grad_enabled() and (
         x.requires_grad or (bias is not None and bias.requires_grad) or (weight is not None and weight.requires_grad)
     ):

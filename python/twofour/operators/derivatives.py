@@ -10,7 +10,8 @@ from torch.compiler import is_compiling
 
 
 def is_transformed() -> bool:
-    """Whether tangents are being computed, or a transform of ``torch.func`` is at work. Neither asks whether gradients are enabled."""
+    """Whether tangents are being computed, or a transform of ``torch.func`` is at work. Neither asks whether gradients
+    are enabled."""
     return forward_ad._current_level >= 0 or (not is_compiling() and _is_transforming())
 
 
@@ -29,10 +30,11 @@ def is_differentiated(*tensors: torch.Tensor | None) -> bool:
 def derivable(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
     """A class decorator for functions that :func:`applied` calls.
 
-    The class has ``forward``, ``setup_context`` and ``backward`` as torch describes them, and ``tangent``, the formula of forward mode, which torch
-    calls ``jvp``. From them two more classes are made: ``Plain`` for calls without transforms, since torch inspects the signature of a ``forward``
-    that has a ``setup_context`` in every call, which takes longer than a small GEMM; and ``Transformed``, which has the ``jvp``, since torch.compile
-    takes no function with one.
+    The class has ``forward``, ``setup_context`` and ``backward`` as torch describes them, and ``tangent``, the formula
+    of forward mode, which torch calls ``jvp``. From them two more classes are made: ``Plain`` for calls without
+    transforms, since torch inspects the signature of a ``forward`` that has a ``setup_context`` in every call, which
+    takes longer than a small GEMM; and ``Transformed``, which has the ``jvp``, since torch.compile takes no function
+    with one.
     """
 
     compute, setup_context = function.forward, function.setup_context

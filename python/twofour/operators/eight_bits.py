@@ -26,9 +26,14 @@ def cast(dense: torch.Tensor) -> torch.Tensor:
 
 
 def kept(
-    dense: torch.Tensor, mask: torch.Tensor | None, seed: int | torch.Tensor | None, prune: bool | str, dtype: torch.dtype
+    dense: torch.Tensor,
+    mask: torch.Tensor | None,
+    seed: int | torch.Tensor | None,
+    prune: bool | str,
+    dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What a mask, an unbiased estimate or a mask rule keeps of a matrix, in int8 or an 8-bit float, with zeros elsewhere.
+    """What a mask, an unbiased estimate or a mask rule keeps of a matrix, in int8 or an 8-bit float, with zeros
+    elsewhere.
 
     Args:
         dense: the matrix, ``[rows, cols]``, of floats or of ``dtype``.
@@ -41,7 +46,8 @@ def kept(
         the matrix, and the rule's mask in tiles where it is 2:4 along columns, too.
 
     Raises:
-        ValueError: for a number that int8 does not have, with its place; for a NaN that would have to be ordered; for an unknown rule.
+        ValueError: for a number that int8 does not have, with its place; for a NaN that would have to be ordered; for
+            an unknown rule.
     """
     # float16 has all numbers of 8 bits.
     floats = dense if dense.dtype in operators.TYPES else dense.half()

@@ -13,7 +13,8 @@ _PATTERN = re.compile(r"^\[(\w+)\] (.*)", re.DOTALL)
 def translated(error: RuntimeError) -> Exception:
     """The exception that a native operator meant.
 
-    torch's dispatcher throws every error as a ``RuntimeError``; the operators begin their messages with the name of the exception.
+    torch's dispatcher throws every error as a ``RuntimeError``; the operators begin their messages with the name of the
+    exception.
     """
     match = _PATTERN.match(str(error))
     if match is None:

@@ -44,16 +44,26 @@ def scaled_product(
     """
     for tensor, what in ((x, "the dense operand"), (weight, "the sparse operand")):
         if tensor.dtype not in FLOAT8:
-            raise NotImplementedError(f"_scaled_mm: {what} has dtype {tensor.dtype}; torch.float8_e4m3fn or torch.float8_e5m2 is required")
+            raise NotImplementedError(
+                f"_scaled_mm: {what} has dtype {tensor.dtype}; torch.float8_e4m3fn or torch.float8_e5m2 is required"
+            )
     if weight.forward is None:
         raise NotImplementedError(
-            "_scaled_mm: the sparse operand is packed along the other dimension; make it of the matrix whose rows the product sums along"
+            "_scaled_mm: the sparse operand is packed along the other dimension; make it of the matrix whose rows the "
+            "product sums along"
         )
     if x.shape[-1] != weight.cols:
-        raise RuntimeError(f"_scaled_mm: shapes cannot be multiplied: {tuple(x.shape)} and {(weight.cols, weight.rows)}")
+        raise RuntimeError(
+            f"_scaled_mm: shapes cannot be multiplied: {tuple(x.shape)} and {(weight.cols, weight.rows)}"
+        )
     if out_dtype not in _RESULTS and out_dtype not in FLOAT8:
-        raise NotImplementedError(f"_scaled_mm: out_dtype {out_dtype} is not supported; use bfloat16, float16, float32 or an 8-bit float")
-    for scale, count, what in ((scale_x, x.shape[0], "row of the dense operand"), (scale_w, weight.rows, "row of the sparse operand")):
+        raise NotImplementedError(
+            f"_scaled_mm: out_dtype {out_dtype} is not supported; use bfloat16, float16, float32 or an 8-bit float"
+        )
+    for scale, count, what in (
+        (scale_x, x.shape[0], "row of the dense operand"),
+        (scale_w, weight.rows, "row of the sparse operand"),
+    ):
         if scale.dtype is not torch.float32 or scale.numel() not in (1, count):
             raise RuntimeError(
                 f"_scaled_mm: scales must be float32, one for the tensor or one for each {what} ({count}); these are "

@@ -10,9 +10,15 @@ from .derivatives import applied, derivable, is_differentiated, save
 
 
 def integer_linear(
-    x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None, shape: tuple[int, int], group_size: int
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    scales: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    shape: tuple[int, int],
+    group_size: int,
 ) -> torch.Tensor:
-    """``x @ W.T + bias`` for a packed ``W`` of integers, with derivatives of ``x`` and of the bias where they are needed.
+    """``x @ W.T + bias`` for a packed ``W`` of integers, with derivatives of ``x`` and of the bias where they are
+    needed.
 
     Args:
         x: ``[..., cols]``.
@@ -44,7 +50,9 @@ def _multiply(x, packed, scales, bias, rows: int, group_size: int) -> torch.Tens
     return operators.linear_quantized_bias(x, packed, scales, bias, rows, 0)
 
 
-def dequantized(packed: torch.Tensor, scales: torch.Tensor | None, rows: int, cols: int, group_size: int) -> torch.Tensor:
+def dequantized(
+    packed: torch.Tensor, scales: torch.Tensor | None, rows: int, cols: int, group_size: int
+) -> torch.Tensor:
     """Integers times scales, dense, in float32."""
     if scales is not None:
         return operators.unpack(packed, rows, cols).float() * scales[:, None]
@@ -53,8 +61,8 @@ def dequantized(packed: torch.Tensor, scales: torch.Tensor | None, rows: int, co
 
 @derivable
 class IntegerLinear(torch.autograd.Function):
-    """``x @ W.T`` for a ``W`` of integers. Its derivatives are dense GEMMs with the dequantized weight: the rounding of ``x``, where there is one,
-    counts as none (straight-through)."""
+    """``x @ W.T`` for a ``W`` of integers. Its derivatives are dense GEMMs with the dequantized weight: the rounding of
+    ``x``, where there is one, counts as none (straight-through)."""
 
     generate_vmap_rule = True
 

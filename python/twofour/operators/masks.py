@@ -4,10 +4,13 @@ import torch
 
 
 def tiles_of(mask: torch.Tensor) -> torch.Tensor:
-    """A mask ``[rows, cols]`` of bool in tiles: an int16 for each 4x4 tile, bit ``4 * row + column`` set where it keeps the element."""
+    """A mask ``[rows, cols]`` of bool in tiles: an int16 for each 4x4 tile, bit ``4 * row + column`` set where it keeps
+    the element."""
     rows, cols = mask.shape
     padded = torch.nn.functional.pad(mask, (0, -cols % 4, 0, -rows % 4))
-    tiles = padded.view(-(-rows // 4), 4, -(-cols // 4), 4).permute(0, 2, 1, 3).reshape(-(-rows // 4), -(-cols // 4), 16)
+    tiles = (
+        padded.view(-(-rows // 4), 4, -(-cols // 4), 4).permute(0, 2, 1, 3).reshape(-(-rows // 4), -(-cols // 4), 16)
+    )
     weights = 1 << torch.arange(16, device=mask.device, dtype=torch.int32)
     return (tiles.to(torch.int32) * weights).sum(-1, dtype=torch.int32).to(torch.int16)
 

@@ -41,7 +41,9 @@ def cast_activations(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     if torch.is_autocast_enabled(x.device.type):
         return cast_for_autocast(x, bias)
     if x.dtype is not weight.dtype:
-        raise NotImplementedError(f"the input has dtype {x.dtype}, the weight {weight.dtype}: convert one, or use torch.autocast")
+        raise NotImplementedError(
+            f"the input has dtype {x.dtype}, the weight {weight.dtype}: convert one, or use torch.autocast"
+        )
     return x, bias
 
 
@@ -62,13 +64,15 @@ def cast_for_autocast(x: torch.Tensor, *others: torch.Tensor | None) -> tuple[to
 def pack_master(
     weight: torch.Tensor, rule: int, transpose: bool, dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Chooses the mask of a master weight and packs what it keeps; the transpose, too, where asked and where the rule's masks allow it.
+    """Chooses the mask of a master weight and packs what it keeps; the transpose, too, where asked and where the rule's
+    masks allow it.
 
     Args:
         weight: ``[rows, cols]``.
         rule: the number of the rule.
         transpose: whether to pack the transpose.
-        dtype: the type of the packed values; by default that of the weight. A float32 weight is packed as a 16-bit type in the same pass.
+        dtype: the type of the packed values; by default that of the weight. A float32 weight is packed as a 16-bit type
+            in the same pass.
     """
     transpose = transpose and rule in TRANSPOSABLE
     # A NaN is found on a CPU only: on a GPU the search waits for the device.
@@ -85,13 +89,16 @@ def master_linear(
     estimator: int = -1,
     packed: Packed | None = None,
 ) -> torch.Tensor:
-    """``x @ W.T + bias`` for ``x`` of shape ``[..., cols]``, where ``W`` is what the rule keeps of the master weight ``[rows, cols]``.
+    """``x @ W.T + bias`` for ``x`` of shape ``[..., cols]``, where ``W`` is what the rule keeps of the master weight
+    ``[rows, cols]``.
 
-    With ``packed`` the mask and the values are those that it holds; the master weight, of any type, then only receives the gradient.
+    With ``packed`` the mask and the values are those that it holds; the master weight, of any type, then only receives
+    the gradient.
     """
     if not x.shape or x.shape[-1] != weight.shape[1]:
         raise RuntimeError(
-            f"linear(): input and weight shapes cannot be multiplied ({tuple(x.shape)} and {tuple(weight.shape)}): the last dimension of the "
+            f"linear(): input and weight shapes cannot be multiplied ({tuple(x.shape)} and {tuple(weight.shape)}): the "
+            f"last dimension of the "
             f"input must be {weight.shape[1]}"
         )
     if packed is None:

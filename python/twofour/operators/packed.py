@@ -9,7 +9,8 @@ from ..canonical import parts_shapes
 
 
 class Packed:
-    """A 2:4 matrix ``W`` of shape ``[rows, cols]``, packed along its rows, along its columns, or both. It is not changed.
+    """A 2:4 matrix ``W`` of shape ``[rows, cols]``, packed along its rows, along its columns, or both. It is not
+    changed.
 
     Attributes:
         rows: rows of ``W``.
@@ -40,7 +41,8 @@ class Packed:
             return self._of_integers(x, bias)
         if self.dtype in operators.FLOAT8:
             raise NotImplementedError(
-                f"`SparseSemiStructuredTensor` matmul: a GEMM with a 2:4 matrix of {self.dtype} requires scales; please use `torch._scaled_mm` "
+                f"`SparseSemiStructuredTensor` matmul: a GEMM with a 2:4 matrix of {self.dtype} requires scales; "
+                f"please use `torch._scaled_mm` "
                 "instead"
             )
         if self.forward is not None:
@@ -55,7 +57,8 @@ class Packed:
         return _ACTIVATIONS[activation](y)
 
     def _of_integers(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """``x @ W.T + bias`` of integers: exact sums, whose low eight bits are the result, as in torch's dense GEMMs of int8."""
+        """``x @ W.T + bias`` of integers: exact sums, whose low eight bits are the result, as in torch's dense GEMMs of
+        int8."""
         self.check_integers()
         y = operators.linear_i8(x, self.forward, self.rows)
         return (y if bias is None else y + bias).to(torch.int8)
@@ -68,7 +71,8 @@ class Packed:
         """
         if self.forward is None:
             raise NotImplementedError(
-                "`SparseSemiStructuredTensor` matmul: operation is not supported: an int8 matrix that is packed along its columns alone has no GEMM "
+                "`SparseSemiStructuredTensor` matmul: operation is not supported: an int8 matrix that is packed along "
+                "its columns alone has no GEMM "
                 "along its rows; pack it again"
             )
 
@@ -126,7 +130,9 @@ _ACTIVATIONS = (
 def packed_zeros(rows: int, cols: int, dtype: torch.dtype, device) -> torch.Tensor:
     """A packed matrix of zeros."""
     values, meta = parts_shapes(rows, cols)
-    return operators.from_canonical(torch.zeros(values, dtype=dtype, device=device), metadata_of_zeros(meta, -(-cols // 4), device), cols)
+    return operators.from_canonical(
+        torch.zeros(values, dtype=dtype, device=device), metadata_of_zeros(meta, -(-cols // 4), device), cols
+    )
 
 
 def metadata_of_zeros(shape: tuple[int, int], groups: int, device) -> torch.Tensor:
@@ -146,7 +152,8 @@ def pack_by_rule(
         the packed matrix, and its mask in tiles (:func:`twofour.operators.masks.tiles_of`).
 
     Raises:
-        ValueError: for a NaN, with its place. On a GPU finding it waits for the device, so there ``check=False`` leaves it out.
+        ValueError: for a NaN, with its place. On a GPU finding it waits for the device, so there ``check=False`` leaves
+            it out.
     """
     rows, cols = _shape(dense)
     forward, transposed, mask = operators.pack(dense, operators.rule_number(rule), scale, transpose, check)
@@ -195,7 +202,9 @@ def pack_sparse(dense: torch.Tensor) -> Packed:
     # The two largest magnitudes of each group are all that a 2:4 matrix has.
     if dense.dtype in operators.FLOAT8:
         number, dense = operators.FLOAT8[dense.dtype], dense.half()
-        weight = Packed(rows, cols, operators.pack(dense, operators.rule_number("magnitude"), 1.0, False, True, number)[0])
+        weight = Packed(
+            rows, cols, operators.pack(dense, operators.rule_number("magnitude"), 1.0, False, True, number)[0]
+        )
         lost = weight.to_dense().half() != dense
     else:
         weight, _ = pack_by_rule(dense, "magnitude", transpose=False)

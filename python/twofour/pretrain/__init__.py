@@ -1,16 +1,17 @@
 """Pre-training with 2:4 weights, under the names of the 2by4-pretrain toolkit.
 
-=======================================================  ======================================================================
+=======================================================  ===============================================================
 :class:`SparseLinear`                                    S-STE: soft threshold with a frozen scale
 :class:`SparseLinearTranspose`, :func:`masked_decay_`    FST: transposable masks and masked decay
-:class:`STEPLinear`, :class:`AdamW_STEP`                 STEP: dense until variances have settled, then sparse with these variances
+:class:`STEPLinear`, :class:`AdamW_STEP`                 STEP: dense until variances have settled, then sparse
 :class:`TransposableSparse`, :func:`sparse24`,           what these are made of
 :func:`soft_threshold24`, :func:`MVUE24_approx`,
 :func:`masked_add_`, :class:`GELUglu`,
 :func:`to_sparse_semi_structured`
-=======================================================  ======================================================================
+=======================================================  ===============================================================
 
-Names that end in ``_torch`` or ``_triton`` are the toolkit's names of two implementations, and are the same function here.
+Names that end in ``_torch`` or ``_triton`` are the toolkit's names of two implementations, and are the same function
+here.
 """
 
 from .adamw_step import AdamW_STEP

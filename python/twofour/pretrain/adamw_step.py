@@ -23,8 +23,13 @@ _NATIVE = (torch.float32, torch.bfloat16)
 def _is_native(p: torch.Tensor, state: dict) -> bool:
     """Whether the native operator updates a parameter and its moments."""
     tensors = (p, *(moment for moment in state.values() if isinstance(moment, torch.Tensor)))
-    return p.dtype in _NATIVE and p.grad.dtype is p.dtype and all(
-        t.is_cpu and t.dtype is p.dtype and t.is_contiguous() and type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors
+    return (
+        p.dtype in _NATIVE
+        and p.grad.dtype is p.dtype
+        and all(
+            t.is_cpu and t.dtype is p.dtype and t.is_contiguous() and type(t) in (torch.Tensor, torch.nn.Parameter)
+            for t in tensors
+        )
     )
 
 
@@ -40,18 +45,20 @@ def _summed(changes: list[torch.Tensor | float]) -> float:
 class AdamW_STEP(torch.optim.Optimizer):
     """AdamW that freezes the variances of sparse layers once they have settled, and then switches those layers to 2:4.
 
-    STEP (Lu et al., "STEP: Learning N:M Structured Sparsity Masks from Scratch with Precondition", ICML 2023). Parameters take part by an
-    attribute ``mask = "dense"``, which :class:`twofour.pretrain.STEPLinear` sets. All are trained by AdamW at first. After each step the
-    mean change of the masked parameters' variances, ``Z``, is computed; where its mean over the last ``1 / (1 - beta2)`` steps is below
-    ``eps``, the optimizer switches: ``mask`` becomes ``"sparse"``, and from then on ``p -= lr * m_hat / (sqrt(v*) + eps**0.75)`` with the
-    variance ``v*`` of the switch. Other parameters stay with AdamW. ``step()`` reads one number from the device before the switch, and none
-    after it.
+    STEP (Lu et al., "STEP: Learning N:M Structured Sparsity Masks from Scratch with Precondition", ICML 2023).
+    Parameters take part by an attribute ``mask = "dense"``, which :class:`twofour.pretrain.STEPLinear` sets. All are
+    trained by AdamW at first. After each step the mean change of the masked parameters' variances, ``Z``, is computed;
+    where its mean over the last ``1 / (1 - beta2)`` steps is below ``eps``, the optimizer switches: ``mask`` becomes
+    ``"sparse"``, and from then on ``p -= lr * m_hat / (sqrt(v*) + eps**0.75)`` with the variance ``v*`` of the switch.
+    Other parameters stay with AdamW. ``step()`` reads one number from the device before the switch, and none after it.
 
-    Two differences from the toolkit: ``v*`` is corrected for its start at zero, without which an early switch multiplies the learning rate;
-    the window is rounded and not cut, so that 0.95 gives 20 steps, not 19. As there, the window need not be full.
+    Two differences from the toolkit: ``v*`` is corrected for its start at zero, without which an early switch
+    multiplies the learning rate; the window is rounded and not cut, so that 0.95 gives 20 steps, not 19. As there, the
+    window need not be full.
 
-    On a CPU a parameter, its moments and the change of its variance are computed in one pass (``twofour::adamw_step``), where the parameter is
-    contiguous and of float32 or bfloat16. Other parameters and those on a GPU are updated by torch's operators.
+    On a CPU a parameter, its moments and the change of its variance are computed in one pass (``twofour::adamw_step``),
+    where the parameter is contiguous and of float32 or bfloat16. Other parameters and those on a GPU are updated by
+    torch's operators.
 
     Args:
         params: parameters or groups.
@@ -60,8 +67,8 @@ class AdamW_STEP(torch.optim.Optimizer):
         eps: what is added to the root of the variance, and the threshold of ``Z``.
         weight_decay: decoupled.
         amsgrad: uses the largest variance so far.
-        clipping: ``(T_min, T_max)``, in steps: the switch happens after ``T_min`` and at the latest after ``T_max``; recommended are 10 %
-            and 50 % of all.
+        clipping: ``(T_min, T_max)``, in steps: the switch happens after ``T_min`` and at the latest after ``T_max``;
+            recommended are 10 % and 50 % of all.
         option: 1: ``Z`` is the arithmetic mean of the changes' magnitudes; 2: the geometric one.
 
     Raises:
@@ -90,9 +97,15 @@ class AdamW_STEP(torch.optim.Optimizer):
             raise ValueError(f"weight_decay must not be negative, and is {weight_decay}")
         if option not in (1, 2):
             raise ValueError(f"option must be 1 or 2, and is {option}")
-        if (clipping[0] is None) != (clipping[1] is None) or (clipping[0] is not None and not 0 <= clipping[0] <= clipping[1]):
-            raise ValueError(f"clipping must be (None, None) or (T_min, T_max) with 0 <= T_min <= T_max, and is {clipping}")
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad})
+        if (clipping[0] is None) != (clipping[1] is None) or (
+            clipping[0] is not None and not 0 <= clipping[0] <= clipping[1]
+        ):
+            raise ValueError(
+                f"clipping must be (None, None) or (T_min, T_max) with 0 <= T_min <= T_max, and is {clipping}"
+            )
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
+        )
         self.clipping = tuple(clipping)
         self.option = option
         self._switch = self._switch_after(0, None, [])
@@ -156,7 +169,8 @@ class AdamW_STEP(torch.optim.Optimizer):
                     count += p.numel()
         if self.steps == 1 and not self._masked():
             warnings.warn(
-                "no parameter takes part in STEP, so that AdamW_STEP trains by AdamW and no layer becomes sparse: take the parameters of STEPLinear "
+                "no parameter takes part in STEP, so that AdamW_STEP trains by AdamW and no layer becomes sparse: take "
+                "the parameters of STEPLinear "
                 "layers, under fully_shard rather than FullyShardedDataParallel, which replaces them",
                 stacklevel=2,
             )
@@ -201,7 +215,9 @@ class AdamW_STEP(torch.optim.Optimizer):
         p.addcdiv_(mean, denominator, value=-lr / (1 - beta1 ** state["step"]))
         return change
 
-    def _update_native(self, p: torch.Tensor, state: dict, group: dict, frozen_at: int | None, watched: bool) -> float | None:
+    def _update_native(
+        self, p: torch.Tensor, state: dict, group: dict, frozen_at: int | None, watched: bool
+    ) -> float | None:
         largest = state["max_exp_avg_sq"] if group["amsgrad"] else p.new_empty(0)
         beta1, beta2 = group["betas"]
         numbers = (float(group["lr"]), beta1, beta2, group["eps"], group["weight_decay"])

@@ -12,9 +12,9 @@ from ..modules.conversion import is_sharded
 def masked_add_(grad: torch.Tensor, p_data: torch.Tensor, p_mask: torch.Tensor, alpha: float = 0) -> torch.Tensor:
     """Adds ``alpha * p`` to a gradient, in place, wherever the mask keeps nothing: masked decay.
 
-    It belongs after unscaling and clipping and before the optimizer's step. Dropped elements that do not matter shrink, so that the mask
-    settles. (Hu et al., "Accelerating Transformer Pre-training with 2:4 Sparsity", ICML 2024; under plain SGD it is SR-STE, Zhou et al.,
-    ICLR 2021.) The toolkit requires equal strides; any will do here.
+    It belongs after unscaling and clipping and before the optimizer's step. Dropped elements that do not matter shrink,
+    so that the mask settles. (Hu et al., "Accelerating Transformer Pre-training with 2:4 Sparsity", ICML 2024; under
+    plain SGD it is SR-STE, Zhou et al., ICLR 2021.) The toolkit requires equal strides; any will do here.
 
     Args:
         grad: the gradient, of any floating-point type.
@@ -30,7 +30,8 @@ def masked_add_(grad: torch.Tensor, p_data: torch.Tensor, p_mask: torch.Tensor, 
     """
     if not grad.shape == p_data.shape == p_mask.shape:
         raise ValueError(
-            f"masked_add_: gradient, weight and mask have shapes {tuple(grad.shape)}, {tuple(p_data.shape)} and {tuple(p_mask.shape)}; all "
+            f"masked_add_: gradient, weight and mask have shapes {tuple(grad.shape)}, {tuple(p_data.shape)} and "
+            f"{tuple(p_mask.shape)}; all "
             "must be the same"
         )
     if alpha == 0:
@@ -39,15 +40,19 @@ def masked_add_(grad: torch.Tensor, p_data: torch.Tensor, p_mask: torch.Tensor, 
 
 
 def masked_decay_(model: nn.Module, alpha: float) -> None:
-    """Applies :func:`masked_add_` to the gradient of every weight that has a mask and is not in the mode ``"dense"``: those of
-    :class:`twofour.pretrain.SparseLinearTranspose`. To be called once before each step of the optimizer.
+    """Applies :func:`masked_add_` to the gradient of every weight that has a mask and is not in the mode ``"dense"``:
+    those of :class:`twofour.pretrain.SparseLinearTranspose`. To be called once before each step of the optimizer.
 
     Args:
         model: the model.
         alpha: the strength.
     """
     for p in model.parameters():
-        if isinstance(getattr(p, "mask", None), torch.Tensor) and getattr(p, "mode", "dense") == "sparse" and p.grad is not None:
+        if (
+            isinstance(getattr(p, "mask", None), torch.Tensor)
+            and getattr(p, "mode", "dense") == "sparse"
+            and p.grad is not None
+        ):
             masked_add_(p.grad, p.data, _sharded_as(p, p.mask), alpha)
             p.cnt = 0
 

@@ -42,8 +42,8 @@ def sparse24(dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         dense: ``[..., cols]`` of float32, bfloat16 or float16; a last, incomplete group counts as filled with zeros.
 
     Returns:
-        the pruned tensor, dense with zeros, whose gradient passes to ``dense`` as it is; and the mask of bool. Ties go to the lower index;
-        the toolkit's Triton kernel takes the higher one, its torch version either.
+        the pruned tensor, dense with zeros, whose gradient passes to ``dense`` as it is; and the mask of bool. Ties go
+        to the lower index; the toolkit's Triton kernel takes the higher one, its torch version either.
 
     Raises:
         ValueError: for a NaN, with its place.
@@ -56,14 +56,15 @@ def sparse24(dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def soft_threshold24(dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Keeps the two largest magnitudes of each group of four, each less the third largest: ``sign(w) * (|w| - t)``.
 
-    It is continuous in the group, which :func:`sparse24` is not. (Hu et al., "S-STE: Continuous Pruning Function for Efficient 2:4 Sparse
-    Pre-training", NeurIPS 2024.)
+    It is continuous in the group, which :func:`sparse24` is not. (Hu et al., "S-STE: Continuous Pruning Function for
+    Efficient 2:4 Sparse Pre-training", NeurIPS 2024.)
 
     Args:
         dense: ``[..., cols]`` of float32, bfloat16 or float16; a last, incomplete group counts as filled with zeros.
 
     Returns:
-        the pruned tensor, dense with zeros, whose gradient passes to ``dense`` as it is; and the mask of bool of the two largest.
+        the pruned tensor, dense with zeros, whose gradient passes to ``dense`` as it is; and the mask of bool of the
+        two largest.
 
     Raises:
         ValueError: for a NaN or an infinity, with its place.
@@ -73,16 +74,18 @@ def soft_threshold24(dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def MVUE24_approx(dense: torch.Tensor, seed: int | torch.Tensor | None = None) -> torch.Tensor:
-    """Draws two elements of each group of four, in proportion to magnitudes, and enlarges them so that the mean is the group.
+    """Draws two elements of each group of four, in proportion to magnitudes, and enlarges them so that the mean is the
+    group.
 
-    Its variance is about 6 % above the least one. (Chmiel et al., "Minimum Variance Unbiased N:M Sparsity for the Neural Gradients", ICLR
-    2023.) The toolkit draws the same random numbers for several groups of a column-major tensor, and its "exact" variant is biased; neither
-    is so here.
+    Its variance is about 6 % above the least one. (Chmiel et al., "Minimum Variance Unbiased N:M Sparsity for the
+    Neural Gradients", ICLR 2023.) The toolkit draws the same random numbers for several groups of a column-major
+    tensor, and its "exact" variant is biased; neither is so here.
 
     Args:
         dense: ``[..., cols]`` of float32, bfloat16 or float16.
-        seed: what the random numbers depend on, with a group's place: a number, or a tensor of one int64, which ``torch.compile`` does not compile
-            anew for. By default it is drawn from torch's default generator of the tensor's device.
+        seed: what the random numbers depend on, with a group's place: a number, or a tensor of one int64, which
+            ``torch.compile`` does not compile anew for. By default it is drawn from torch's default generator of the
+            tensor's device.
 
     Returns:
         the estimate, dense with zeros, without a gradient.

@@ -17,7 +17,8 @@ from ..operators.packed import Packed, pack_by_mask
 
 _RULE = operators.rule_number("optimal")
 
-#: Steps of all optimizers of torch in this process. Under FSDP and DeepSpeed the parameter that an optimizer updates is not the layer's.
+#: Steps of all optimizers of torch in this process. Under FSDP and DeepSpeed the parameter that an optimizer updates is
+#: not the layer's.
 _optimizer_steps = 0
 
 
@@ -30,33 +31,37 @@ register_optimizer_step_post_hook(_count_step)
 
 
 class SparseLinearTranspose(ServesReaders, SparseLayer, nn.Linear):
-    """A linear layer whose weight has a mask that is 2:4 along rows and along columns, chosen anew every ``freq`` steps of the optimizer.
+    """A linear layer whose weight has a mask that is 2:4 along rows and along columns, chosen anew every ``freq`` steps
+    of the optimizer.
 
-    FST (Hu et al., "Accelerating Transformer Pre-training with 2:4 Sparsity", ICML 2024): forward pass and input gradient are sparse GEMMs
-    with the packed weight and its packed transpose; the weight gradient is dense or estimated, and not masked;
-    :func:`twofour.pretrain.masked_decay_` shrinks what the mask drops; a last part of the training, about a sixth, is dense. The mask keeps
-    the pattern with the largest sum of magnitudes in each 4x4 tile.
+    FST (Hu et al., "Accelerating Transformer Pre-training with 2:4 Sparsity", ICML 2024): forward pass and input
+    gradient are sparse GEMMs with the packed weight and its packed transpose; the weight gradient is dense or
+    estimated, and not masked; :func:`twofour.pretrain.masked_decay_` shrinks what the mask drops; a last part of the
+    training, about a sixth, is dense. The mask keeps the pattern with the largest sum of magnitudes in each 4x4 tile.
 
-    The weight is packed in every forward pass, so that no change is missed, however it was made. The mask stays for ``freq`` steps; a step lies
-    between two forward passes where an optimizer of torch has stepped, where the weight's version has changed, or where ``weight.cnt = 0`` was
-    set, as in the toolkit. A loop that updates weights by other means, through ``.data`` for instance, marks its steps by ``weight.cnt = 0``.
+    The weight is packed in every forward pass, so that no change is missed, however it was made. The mask stays for
+    ``freq`` steps; a step lies between two forward passes where an optimizer of torch has stepped, where the weight's
+    version has changed, or where ``weight.cnt = 0`` was set, as in the toolkit. A loop that updates weights by other
+    means, through ``.data`` for instance, marks its steps by ``weight.cnt = 0``.
 
     ``torch.compile`` breaks the graph at such a layer; ``fullgraph=True`` fails.
 
-    The parameter ``weight`` has the toolkit's attributes: ``mask`` (bool), ``mode`` (``"sparse"``, or ``"dense"`` for an ordinary layer)
-    and ``cnt`` (forward passes since the last step of the optimizer). ``x`` is ``[..., in_features]`` of float32, bfloat16 or float16; any
-    ``in_features`` and ``out_features``.
+    The parameter ``weight`` has the toolkit's attributes: ``mask`` (bool), ``mode`` (``"sparse"``, or ``"dense"`` for
+    an ordinary layer) and ``cnt`` (forward passes since the last step of the optimizer). ``x`` is ``[...,
+    in_features]`` of float32, bfloat16 or float16; any ``in_features`` and ``out_features``.
 
     Args:
         freq: after how many steps of the optimizer a mask is chosen anew; at least 1.
         weight_gradient: as in :class:`twofour.pretrain.SparseLinear`.
 
     Attributes:
-        mask: ``[out_features, in_features]`` of bool, part of ``state_dict()``; all False before the first forward pass.
+        mask: ``[out_features, in_features]`` of bool, part of ``state_dict()``; all False before the first forward
+            pass.
         flip_rate: which part of the mask changed when it was last chosen anew, as a tensor; ``None`` before.
 
     Raises:
-        ValueError: for an unknown ``weight_gradient``, a ``freq`` below 1; in the forward pass for a NaN in the weight, with its place.
+        ValueError: for an unknown ``weight_gradient``, a ``freq`` below 1; in the forward pass for a NaN in the weight,
+            with its place.
         RuntimeError: where the last dimension of ``x`` is not ``in_features``.
         NotImplementedError: for other types, and where those of ``x`` and of the weight differ without autocast.
     """
@@ -66,7 +71,15 @@ class SparseLinearTranspose(ServesReaders, SparseLayer, nn.Linear):
     CARRIED = ("mode", "cnt", "mask")
 
     def __init__(
-        self, in_features, out_features, bias=True, device=None, dtype=None, *, freq: int = 40, weight_gradient: str = "mvue"
+        self,
+        in_features,
+        out_features,
+        bias=True,
+        device=None,
+        dtype=None,
+        *,
+        freq: int = 40,
+        weight_gradient: str = "mvue",
     ):
         self._estimator = weight_gradient_number(weight_gradient)
         if freq < 1:
@@ -142,8 +155,9 @@ class SparseLinearTranspose(ServesReaders, SparseLayer, nn.Linear):
         return self._attach().mode != "dense"
 
     def dense_weight(self) -> torch.Tensor:
-        """The weight that the layer multiplies with, dense, without a gradient: with zeros where the mask keeps nothing, or whole in the mode
-        ``"dense"``. Before the first forward pass the mask is the one that it will choose."""
+        """The weight that the layer multiplies with, dense, without a gradient: with zeros where the mask keeps
+        nothing, or whole in the mode ``"dense"``. Before the first forward pass the mask is the one that it will
+        choose."""
         weight = self.master.detach()
         if not self.is_pruned:
             return weight.clone()

@@ -11,9 +11,11 @@ from ..operators.derivatives import applied, derivable, is_differentiated, save
 
 
 def _rows(halves: torch.Tensor) -> torch.Tensor | None:
-    """What the native operator computes on, in the order of its memory: rows of two halves. ``None`` where torch computes.
+    """What the native operator computes on, in the order of its memory: rows of two halves. ``None`` where torch
+    computes.
 
-    The operator is for the host's memory and three types. A program that is compiled keeps torch's operators, which are fused with others.
+    The operator is for the host's memory and three types. A program that is compiled keeps torch's operators, which are
+    fused with others.
     """
     if not halves.is_cpu or halves.dtype not in operators.TYPES or torch.compiler.is_compiling():
         return None
@@ -69,15 +71,17 @@ class _Function(torch.autograd.Function):
     def tangent(ctx, tangent):
         (halves,) = ctx.saved_tensors
         (x, g), (x_tangent, g_tangent) = halves.chunk(2, dim=-1), tangent.chunk(2, dim=-1)
-        return x_tangent * F.gelu(g, approximate="tanh") + torch.ops.aten.gelu_backward(x * g_tangent, g, approximate="tanh")
+        return x_tangent * F.gelu(g, approximate="tanh") + torch.ops.aten.gelu_backward(
+            x * g_tangent, g, approximate="tanh"
+        )
 
 
 class GELUglu(nn.Module):
-    """``x * gelu(g)`` with the tanh approximation of GELU, where ``x`` is the first half of the input's last dimension and ``g`` the
-    second: GEGLU (Shazeer, "GLU Variants Improve Transformer", 2020).
+    """``x * gelu(g)`` with the tanh approximation of GELU, where ``x`` is the first half of the input's last dimension
+    and ``g`` the second: GEGLU (Shazeer, "GLU Variants Improve Transformer", 2020).
 
-    The memory format of the input, row-major or column-major, is that of output and gradient. Only the input is saved for the backward
-    pass. Any number of rows; the toolkit's kernel takes as many as one thread block can.
+    The memory format of the input, row-major or column-major, is that of output and gradient. Only the input is saved
+    for the backward pass. Any number of rows; the toolkit's kernel takes as many as one thread block can.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

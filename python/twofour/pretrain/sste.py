@@ -16,27 +16,31 @@ _RULE = operators.rule_number("soft-threshold")
 
 
 class SparseLinear(ServesReaders, SparseLayer, nn.Linear):
-    """A linear layer with the weight ``scale * S(W)``: ``S`` keeps the two largest magnitudes of each group of four, each less the third
-    largest.
+    """A linear layer with the weight ``scale * S(W)``: ``S`` keeps the two largest magnitudes of each group of four,
+    each less the third largest.
 
-    S-STE (Hu et al., "S-STE: Continuous Pruning Function for Efficient 2:4 Sparse Pre-training", NeurIPS 2024). ``scale`` brings ``S(W)``
-    nearest to ``W``; it is computed from the weight at the first forward pass, or by :meth:`init_scale`, and then kept. The gradient of the
-    weight is that of ``scale * S(W)`` (straight-through), not multiplied by the scale. Forward pass and input gradient are sparse GEMMs.
+    S-STE (Hu et al., "S-STE: Continuous Pruning Function for Efficient 2:4 Sparse Pre-training", NeurIPS 2024).
+    ``scale`` brings ``S(W)`` nearest to ``W``; it is computed from the weight at the first forward pass, or by
+    :meth:`init_scale`, and then kept. The gradient of the weight is that of ``scale * S(W)`` (straight-through), not
+    multiplied by the scale. Forward pass and input gradient are sparse GEMMs.
 
     ``x`` is ``[..., in_features]`` of float32, bfloat16 or float16; any ``in_features`` and ``out_features``.
 
-    ``torch.compile(fullgraph=True)`` takes it: once with the first call, which computes the scale, once without, and never again.
+    ``torch.compile(fullgraph=True)`` takes it: once with the first call, which computes the scale, once without, and
+    never again.
 
     Args:
-        weight_gradient: ``"mvue"`` replaces the output gradient by its unbiased 2:4 estimate of least variance along tokens, so that the
-            weight gradient is a sparse GEMM, too; ``"mvue-approximate"`` by the estimate of :func:`twofour.pretrain.MVUE24_approx`;
-            ``"dense"`` by nothing. The toolkit's layer computes the input gradient from an estimate of the weight, which the paper found harmful.
+        weight_gradient: ``"mvue"`` replaces the output gradient by its unbiased 2:4 estimate of least variance along
+            tokens, so that the weight gradient is a sparse GEMM, too; ``"mvue-approximate"`` by the estimate of
+            :func:`twofour.pretrain.MVUE24_approx`; ``"dense"`` by nothing. The toolkit's layer computes the input
+            gradient from an estimate of the weight, which the paper found harmful.
 
     Attributes:
         scale: a tensor of float32 without dimensions; 0 until it is computed. It is part of ``state_dict()``.
 
     Raises:
-        ValueError: for an unknown ``weight_gradient``; in the forward pass for a NaN or an infinity in the weight, with its place.
+        ValueError: for an unknown ``weight_gradient``; in the forward pass for a NaN or an infinity in the weight, with
+            its place.
         RuntimeError: where the last dimension of ``x`` is not ``in_features``.
         NotImplementedError: for other types, and where those of ``x`` and of the weight differ without autocast.
     """
@@ -60,22 +64,26 @@ class SparseLinear(ServesReaders, SparseLayer, nn.Linear):
 
     @torch.no_grad()
     def init_scale(self) -> None:
-        """Computes the scale from the weight as it is now: ``<W, S(W)> / <S(W), S(W)>``; 1 where nothing is left of the weight.
+        """Computes the scale from the weight as it is now: ``<W, S(W)> / <S(W), S(W)>``; 1 where nothing is left of the
+        weight.
 
-        The first forward pass does it unless it was done. The scale of every step makes masks flip without end, so it is kept.
+        The first forward pass does it unless it was done. The scale of every step makes masks flip without end, so it
+        is kept.
         """
         self.scale.copy_(operators.soft_threshold_scale(self.master.detach()))
         self._has_scale = True
 
     @torch.no_grad()
     def get_sparse_weights(self) -> torch.Tensor:
-        """The weight that the layer multiplies with, dense with zeros, without a gradient: ``[out_features, in_features]``."""
+        """The weight that the layer multiplies with, dense with zeros, without a gradient: ``[out_features,
+        in_features]``."""
         if not self._has_scale:
             self.init_scale()
         return self.dense_weight()
 
     def dense_weight(self) -> torch.Tensor:
-        """The weight that the layer multiplies with, dense with zeros, without a gradient. A scale that was not computed yet stays so."""
+        """The weight that the layer multiplies with, dense with zeros, without a gradient. A scale that was not
+        computed yet stays so."""
         weight = self.master.detach()
         scale = self.scale if self._has_scale else operators.soft_threshold_scale(weight)
         return operators.estimated((weight * scale).to(weight.dtype), operators.ESTIMATORS["soft-threshold"])

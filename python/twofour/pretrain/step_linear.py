@@ -17,12 +17,13 @@ _RULE = operators.rule_number("magnitude")
 
 
 class STEPLinear(ServesReaders, SparseLayer, nn.Linear):
-    """A linear layer that trains dense until :class:`twofour.pretrain.AdamW_STEP` freezes its variances, and then with its two largest
-    magnitudes of each group of four.
+    """A linear layer that trains dense until :class:`twofour.pretrain.AdamW_STEP` freezes its variances, and then with
+    its two largest magnitudes of each group of four.
 
-    STEP (Lu et al., "STEP: Learning N:M Structured Sparsity Masks from Scratch with Precondition", ICML 2023). The parameter ``weight`` has
-    the attribute ``mask``: ``"dense"``, or ``"sparse"`` once the optimizer has switched. In evaluation the layer is always sparse.
-    Gradients pass straight through: pruned elements have one, too. Sparse forward passes and input gradients are sparse GEMMs.
+    STEP (Lu et al., "STEP: Learning N:M Structured Sparsity Masks from Scratch with Precondition", ICML 2023). The
+    parameter ``weight`` has the attribute ``mask``: ``"dense"``, or ``"sparse"`` once the optimizer has switched. In
+    evaluation the layer is always sparse. Gradients pass straight through: pruned elements have one, too. Sparse
+    forward passes and input gradients are sparse GEMMs.
 
     ``x`` is ``[..., in_features]`` of float32, bfloat16 or float16; any ``in_features`` and ``out_features``.
 
@@ -39,7 +40,8 @@ class STEPLinear(ServesReaders, SparseLayer, nn.Linear):
         self.master.mask = self._phase = "dense"
 
     def _current_phase(self) -> str:
-        """The weight's ``mask``. A tensor in its place without one, as of ``torch.func.functional_call``, is in the phase that was last seen."""
+        """The weight's ``mask``. A tensor in its place without one, as of ``torch.func.functional_call``, is in the
+        phase that was last seen."""
         self._phase = getattr(self.master, "mask", self._phase)
         return self._phase
 
@@ -56,7 +58,8 @@ class STEPLinear(ServesReaders, SparseLayer, nn.Linear):
         self.master.mask = self._phase
 
     def dense_weight(self) -> torch.Tensor:
-        """The weight that the layer multiplies with in evaluation: its two largest magnitudes of each group of four, dense with zeros."""
+        """The weight that the layer multiplies with in evaluation: its two largest magnitudes of each group of four,
+        dense with zeros."""
         weight = self.master.detach()
         return weight.masked_fill(~masks.mask_of(operators.select(weight, _RULE), *weight.shape), 0)
 

@@ -30,11 +30,11 @@ def _optimum(dense: torch.Tensor) -> torch.Tensor:
 
 
 class TransposableSparse(nn.Module):
-    """Prunes a matrix to 2:4 along rows and along columns at once, so that its transpose is 2:4 too: FST (Hu et al., "Accelerating
-    Transformer Pre-training with 2:4 Sparsity", ICML 2024).
+    """Prunes a matrix to 2:4 along rows and along columns at once, so that its transpose is 2:4 too: FST (Hu et al.,
+    "Accelerating Transformer Pre-training with 2:4 Sparsity", ICML 2024).
 
-    In each 4x4 tile it keeps the pattern, of the 90 that there are, with the largest sum. Sums are exact in float32; the toolkit rounds
-    float32 to TF32. Any shape: a tile at the edge counts as filled with zeros.
+    In each 4x4 tile it keeps the pattern, of the 90 that there are, with the largest sum. Sums are exact in float32;
+    the toolkit rounds float32 to TF32. Any shape: a tile at the edge counts as filled with zeros.
 
     Args:
         abs: sums of magnitudes; otherwise of signed values.

@@ -8,8 +8,8 @@
 :mod:`.utils`                  masks and test data
 =============================  ==================================================================
 
-The schedulers and other sparsifiers of ``torch.ao.pruning`` are part of torch: after their ``squash_mask`` :func:`sparsify_` compresses
-what they pruned.
+The schedulers and other sparsifiers of ``torch.ao.pruning`` are part of torch: after their ``squash_mask``
+:func:`sparsify_` compresses what they pruned.
 """
 
 from ..modules.sparsify import (

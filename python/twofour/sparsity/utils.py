@@ -28,14 +28,19 @@ def mask_creator(tensor: torch.Tensor, N: int = 2, M: int = 4) -> torch.Tensor:
     if M < 1 or not 0 <= N <= M:
         raise ValueError(f"N must lie between 0 and M, and M be at least 1; they are N={N}, M={M}")
     if tensor.numel() % M:
-        raise ValueError(f"the tensor has {tensor.numel()} elements, shape {tuple(tensor.shape)}, which is not a multiple of M={M}")
+        raise ValueError(
+            f"the tensor has {tensor.numel()} elements, shape {tuple(tensor.shape)}, which is not a multiple of M={M}"
+        )
     groups = tensor.detach().reshape(-1, M)
     kept = two_largest(groups) if (N, M) == (2, 4) else keep_largest(groups.abs(), N)
     return kept.to(tensor.dtype).reshape(tensor.shape)
 
 
-def create_semi_structured_tensor(r: int, c: int, dtype: torch.dtype, device: torch.device | str | None = None) -> torch.Tensor:
-    """A random dense tensor ``[r, c]`` that is 2:4: of each pair of elements one is zero, the other uniform in ``[1, 2)``; 1 for integers.
+def create_semi_structured_tensor(
+    r: int, c: int, dtype: torch.dtype, device: torch.device | str | None = None
+) -> torch.Tensor:
+    """A random dense tensor ``[r, c]`` that is 2:4: of each pair of elements one is zero, the other uniform in ``[1,
+    2)``; 1 for integers.
 
     Args:
         r: rows.

@@ -1,6 +1,7 @@
 """Weights in square blocks, most of which are zero.
 
-The format is torch's BSR (block compressed sparse rows): of a matrix in blocks of ``blocksize`` by ``blocksize`` those with a nonzero are stored.
+The format is torch's BSR (block compressed sparse rows): of a matrix in blocks of ``blocksize`` by ``blocksize`` those
+with a nonzero are stored.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ _PARTIAL = 1 << 21
 
 
 class BlockSparseTensor(torch.Tensor):
-    """A matrix ``[rows, cols]`` of which the blocks with a nonzero are stored. ``F.linear`` with it computes those alone; it is for inference, and
-    has no gradient of its own.
+    """A matrix ``[rows, cols]`` of which the blocks with a nonzero are stored. ``F.linear`` with it computes those
+    alone; it is for inference, and has no gradient of its own.
 
-    It is made by :meth:`from_dense`, or by :func:`twofour.sparsity.sparsify_`. On a CPU it is multiplied by dense GEMMs over the stored blocks, on a
-    GPU by torch's own BSR kernels.
+    It is made by :meth:`from_dense`, or by :func:`twofour.sparsity.sparsify_`. On a CPU it is multiplied by dense GEMMs
+    over the stored blocks, on a GPU by torch's own BSR kernels.
 
     Attributes:
         bsr_crow_indices: ``[block rows + 1]`` of int64: where each row of blocks begins.
@@ -46,13 +47,15 @@ class BlockSparseTensor(torch.Tensor):
         blocks, crow = bsr_col_indices.numel(), (-(-shape[0] // blocksize) + 1,)
         if tuple(bsr_crow_indices.shape) != crow or tuple(bsr_values.shape) != (blocks, blocksize, blocksize):
             raise ValueError(
-                f"a matrix of shape {tuple(shape)} in {blocks} blocks of {blocksize} needs crow_indices {crow} and values "
+                f"a matrix of shape {tuple(shape)} in {blocks} blocks of {blocksize} needs crow_indices {crow} and "
+                f"values "
                 f"{(blocks, blocksize, blocksize)}, not {tuple(bsr_crow_indices.shape)} and {tuple(bsr_values.shape)}"
             )
         self = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), device=bsr_values.device, dtype=bsr_values.dtype)
         self.bsr_crow_indices, self.bsr_col_indices, self.bsr_values = bsr_crow_indices, bsr_col_indices, bsr_values
         self.blocksize = blocksize
-        # Attributes of a tensor subclass that torch has, too, go through __torch_function__, which takes longer than reading these.
+        # Attributes of a tensor subclass that torch has, too, go through __torch_function__, which takes longer than
+        # reading these.
         self._size = (shape[0], shape[1])
         return self
 
@@ -74,7 +77,9 @@ class BlockSparseTensor(torch.Tensor):
         if blocksize < 1:
             raise ValueError(f"blocksize is {blocksize}; it must be at least 1")
         if dense.dim() != 2 or not dense.is_floating_point() or dense.dtype.itemsize < 2:
-            raise RuntimeError(f"a block-sparse matrix is made of a 2-D tensor of floats, not of {dense.dim()}-D {dense.dtype}")
+            raise RuntimeError(
+                f"a block-sparse matrix is made of a 2-D tensor of floats, not of {dense.dim()}-D {dense.dtype}"
+            )
         rows, cols = dense.shape
         tall, wide = -(-rows // blocksize), -(-cols // blocksize)
         padded = F.pad(dense.detach(), (0, wide * blocksize - cols, 0, tall * blocksize - rows))
@@ -147,7 +152,9 @@ class BlockSparseTensor(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         handler = _DISPATCH.get(func._overloadpacket)
         if handler is None:
-            raise NotImplementedError(f"{cls.__name__} is multiplied by F.linear and nn.Linear; it has no {func.__name__}; {memory.advice()}")
+            raise NotImplementedError(
+                f"{cls.__name__} is multiplied by F.linear and nn.Linear; it has no {func.__name__}; {memory.advice()}"
+            )
         return handler(*args, **(kwargs or {}))
 
 
@@ -164,13 +171,16 @@ def _rebuild(shape, blocksize, crow, col, values, is_parameter=False):
 
 def _copied(tensor, *, dtype=None, device=None, non_blocking=False, **_):
     def move(part):
-        return part.to(device=device, dtype=dtype if part.is_floating_point() else None, non_blocking=non_blocking, copy=True)
+        return part.to(
+            device=device, dtype=dtype if part.is_floating_point() else None, non_blocking=non_blocking, copy=True
+        )
 
     return tensor._map(move)
 
 
 def _copy_(tensor, source, non_blocking=False):
-    """Overwrites a block-sparse matrix with another one, or with a dense one; or a dense one with a block-sparse one."""
+    """Overwrites a block-sparse matrix with another one, or with a dense one; or a dense one with a block-sparse
+    one."""
     if not isinstance(tensor, BlockSparseTensor):
         return tensor.copy_(source.to_dense(), non_blocking)
     if tensor.shape != source.shape:
@@ -178,7 +188,11 @@ def _copy_(tensor, source, non_blocking=False):
     kind = {"dtype": tensor.bsr_values.dtype, "device": tensor.bsr_values.device}
     dense = isinstance(source, BlockSparseTensor) and source.blocksize != tensor.blocksize
     source = source.to_dense() if dense else source
-    new = _copied(source, **kind) if isinstance(source, BlockSparseTensor) else BlockSparseTensor.from_dense(source.to(**kind), tensor.blocksize)
+    new = (
+        _copied(source, **kind)
+        if isinstance(source, BlockSparseTensor)
+        else BlockSparseTensor.from_dense(source.to(**kind), tensor.blocksize)
+    )
     memory.replace_parts(tensor, new)
     return tensor
 
@@ -186,7 +200,11 @@ def _copy_(tensor, source, non_blocking=False):
 def _empty_like(tensor, *, dtype=None, device=None, **_):
     """A matrix without blocks."""
     crow, col, values = (getattr(tensor, part) for part in _PARTS)
-    parts = torch.zeros_like(crow, device=device), col.new_empty(0, device=device), values.new_empty(0, *values.shape[1:], dtype=dtype, device=device)
+    parts = (
+        torch.zeros_like(crow, device=device),
+        col.new_empty(0, device=device),
+        values.new_empty(0, *values.shape[1:], dtype=dtype, device=device),
+    )
     return type(tensor)(tensor.shape, tensor.blocksize, *parts)
 
 
@@ -219,14 +237,20 @@ def _linear(input: torch.Tensor, weight: BlockSparseTensor, bias: torch.Tensor |
             y = _linear(input.to(values.dtype), weight, None if bias is None else bias.to(values.dtype))
         return y.to(torch.get_autocast_dtype(device))
     if input.dtype != values.dtype:
-        raise NotImplementedError(f"the input has dtype {input.dtype}, the block-sparse weight {values.dtype}: convert one of them")
+        raise NotImplementedError(
+            f"the input has dtype {input.dtype}, the block-sparse weight {values.dtype}: convert one of them"
+        )
     if not input.shape or input.shape[-1] != cols:
         raise RuntimeError(
-            f"linear(): input and weight shapes cannot be multiplied ({tuple(input.shape)} and {(rows, cols)}): the last dimension of the input "
+            f"linear(): input and weight shapes cannot be multiplied ({tuple(input.shape)} and {(rows, cols)}): the "
+            f"last dimension of the input "
             f"must be {cols}"
         )
     if input.device != values.device:
-        raise RuntimeError(f"the input is on {input.device}, the block-sparse weight on {values.device}: move one to the other's device")
+        raise RuntimeError(
+            f"the input is on {input.device}, the block-sparse weight on {values.device}: move one to the other's "
+            f"device"
+        )
     y = _differentiable(input, weight.bsr_crow_indices, weight.bsr_col_indices, values, rows)
     return y if bias is None else y + bias
 
@@ -265,7 +289,10 @@ class _BlockSparseLinear(torch.autograd.Function):
     @staticmethod
     def vmap(info, in_dims, x, crow, col, values, rows):
         if any(dim is not None for dim in in_dims[1:]):
-            raise NotImplementedError("torch.vmap over block-sparse weights: their numbers of blocks may differ; call F.linear with one at a time")
+            raise NotImplementedError(
+                "torch.vmap over block-sparse weights: their numbers of blocks may differ; call F.linear with one at a "
+                "time"
+            )
         return _differentiable(x.movedim(in_dims[0], 0), crow, col, values, rows), 0
 
     @staticmethod
@@ -278,7 +305,8 @@ def _forward(x, crow, col, values, rows):
 
 
 def _call(function, operator, *args):
-    # For torch.compile a product is one operator: how blocks are walked depends on their number, and torch's BSR has no fake on a GPU.
+    # For torch.compile a product is one operator: how blocks are walked depends on their number, and torch's BSR has no
+    # fake on a GPU.
     if args[0].is_cuda or torch.compiler.is_compiling():
         return getattr(torch.ops.twofour_blocks, operator)(*args)
     return function(*args)
@@ -303,7 +331,8 @@ def _times_transpose(x, crow, col, values, rows: int) -> torch.Tensor:
 
 
 def _gradient(dy, crow, col, values, cols: int) -> torch.Tensor:
-    """``dy @ W`` for ``dy`` of shape ``[..., rows]``: the product with the transpose, whose blocks are in the order of columns."""
+    """``dy @ W`` for ``dy`` of shape ``[..., rows]``: the product with the transpose, whose blocks are in the order of
+    columns."""
     return _times_transpose(dy, *_transposed(crow, col, values, cols), cols)
 
 
@@ -318,8 +347,8 @@ def _transposed(crow, col, values, cols: int) -> tuple[torch.Tensor, torch.Tenso
 def _product(x, crow, col, values, rows: int) -> torch.Tensor:
     """``x @ W.T`` for ``x`` of shape ``[tokens, cols]`` in the host's memory.
 
-    Few tokens: one batched GEMM of all blocks, whose results are added by rows. Many: for each row of blocks a GEMM with the columns of ``x``
-    that its blocks meet.
+    Few tokens: one batched GEMM of all blocks, whose results are added by rows. Many: for each row of blocks a GEMM
+    with the columns of ``x`` that its blocks meet.
     """
     (tokens, cols), size = x.shape, values.shape[-1]
     tall, wide, blocks = crow.numel() - 1, -(-cols // size), col.numel()
@@ -336,7 +365,9 @@ def _product(x, crow, col, values, rows: int) -> torch.Tensor:
     for row, (first, last) in enumerate(zip(bounds, bounds[1:])):
         if first < last:
             weight = values[first:last].transpose(0, 1).reshape(size, -1)
-            torch.mm(weight, columns.index_select(0, col[first:last]).view(-1, tokens), out=y[row * size : (row + 1) * size])
+            torch.mm(
+                weight, columns.index_select(0, col[first:last]).view(-1, tokens), out=y[row * size : (row + 1) * size]
+            )
     return y[:rows].t().contiguous()
 
 

@@ -1,5 +1,5 @@
-"""What ``torch._cslt_compress`` makes of a weight. On a CPU it is the canonical form in one tensor of the values' type: values, then metadata. On a GPU
-cuSPARSELt's layout is opaque."""
+"""What ``torch._cslt_compress`` makes of a weight. On a CPU it is the canonical form in one tensor of the values' type:
+values, then metadata. On a GPU cuSPARSELt's layout is opaque."""
 
 from __future__ import annotations
 
@@ -30,15 +30,19 @@ def packed_of(compressed: torch.Tensor, cols: int) -> torch.Tensor:
     """
     meta_columns = compressed.shape[1] - cols // 2
     if cols % 32 or meta_columns * compressed.element_size() * 8 != cols:
-        raise RuntimeError(f"a compressed tensor of shape {tuple(compressed.shape)} and {compressed.dtype} has not {cols} columns")
+        raise RuntimeError(
+            f"a compressed tensor of shape {tuple(compressed.shape)} and {compressed.dtype} has not {cols} columns"
+        )
     values, meta = compressed[:, : cols // 2].contiguous(), compressed[:, cols // 2 :].contiguous()
     return operators.from_canonical(values, meta.view(torch.int32), cols)
 
 
 def of_cusparselt(compressed: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
-    """The packed weight ``[rows, cols]`` of a tensor that ``torch._cslt_compress`` or ``torch._sparse_semi_structured_tile`` has made.
+    """The packed weight ``[rows, cols]`` of a tensor that ``torch._cslt_compress`` or
+    ``torch._sparse_semi_structured_tile`` has made.
 
-    On a GPU the layout is known to cuSPARSELt alone, so the weight is multiplied by the identity: an infinite value becomes NaNs there.
+    On a GPU the layout is known to cuSPARSELt alone, so the weight is multiplied by the identity: an infinite value
+    becomes NaNs there.
     """
     compressed = compressed.view(rows, -1)
     if compressed.device.type == "cpu":

@@ -8,7 +8,9 @@ from multiprocessing.reduction import ForkingPickler
 import torch
 from torch import nn
 
-_ADVICE = "use to_dense(), or replace a layer whose weight it is by twofour.Linear.from_dense(layer), whose tensors are plain"
+_ADVICE = (
+    "use to_dense(), or replace a layer whose weight it is by twofour.Linear.from_dense(layer), whose tensors are plain"
+)
 
 
 def advice() -> str:
@@ -49,7 +51,9 @@ def functions(cls: type, set_data) -> dict:
     def is_floating_point(tensor):
         # FullyShardedDataParallel asks this first of what it is about to flatten.
         if not torch.compiler.is_compiling() and sys._getframe(2).f_code.co_name == "_validate_tensors_to_flatten":
-            raise NotImplementedError(f"FullyShardedDataParallel cannot flatten a {type(tensor).__name__}, a weight that is sparse; {_ADVICE}")
+            raise NotImplementedError(
+                f"FullyShardedDataParallel cannot flatten a {type(tensor).__name__}, a weight that is sparse; {_ADVICE}"
+            )
         return tensor.dtype.is_floating_point
 
     # Not untyped_storage: torch.compile compares storages, and reading one is an error of torch's.
@@ -63,7 +67,8 @@ def functions(cls: type, set_data) -> dict:
 
 
 def replace_contents(tensor: torch.Tensor, new: torch.Tensor) -> None:
-    """Gives a sparse tensor the contents of another one of its class, of any shape, type and device, without writing to memory: ``.data = ``."""
+    """Gives a sparse tensor the contents of another one of its class, of any shape, type and device, without writing to
+    memory: ``.data = ``."""
     with torch._C.DisableTorchFunctionSubclass():
         torch._C.TensorBase.data.__set__(tensor, new)
     replace_parts(tensor, new)
@@ -85,7 +90,7 @@ def _restored(cls: type, state: dict) -> nn.Module:
 
 
 def share_between_processes(cls: type) -> type:
-    """Lets processes of one machine hand over the layers of a class as they are, packed and in memory that both see. Pickles for files and other
-    machines have the canonical form."""
+    """Lets processes of one machine hand over the layers of a class as they are, packed and in memory that both see.
+    Pickles for files and other machines have the canonical form."""
     ForkingPickler.register(cls, lambda layer: (_restored, (cls, nn.Module.__getstate__(layer))))
     return cls

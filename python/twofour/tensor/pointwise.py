@@ -1,6 +1,7 @@
 """Element-wise operators on sparse tensors, and their gradients.
 
-The result has the mask of the last sparse operand. Operators are computed where that mask keeps something and nowhere else.
+The result has the mask of the last sparse operand. Operators are computed where that mask keeps something and nowhere
+else.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def _pattern(name: str, args: tuple) -> tuple[SparseSemiStructuredTensor, torch.
         kept = other._kept_tiles()
         if kept is not tiles and not (other.shape == sparse[-1].shape and torch.equal(kept, tiles)):
             raise ValueError(
-                f"`{name}` requires all operands to be SparseSemiStructuredTensors with the same sparsity pattern: make the others with "
+                f"`{name}` requires all operands to be SparseSemiStructuredTensors with the same sparsity pattern: "
+                f"make the others with "
                 "semi_structured_sparsify_like"
             )
     return sparse[-1], tiles
@@ -63,14 +65,16 @@ def _elementwise(func, types, args, kwargs):
     for index, arg in enumerate(args):
         if _is_matrix(arg) and index not in allowed:
             raise ValueError(
-                f"`{func.__name__}`: operand {index} is dense; it must be a SparseSemiStructuredTensor with the same sparsity pattern as the "
+                f"`{func.__name__}`: operand {index} is dense; it must be a SparseSemiStructuredTensor with the same "
+                f"sparsity pattern as the "
                 "others: make it with semi_structured_sparsify_like"
             )
     pattern, tiles = _pattern(func.__name__, args)
     result = func(*map(_dense, args), **kwargs)
     if result.shape != pattern.shape:
         raise ValueError(
-            f"`{func.__name__}`: the operands broadcast to {tuple(result.shape)}; the sparse one has shape {tuple(pattern.shape)}"
+            f"`{func.__name__}`: the operands broadcast to {tuple(result.shape)}; the sparse one has shape "
+            f"{tuple(pattern.shape)}"
         )
     return type(pattern)._of(pack_by_mask(result, tiles, pattern.packed_weight.transposed is not None), tiles)
 
@@ -88,7 +92,9 @@ def _add_(func, types, args, kwargs):
     if not _is_sparse(into):
         return func(into, *map(_dense, args[1:]), **kwargs)
     if _is_matrix(other):
-        raise ValueError("`add_`: a dense matrix cannot be added to a SparseSemiStructuredTensor in place: use to_dense()")
+        raise ValueError(
+            "`add_`: a dense matrix cannot be added to a SparseSemiStructuredTensor in place: use to_dense()"
+        )
     _pattern("add_", args)
     into.copy_(_elementwise(_ATEN.add.Tensor, types, args, kwargs))
     return into

@@ -44,15 +44,17 @@ def rule_of_algorithm(algorithm: str) -> str:
     try:
         return ALGORITHMS[algorithm]
     except KeyError:
-        raise RuntimeError(f'Unknown algorithm "{algorithm}"; known are {", ".join(repr(a) for a in ALGORITHMS)}') from None
+        raise RuntimeError(
+            f'Unknown algorithm "{algorithm}"; known are {", ".join(repr(a) for a in ALGORITHMS)}'
+        ) from None
 
 
 class SparseSemiStructuredTensor(_TORCH):
     """A 2:4 matrix. GEMMs with it are sparse, on CPUs and on GPUs.
 
-    It is made by :func:`twofour.sparse.to_sparse_semi_structured`, :meth:`from_dense` or :meth:`prune_dense_static_sort`; the constructor takes
-    torch's layouts. ``packed``, ``meta``, ``packed_t``, ``meta_t`` and ``compressed_swizzled_bitmask`` are computed in torch's layouts when
-    they are read.
+    It is made by :func:`twofour.sparse.to_sparse_semi_structured`, :meth:`from_dense` or
+    :meth:`prune_dense_static_sort`; the constructor takes torch's layouts. ``packed``, ``meta``, ``packed_t``,
+    ``meta_t`` and ``compressed_swizzled_bitmask`` are computed in torch's layouts when they are read.
     """
 
     BACKEND = "twofour"
@@ -61,7 +63,8 @@ class SparseSemiStructuredTensor(_TORCH):
     _DEFAULT_ALG_ID = 0
     _PROTOTYPE_WARNING_SHOWN = True
     _CLASSES: dict[str, type] = {}
-    #: The smallest shapes of torch's own kernels, by type: of those that have a tensor in torch's layouts. GEMMs take any shape.
+    #: The smallest shapes of torch's own kernels, by type: of those that have a tensor in torch's layouts. GEMMs take
+    #: any shape.
     _DTYPE_SHAPE_CONSTRAINTS: dict[torch.dtype, tuple] = {}
 
     packed_weight: Packed
@@ -80,7 +83,8 @@ class SparseSemiStructuredTensor(_TORCH):
         alg_id_cusparselt=0,
         requires_grad=False,
     ):
-        """From the values and metadata of torch's CUTLASS layout, or from what ``torch._cslt_compress`` made, which has no metadata of its own.
+        """From the values and metadata of torch's CUTLASS layout, or from what ``torch._cslt_compress`` made, which has
+        no metadata of its own.
 
         Raises:
             ValueError: where neither ``packed`` nor ``packed_t`` is given.
@@ -97,7 +101,11 @@ class SparseSemiStructuredTensor(_TORCH):
                 return cusparselt.of_cusparselt(values, rows, cols)
             return operators.from_canonical(values.contiguous(), torch_layouts.meta_from_torch(meta), cols)
 
-        tiles = None if compressed_swizzled_bitmask is None else torch_layouts.bitmask_from_torch(compressed_swizzled_bitmask)
+        tiles = (
+            None
+            if compressed_swizzled_bitmask is None
+            else torch_layouts.bitmask_from_torch(compressed_swizzled_bitmask)
+        )
         weight = Packed(rows, cols, packed_of(packed, meta, rows, cols), packed_of(packed_t, meta_t, cols, rows))
         self = cls._of(weight, tiles, requires_grad)
         self.fuse_transpose_cusparselt = fuse_transpose_cusparselt
@@ -148,11 +156,21 @@ class SparseSemiStructuredTensor(_TORCH):
             )
         ]
         is_parameter = getattr(self, "_is_param", False)
-        return _rebuild, (type(self).BACKEND, weight.rows, weight.cols, *parts, self.tiles, self.requires_grad, is_parameter)
+        return _rebuild, (
+            type(self).BACKEND,
+            weight.rows,
+            weight.cols,
+            *parts,
+            self.tiles,
+            self.requires_grad,
+            is_parameter,
+        )
 
     def __deepcopy__(self, memo):
         copy = type(self)._of(
-            self.packed_weight.map(torch.Tensor.clone), None if self.tiles is None else self.tiles.clone(), self.requires_grad
+            self.packed_weight.map(torch.Tensor.clone),
+            None if self.tiles is None else self.tiles.clone(),
+            self.requires_grad,
         )
         copy._is_param = getattr(self, "_is_param", False)
         memo[id(self)] = copy
@@ -182,7 +200,9 @@ class SparseSemiStructuredTensor(_TORCH):
     def packed_t(self):
         """The kept values of the transpose ``[cols, rows / 2]``, or ``None``."""
         weight = self.packed_weight
-        return None if weight.transposed is None else operators.canonical(weight.transposed, weight.cols, weight.rows)[0]
+        return (
+            None if weight.transposed is None else operators.canonical(weight.transposed, weight.cols, weight.rows)[0]
+        )
 
     @property
     def meta_t(self):
@@ -206,11 +226,13 @@ class SparseSemiStructuredTensor(_TORCH):
     def _validate_device_dim_dtype_shape(cls, original_tensor: torch.Tensor) -> None:
         if original_tensor.dim() != 2:
             raise RuntimeError(
-                f"Error original_tensor.dim = {original_tensor.dim()} is not supported! Only 2d tensors are currently supported."
+                f"Error original_tensor.dim = {original_tensor.dim()} is not supported! Only 2d tensors are currently "
+                f"supported."
             )
         if original_tensor.dtype not in SUPPORTED_DTYPES:
             raise RuntimeError(
-                f"Error original_tensor.dtype {original_tensor.dtype} is not a supported dtype for {cls}! Supported are "
+                f"Error original_tensor.dtype {original_tensor.dtype} is not a supported dtype for {cls}! Supported "
+                f"are "
                 f"{', '.join(str(d) for d in SUPPORTED_DTYPES)}"
             )
 
@@ -289,7 +311,8 @@ class SparseSemiStructuredTensor(_TORCH):
         handler = table.get(func._overloadpacket)
         if handler is None:
             raise NotImplementedError(
-                f"{cls.__name__} only supports a specific set of operations, can't perform requested op ({func.__name__}); {memory.advice()}"
+                f"{cls.__name__} only supports a specific set of operations, can't perform requested op "
+                f"({func.__name__}); {memory.advice()}"
             )
         return handler(func, types, args, kwargs or {})
 
@@ -340,7 +363,8 @@ def _reduce_shared(tensor):
 
 for _class in (SparseSemiStructuredTensor, SparseSemiStructuredTensorCUTLASS, SparseSemiStructuredTensorCUSPARSELT):
     SparseSemiStructuredTensor._CLASSES[_class.BACKEND] = _class
-    # The names of torch's slots are properties here. What ``torch.utils.swap_tensors``, and so ``Module.to``, must swap is in ``__dict__``.
+    # The names of torch's slots are properties here. What ``torch.utils.swap_tensors``, and so ``Module.to``, must swap
+    # is in ``__dict__``.
     _class.__slotnames__ = []
     ForkingPickler.register(_class, _reduce_shared)
 
@@ -353,11 +377,12 @@ def _rebuild(backend, rows, cols, forward, transposed, tiles, requires_grad, is_
 
 
 def _rebuild_packed(backend, rows, cols, forward, transposed, tiles, requires_grad, is_parameter):
-    tensor = SparseSemiStructuredTensor._CLASSES[backend]._of(Packed(rows, cols, forward, transposed), tiles, requires_grad)
+    tensor = SparseSemiStructuredTensor._CLASSES[backend]._of(
+        Packed(rows, cols, forward, transposed), tiles, requires_grad
+    )
     if is_parameter:
         tensor._is_param = True
     return tensor
-
 
 
 @derivable
@@ -385,7 +410,8 @@ class _ToDense(torch.autograd.Function):
 def _same_dtype(name: str, a: torch.Tensor, b: torch.Tensor) -> None:
     if a.dtype != b.dtype:
         raise NotImplementedError(
-            f"`{name}` matmul: trying to do `A={tuple(a.shape)} @ B={tuple(b.shape)}`, with A.dtype={a.dtype} and B.dtype={b.dtype}. "
+            f"`{name}` matmul: trying to do `A={tuple(a.shape)} @ B={tuple(b.shape)}`, with A.dtype={a.dtype} and "
+            f"B.dtype={b.dtype}. "
             "This operation is only supported when A and B have the same data type."
         )
 
@@ -404,7 +430,8 @@ def _linear(input, weight, bias=None):
             and not is_dynamo_compiling()
         ):
             if is_grad_enabled():
-                # The weight is asked last, and only where it must be: reading an attribute of a tensor subclass costs as much as the rest.
+                # The weight is asked last, and only where it must be: reading an attribute of a tensor subclass costs
+                # as much as the rest.
                 if input.requires_grad or (bias is not None and bias.requires_grad) or weight.requires_grad:
                     return eager_packed_linear(input, weight, bias, packed, -1)
             if bias is None:
@@ -435,7 +462,8 @@ def _checked_linear(input, weight, bias):
         _same_dtype(type(weight).__name__, input, weight)
     if not input.shape or input.shape[-1] != packed.cols:
         raise RuntimeError(
-            f"linear(): input and weight shapes cannot be multiplied ({tuple(input.shape)} and {(packed.rows, packed.cols)}): the last "
+            f"linear(): input and weight shapes cannot be multiplied ({tuple(input.shape)} and "
+            f"{(packed.rows, packed.cols)}): the last "
             f"dimension of the input must be {packed.cols}"
         )
     y = linear_of_tensor(input, weight, bias)
@@ -443,7 +471,8 @@ def _checked_linear(input, weight, bias):
 
 
 def _autocast_dtype(dense: torch.Tensor, dtype: torch.dtype) -> torch.dtype | None:
-    """The type of a GEMM's result under autocast; ``None`` where autocast is off, or leaves the types of the operands alone, as in torch."""
+    """The type of a GEMM's result under autocast; ``None`` where autocast is off, or leaves the types of the operands
+    alone, as in torch."""
     if not is_any_autocast_enabled():
         return None
     device = dense.device.type
@@ -482,7 +511,9 @@ def _matmul(A, B, *, out=None):
 
 def _mm(A, B, *, out=None, out_dtype=None):
     if A.dim() != 2 or B.dim() != 2:
-        raise RuntimeError(f"mm: both operands must be matrices; their shapes are {tuple(A.shape)} and {tuple(B.shape)}")
+        raise RuntimeError(
+            f"mm: both operands must be matrices; their shapes are {tuple(A.shape)} and {tuple(B.shape)}"
+        )
     y = _matmul(A, B, out=out)
     return y if out_dtype is None else y.to(out_dtype)
 
@@ -508,11 +539,17 @@ def _scaled_mm(A, B, scale_a, scale_b, bias=None, scale_result=None, out_dtype=N
     if a_sparse and b_sparse:
         _refuse_two_sparse()
     if A.dim() != 2 or B.dim() != 2:
-        raise RuntimeError(f"_scaled_mm: both operands must be matrices; their shapes are {tuple(A.shape)} and {tuple(B.shape)}")
+        raise RuntimeError(
+            f"_scaled_mm: both operands must be matrices; their shapes are {tuple(A.shape)} and {tuple(B.shape)}"
+        )
     out_dtype = A.dtype if out_dtype is None else out_dtype
     computed = torch.float32 if scale_result is not None else out_dtype
     if a_sparse:
-        y = scaled_product(B.t(), A.packed_weight, scale_b, scale_a, None, computed if bias is None else torch.float32).t().contiguous()
+        y = (
+            scaled_product(B.t(), A.packed_weight, scale_b, scale_a, None, computed if bias is None else torch.float32)
+            .t()
+            .contiguous()
+        )
         y = y if bias is None else y + bias.to(y.dtype)
     else:
         y = scaled_product(A, B.packed_weight.t(), scale_a, scale_b, bias, computed)
@@ -524,7 +561,8 @@ def _scaled_mm(A, B, scale_a, scale_b, bias=None, scale_result=None, out_dtype=N
 
 @torch.compiler.allow_in_graph
 def _pruned_in_graph(backend: str, original_tensor: torch.Tensor, algorithm: str) -> SparseSemiStructuredTensor:
-    """:meth:`SparseSemiStructuredTensor.prune_dense_static_sort` as one call of a graph, since no graph makes a tensor subclass by itself."""
+    """:meth:`SparseSemiStructuredTensor.prune_dense_static_sort` as one call of a graph, since no graph makes a tensor
+    subclass by itself."""
     return SparseSemiStructuredTensor._CLASSES[backend].prune_dense_static_sort(original_tensor, algorithm)
 
 
@@ -595,7 +633,8 @@ _FUNCTIONS = {
 
 
 def _set_data(self, value):
-    """``self.data = value``, for a sparse value, or a dense one that is 2:4. The weight of a :class:`twofour.Linear` is the layer's."""
+    """``self.data = value``, for a sparse value, or a dense one that is 2:4. The weight of a :class:`twofour.Linear` is
+    the layer's."""
     weight, tiles = _like(self, value)
     layer = self.__dict__.get("_layer")
     if layer is not None:
@@ -606,7 +645,8 @@ def _set_data(self, value):
 
 
 def _like(self, source, **to) -> tuple[Packed, torch.Tensor | None]:
-    """A matrix packed the ways that a tensor is, moved ``to`` a device and a dtype; and its mask where the tensor has one."""
+    """A matrix packed the ways that a tensor is, moved ``to`` a device and a dtype; and its mask where the tensor has
+    one."""
     both = self.packed_weight.transposed is not None
     if isinstance(source, SparseSemiStructuredTensor):
         weight, tiles = source.packed_weight.to(**to) if to else source.packed_weight, source._kept_tiles()
@@ -635,7 +675,9 @@ def _detach(self):
 
 
 def _clone(self, memory_format=None):
-    return type(self)._of(self.packed_weight.map(torch.Tensor.clone), None if self.tiles is None else self.tiles.clone())
+    return type(self)._of(
+        self.packed_weight.map(torch.Tensor.clone), None if self.tiles is None else self.tiles.clone()
+    )
 
 
 def _empty_like(self, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
@@ -649,7 +691,10 @@ def _empty_like(self, *, dtype=None, layout=None, device=None, pin_memory=None, 
 
 def _view(self, shape):
     if tuple(shape) not in (tuple(self.shape), (-1, self.shape[1]), (self.shape[0], -1)):
-        raise NotImplementedError(f"`{type(self).__name__}` view: only views of identical shape are supported, not {tuple(shape)}; {memory.advice()}")
+        raise NotImplementedError(
+            f"`{type(self).__name__}` view: only views of identical shape are supported, not {tuple(shape)}; "
+            f"{memory.advice()}"
+        )
     return _detach(self)
 
 
@@ -661,8 +706,8 @@ def _to_copy(self, *, dtype=None, layout=None, device=None, pin_memory=None, non
 
 
 def _copy_(self, source, non_blocking=False):
-    """Overwrites the values in place: from a sparse tensor of the same shape, or from a dense one that is 2:4. A dense tensor is overwritten
-    with a sparse one's dense form."""
+    """Overwrites the values in place: from a sparse tensor of the same shape, or from a dense one that is 2:4. A dense
+    tensor is overwritten with a sparse one's dense form."""
     if not isinstance(self, SparseSemiStructuredTensor):
         return self.copy_(source.to_dense(), non_blocking)
     if tuple(source.shape) != tuple(self.shape):
@@ -672,7 +717,9 @@ def _copy_(self, source, non_blocking=False):
         into, new = getattr(self.packed_weight, name), getattr(weight, name)
         if into is not None:
             if new is None:
-                raise RuntimeError("copy_: the source is not packed along the rows that the destination is packed along")
+                raise RuntimeError(
+                    "copy_: the source is not packed along the rows that the destination is packed along"
+                )
             _overwrite(into, new)
     if self.tiles is not None:
         _overwrite(self.tiles, tiles)

@@ -15,8 +15,8 @@ from .semi_structured import SparseSemiStructuredTensor
 class GRADIENT_TYPE(str, enum.Enum):
     """What :func:`semi_structured_sparsify_like` returns as the gradient of its input.
 
-    ``STE``: the gradient as it comes (straight-through). ``DENSE``: the gradient with zeros where the mask keeps nothing, as a dense tensor.
-    ``SPARSE``: the same as a sparse tensor.
+    ``STE``: the gradient as it comes (straight-through). ``DENSE``: the gradient with zeros where the mask keeps
+    nothing, as a dense tensor. ``SPARSE``: the same as a sparse tensor.
     """
 
     DENSE = "dense"
@@ -82,8 +82,8 @@ def semi_structured_sparsify(x: torch.Tensor, algo: str = "", backend: str = "cu
 
     Args:
         x: ``[rows, cols]`` of float32, bfloat16 or float16, of any shape; a sparse tensor is returned as it is.
-        algo: how the mask is chosen: ``""`` = ``"largest_values_greedy"`` (by signed value), ``"largest_abs_values_greedy"``,
-            ``"causal1122"`` or ``"optimal"``.
+        algo: how the mask is chosen: ``""`` = ``"largest_values_greedy"`` (by signed value),
+            ``"largest_abs_values_greedy"``, ``"causal1122"`` or ``"optimal"``.
         backend: which of the peers' classes the result has: ``"cutlass"`` or ``"cusparselt"``. Both compute the same.
 
     Returns:
@@ -105,8 +105,8 @@ def semi_structured_sparsify_like(
     Args:
         x: ``[rows, cols]`` of float32, bfloat16 or float16.
         pattern: a sparse tensor of the same shape.
-        gradient: what the gradient of ``x`` is; the name or the value of a :class:`GRADIENT_TYPE`. With ``SPARSE`` it is a sparse tensor of
-            the same mask.
+        gradient: what the gradient of ``x`` is; the name or the value of a :class:`GRADIENT_TYPE`. With ``SPARSE`` it
+            is a sparse tensor of the same mask.
 
     Returns:
         a sparse tensor of the class and the mask of ``pattern``, packed the ways that it is packed.
@@ -118,7 +118,9 @@ def semi_structured_sparsify_like(
     if not isinstance(pattern, SparseSemiStructuredTensor):
         raise ValueError(f"`pattern` must be a SparseSemiStructuredTensor, not a {type(pattern).__name__}")
     if tuple(x.shape) != tuple(pattern.shape):
-        raise ValueError(f"the pattern has shape {tuple(pattern.shape)}, the tensor {tuple(x.shape)}: both must be the same")
+        raise ValueError(
+            f"the pattern has shape {tuple(pattern.shape)}, the tensor {tuple(x.shape)}: both must be the same"
+        )
     if isinstance(gradient, str) and not isinstance(gradient, GRADIENT_TYPE):
         gradient = gradient.lower()
     both_ways = pattern.packed_weight.transposed is not None

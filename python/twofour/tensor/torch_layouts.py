@@ -1,6 +1,7 @@
 """torch's CUTLASS layouts of a 2:4 weight, made from and turned into the canonical form.
 
-The metadata's order is described in CUTLASS's ``ReorderedMeta``; the bitmask's in torch's ``_compute_compressed_swizzled_bitmask``.
+The metadata's order is described in CUTLASS's ``ReorderedMeta``; the bitmask's in torch's
+``_compute_compressed_swizzled_bitmask``.
 """
 
 import torch
@@ -34,7 +35,8 @@ def meta_to_torch(meta: torch.Tensor, cols: int, dtype: torch.dtype) -> torch.Te
     per_word = 8 if dtype == torch.int8 else 4
     if rows % _rows_multiple(dtype) or cols % (4 * per_word * 2):
         raise RuntimeError(
-            f"torch's metadata requires rows to be a multiple of {_rows_multiple(dtype)} and columns of {8 * per_word}; the shape is "
+            f"torch's metadata requires rows to be a multiple of {_rows_multiple(dtype)} and columns of "
+            f"{8 * per_word}; the shape is "
             f"({rows}, {cols})"
         )
     words = cols // 4 // per_word

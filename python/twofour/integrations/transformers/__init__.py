@@ -136,7 +136,8 @@ class TwoFourQuantizer(HfQuantizer):
                 " …" if len(offloaded) > 4 else ""
             )
             raise ValueError(
-                f"2:4 weights cannot be offloaded to the CPU or a disk, and device_map puts {named} there: give the model "
+                f"2:4 weights cannot be offloaded to the CPU or a disk, and device_map puts {named} there: give the "
+                f"model "
                 "more memory "
                 'of the device (max_memory), or load it on the CPU alone, with device_map="cpu"'
             )
@@ -499,7 +500,8 @@ def _saver_of(model, original_format: bool) -> contextlib.AbstractContextManager
     if quantizer is not None and not isinstance(quantizer, TwoFourQuantizer):
         method = quantizer.quantization_config.quant_method
         raise ValueError(
-            f"the model has 2:4 layers of twofour and layers of the quantization method {getattr(method, 'value', method)}: "
+            f"the model has 2:4 layers of twofour and layers of the quantization method "
+            f"{getattr(method, 'value', method)}: "
             "it cannot be saved"
         )
     return _packed_state(model, original_format)

@@ -79,7 +79,8 @@ def _loading(original: Callable, quantizer_class: type) -> Callable:
             bound.arguments["state_dict"] = load_config.hf_quantizer.with_packed_weights(model, state, load_config)
         elif has_packed(state):
             raise ValueError(
-                f"{load_config.pretrained_model_name_or_path}: the files hold packed weights, which config.json does not "
+                f"{load_config.pretrained_model_name_or_path}: the files hold packed weights, which config.json does "
+                f"not "
                 "say; "
                 "pass quantization_config=twofour.transformers.TwoFourConfig()"
             )
@@ -112,7 +113,8 @@ def _saving(original: Callable, saver_of: Callable) -> Callable:
         )
         if other:
             raise ValueError(
-                f"{folder} has {other[0]}, which would be loaded in the place of the packed weights: remove it, or save "
+                f"{folder} has {other[0]}, which would be loaded in the place of the packed weights: remove it, or "
+                f"save "
                 "elsewhere"
             )
         push, asked["push_to_hub"] = asked.get("push_to_hub", False), False
