@@ -318,6 +318,28 @@ fn a_step_that_is_not_finite_changes_nothing_on_the_gpu() {
     }
 }
 
+/// Masks that are learned on the host, of weights and gradients on the device.
+#[test]
+fn masks_are_learned_on_the_gpu_while_weights_are_frozen() {
+    for compute in [DataType::BF16, DataType::F16] {
+        let Some(engine) = engine(compute) else { return };
+        let mut trainer = trainer(engine, &SparsityPlan::of_method(Method::LEARNABLE, layers(), 60));
+        let frozen = |trainer: &Trainer<CudaEngine>| -> Vec<Vec<f32>> {
+            let masked = trainer.model().linears().filter(|linear| linear.masked().is_some());
+            masked.map(|linear| trainer.engine().read(linear.weight().master()).unwrap()).collect()
+        };
+        let (weights, before) = (frozen(&trainer), trainer.validate(8).unwrap());
+        assert_eq!(weights.len(), layers().len());
+        let flips: Vec<f64> = (0..44).map(|_| trainer.step().unwrap().flip_rate).collect();
+        assert!(flips.iter().any(|rate| *rate > 0.0) && frozen(&trainer) == weights, "{flips:?}");
+        (44..60).for_each(|_| drop(trainer.step().unwrap()));
+        assert!(frozen(&trainer) != weights && trainer.validate(8).unwrap() < before);
+        for mask in masks(&trainer) {
+            mask.verify(twofour::Pattern::TWO_FOUR, twofour::Axis::Row).unwrap();
+        }
+    }
+}
+
 /// Replayed graphs have the bits of launches, through changes of form, mask selections, validation and skipped steps.
 #[test]
 fn captured_steps_have_the_bits_of_launched_ones() {

@@ -236,6 +236,7 @@ methods! {
     gradual => GRADUAL,
     activation => ACTIVATION,
     sparsifier => SPARSIFIER,
+    learnable => LEARNABLE,
 }
 
 impl Method {
