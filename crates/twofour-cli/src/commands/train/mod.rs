@@ -56,10 +56,9 @@ use crate::{
 
 /// Train a model dense or 2:4 from a recipe, resumable at any moment
 ///
-/// A recipe is a TOML file with the model, its text, questions or images, the loop, and the method of sparsity: dense,
-/// fixed, ste, sr-ste, fst, s-ste, step, gradual, activation or sparsifier. The repository has one for each in
-/// recipes/; docs/reference/recipe.md describes the keys. Every mistake of a recipe is reported before anything is
-/// trained.
+/// A recipe is a TOML file with the model, its text, questions or images, the loop, and the method of sparsity. The
+/// repository has examples in recipes/; docs/reference/recipe.md describes methods and keys. Every mistake of a recipe
+/// is reported before anything is trained.
 ///
 /// Training starts from random weights, or from a model: with model.from, a checkpoint of transformers (LLaMA, Mistral,
 /// Qwen2; BERT, which always starts from one) or the folder of another run.
