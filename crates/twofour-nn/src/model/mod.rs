@@ -6,6 +6,7 @@ mod calibration;
 mod checkpoint;
 mod config;
 mod encoder;
+mod families;
 mod file;
 mod gpt;
 mod image;

@@ -9,7 +9,11 @@ use std::{fmt, path::Path};
 
 use twofour::file::Reader;
 
-use super::{Checkpoint, CheckpointError, EncoderCheckpoint, Tokenizer, checkpoint::model_type};
+use super::{
+    Checkpoint, CheckpointError, EncoderCheckpoint, Tokenizer,
+    checkpoint::kind,
+    families::{Family, Kind},
+};
 use crate::{Error, Result};
 
 /// The input of linear layers.
@@ -82,8 +86,8 @@ pub trait CheckpointBlock {
 /// Those of [`Checkpoint::open`] and [`EncoderCheckpoint::open`]; a `model_type` that neither reads.
 pub fn open_blockwise(directory: impl AsRef<Path>) -> Result<Box<dyn BlockwiseCheckpoint>> {
     let directory = directory.as_ref();
-    match model_type(directory)?.as_deref() {
-        Some("bert") => Ok(Box::new(EncoderCheckpoint::open(directory)?)),
+    match kind(directory)? {
+        Some(Kind::Encoder) => Ok(Box::new(EncoderCheckpoint::open(directory)?)),
         _ => Checkpoint::open(directory).map_err(also_encoders).map(|checkpoint| Box::new(checkpoint) as _),
     }
 }
@@ -92,7 +96,7 @@ pub fn open_blockwise(directory: impl AsRef<Path>) -> Result<Box<dyn BlockwiseCh
 fn also_encoders(error: Error) -> Error {
     match error {
         Error::Checkpoint(CheckpointError::UnsupportedModel { path, found, .. }) => {
-            let supported = "llama, mistral, qwen2, qwen3, gpt2 and bert";
+            let supported = Family::names(&[Kind::Decoder, Kind::Encoder]);
             CheckpointError::UnsupportedModel { path, found, supported }.into()
         }
         other => other,

@@ -31,7 +31,7 @@ pub enum CheckpointError {
         /// Its `model_type`.
         found: String,
         /// The families.
-        supported: &'static str,
+        supported: String,
     },
     /// A field of the configuration that is absent, or of another type.
     #[error("{}: field `{field}` is {found}, but {expected} is required", path.display())]

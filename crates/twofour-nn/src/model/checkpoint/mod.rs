@@ -18,21 +18,18 @@
 
 mod bert;
 mod error;
-mod fields;
-mod gpt2;
 mod image;
 #[cfg(test)]
 mod integer_tests;
-mod layout;
-mod llama;
 mod new;
+mod opened;
 mod place;
 mod save;
 mod tensors;
 #[cfg(test)]
 mod tests;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use twofour::{
     DataType,
@@ -40,22 +37,18 @@ use twofour::{
     kernel::KernelElement,
 };
 
+use self::opened::Opened;
+pub(crate) use self::tensors::StoredParts;
 pub use self::{
     bert::EncoderCheckpoint,
     error::CheckpointError,
     image::ImageCheckpoint,
     new::{is_llama, save_llama},
 };
-pub(crate) use self::{
-    bert::{MASKED_TRANSFORM, OWN_DECODER},
-    layout::{Layout, StoredLinear},
-    tensors::StoredParts,
-};
-use self::{fields::Fields, llama::Family};
 use super::{
     Gpt, Inference, Tokenizer,
     config::{ModelOutput, TransformerConfig},
-    language::dtype_of,
+    families::{Family, Kind, fields::Fields, layout::StoredLinear},
 };
 use crate::{Result, engine::Engine};
 
@@ -70,45 +63,15 @@ const GENERATION_FILE: &str = "generation_config.json";
 /// A checkpoint directory whose configuration and headers were read and checked. Weights are read when a model is made of it.
 #[derive(Debug)]
 pub struct Checkpoint {
-    directory: PathBuf,
-    config: TransformerConfig,
-    reader: Reader,
-    layout: Layout,
+    opened: Opened,
     begin: Option<u32>,
     end: Vec<u32>,
 }
 
-/// What `model_type` says in a directory's configuration.
-pub(crate) fn model_type(directory: &Path) -> Result<Option<String>> {
-    Ok(place::fields_of(directory)?.text_if("model_type")?.map(str::to_owned))
-}
-
-/// Whether a head is stored that is not the embedding: it is used then, whatever the configuration says of tying, as in transformers 5.
-fn has_own_head(reader: &Reader) -> Result<bool> {
-    if reader.compressed_info("lm_head.weight").is_ok() {
-        return Ok(true);
-    }
-    let Some(head) = reader.tensors().find(|tensor| tensor.name == "lm_head.weight") else { return Ok(false) };
-    let is_embedding = |name: &str| name.ends_with("embed_tokens.weight") || name.ends_with("wte.weight");
-    let Some(embedding) = reader.tensors().find(|tensor| is_embedding(&tensor.name)) else { return Ok(false) };
-    if head.shape != embedding.shape {
-        return Ok(false);
-    }
-    Ok(head.dtype != embedding.dtype
-        || *reader.tensor(&head.name)?.bytes()? != *reader.tensor(&embedding.name)?.bytes()?)
-}
-
-/// What the names of heads for other tasks than scoring tokens begin with.
-const TASK_HEADS: [&str; 4] = ["score.", "classifier.", "qa_outputs.", "v_head."];
-
-/// Whether a decoder is stored with a head that scores tokens. The embedding of a classifier is none, even where the configuration ties it to one.
-fn has_head(reader: &Reader, tied: bool) -> bool {
-    let is_stored = reader.tensors().any(|tensor| tensor.name == "lm_head.weight");
-    let has_task_head = || {
-        let mut names = reader.tensors().map(|tensor| &tensor.name);
-        names.any(|name| TASK_HEADS.iter().any(|beginning| name.starts_with(beginning)))
-    };
-    is_stored || reader.compressed_info("lm_head.weight").is_ok() || tied && !has_task_head()
+/// The kind of model that a directory's configuration is of; none for a family that is not supported.
+pub(crate) fn kind(directory: &Path) -> Result<Option<Kind>> {
+    let fields = place::fields_of(directory)?;
+    Ok(fields.text_if("model_type")?.and_then(Family::named).map(|family| family.kind))
 }
 
 impl Checkpoint {
@@ -125,66 +88,26 @@ impl Checkpoint {
     /// refuses, and for tensors that do not fit it; those of [`Reader::open`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let directory = place::directory_of(path);
-        let fields = place::fields_of(path)?;
-        let family = match fields.text_if("model_type")? {
-            Some("llama") => Some(Family::Llama),
-            Some("mistral") => Some(Family::Mistral),
-            Some("qwen2") => Some(Family::Qwen2),
-            Some("qwen3") => Some(Family::Qwen3),
-            Some("gpt2") => None,
-            other => {
-                let found = other.map_or("absent".to_owned(), |name| format!("`{name}`"));
-                let supported = "llama, mistral, qwen2, qwen3 and gpt2";
-                let path = fields.path().to_owned();
-                return Err(CheckpointError::UnsupportedModel { path, found, supported }.into());
-            }
-        };
-        let mut config = match family {
-            Some(family) => llama::config(&fields, family)?,
-            None => gpt2::config(&fields)?,
-        };
-        config.validate().map_err(|error| fields.not_valid(&error))?;
-        let reader = place::reader_of(path, &fields)?;
-        let has_head = has_head(&reader, config.is_tied());
-        if let ModelOutput::Vocabulary { tied, .. } = &mut config.output {
-            *tied = *tied && has_head && !has_own_head(&reader)?;
-        }
-        // Every layer needs tensors: a number of layers that the files cannot hold is refused before anything is made of it.
-        if config.layers > reader.tensors().count() {
-            let field = if family.is_some() { "num_hidden_layers" } else { "n_layer" };
-            return Err(fields.unsupported(field, "the files have fewer tensors than that").into());
-        }
-        let is_prefix = |prefix: &&'static str| reader.tensors().any(|tensor| tensor.name.starts_with(prefix));
-        let prefix = |of: &[&'static str]| of.iter().copied().find(is_prefix).unwrap_or_default();
-        let mut layout = match family {
-            Some(_) => llama::layout(&config, prefix(&["model.", "transformer."])),
-            None => gpt2::layout(&config, prefix(&["transformer."])),
-        };
-        layout.ignored_beginnings.extend(TASK_HEADS);
-        if !has_head {
-            layout.linears.remove(HEAD);
-        }
-        layout.check(&reader)?;
+        let (opened, fields) = Opened::new(path, Kind::Decoder)?;
         // What ends a text is first of all what generation was set up for.
-        let generation = directory.join(GENERATION_FILE);
+        let generation = opened.directory.join(GENERATION_FILE);
         let generation = if generation.is_file() { Some(Fields::read(&generation)?) } else { None };
         let tokens = |field: &str| -> Result<Vec<u32>> {
             let own = generation.as_ref().map(|fields| fields.tokens(field)).transpose()?.unwrap_or_default();
             Ok(if own.is_empty() { fields.tokens(field)? } else { own })
         };
         let (begin, end) = (tokens("bos_token_id")?.first().copied(), tokens("eos_token_id")?);
-        Ok(Checkpoint { directory, config, reader, layout, begin, end })
+        Ok(Checkpoint { opened, begin, end })
     }
 
     /// The model's description.
     pub fn config(&self) -> &TransformerConfig {
-        &self.config
+        &self.opened.config
     }
 
     /// The files of weights.
     pub fn reader(&self) -> &Reader {
-        &self.reader
+        &self.opened.reader
     }
 
     /// The token that texts begin with, if the model has one.
@@ -199,7 +122,7 @@ impl Checkpoint {
 
     /// The type of the weights: that of the largest tensor that is stored dense as f32, f16 or bf16; f32 where there is none.
     pub fn dtype(&self) -> DataType {
-        dtype_of(&self.reader)
+        self.opened.dtype()
     }
 
     /// Reads the tokenizer.
@@ -207,7 +130,7 @@ impl Checkpoint {
     /// # Errors
     /// [`TextError::Tokenizer`](crate::text::TextError::Tokenizer) where there is none, or a damaged one.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
-        Tokenizer::read(&self.directory.join("tokenizer.json"))
+        self.opened.tokenizer()
     }
 
     /// Checks that the model has a head that scores tokens.
@@ -215,9 +138,9 @@ impl Checkpoint {
     /// # Errors
     /// [`CheckpointError::NoHead`].
     pub fn expect_head(&self) -> Result<()> {
-        match self.layout.linears.contains_key(HEAD) {
+        match self.opened.layout.linears.contains_key(HEAD) {
             true => Ok(()),
-            false => Err(CheckpointError::NoHead { path: self.reader.path().to_owned() }.into()),
+            false => Err(CheckpointError::NoHead { path: self.opened.reader.path().to_owned() }.into()),
         }
     }
 
@@ -227,27 +150,29 @@ impl Checkpoint {
     /// Those of [`Checkpoint::expect_head`]; [`CheckpointError::DType`]; those of reading and packing.
     pub fn inference<T: KernelElement + StoredElement>(&self) -> Result<Inference<T>> {
         self.expect_head()?;
-        Inference::build(self.config.clone(), &self.parts())
+        Inference::build(self.opened.config.clone(), &self.parts())
     }
 
     /// [`Checkpoint::inference`] for the hidden states: in a model without a head the embedding is in its place.
     pub(crate) fn body<T: KernelElement + StoredElement>(&self) -> Result<Inference<T>> {
-        let Some(table) = self.layout.tensors.get(EMBEDDING).filter(|_| !self.layout.linears.contains_key(HEAD)) else {
+        let Some(table) =
+            self.opened.layout.tensors.get(EMBEDDING).filter(|_| !self.opened.layout.linears.contains_key(HEAD))
+        else {
             return self.inference();
         };
-        let (mut layout, mut config) = (self.layout.clone(), self.config.clone());
+        let (mut layout, mut config) = (self.opened.layout.clone(), self.opened.config.clone());
         let name = table.name.strip_suffix(".weight").unwrap_or(&table.name).to_owned();
         let (parts, inputs) = (vec![(name, config.vocabulary())], config.width);
         layout.linear(HEAD, StoredLinear { parts, inputs, has_bias: false, is_transposed: false });
         if let ModelOutput::Vocabulary { tied, .. } = &mut config.output {
             *tied = true;
         }
-        Inference::build(config, &StoredParts::new(&self.reader, &layout, true))
+        Inference::build(config, &StoredParts::new(&self.opened.reader, &layout, true))
     }
 
     /// The directory of tokenizer and configuration.
     pub(crate) fn directory(&self) -> &Path {
-        &self.directory
+        &self.opened.directory
     }
 
     /// Reads the weights into a model that trains, on any engine; compressed ones are decompressed.
@@ -257,16 +182,16 @@ impl Checkpoint {
     pub fn model<E: Engine>(&self, engine: &E) -> Result<Gpt<E>> {
         self.expect_head()?;
         let parts = self.parts();
-        Gpt::build(engine, &self.config, |name, _| parts.values(name))
+        Gpt::build(engine, &self.opened.config, |name, _| parts.values(name))
     }
 
     pub(crate) fn parts(&self) -> StoredParts<'_> {
-        StoredParts::new(&self.reader, &self.layout, self.config.is_tied())
+        self.opened.parts()
     }
 
     /// The names of the weights that make up a linear layer of the model, and whether they are stored as `[in_features, out_features]`.
     pub(crate) fn stored(&self, linear: &str) -> Option<(Vec<String>, bool)> {
-        let is_transposed = self.layout.linears.get(linear)?.is_transposed;
+        let is_transposed = self.opened.layout.linears.get(linear)?.is_transposed;
         Some((self.parts().weights_of(linear), is_transposed))
     }
 }

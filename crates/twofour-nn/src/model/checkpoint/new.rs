@@ -8,11 +8,11 @@ use twofour::{
     file::{Overwrite, write_whole},
 };
 
-use super::{CONFIG_FILE, CheckpointError, llama, save::write_weights};
+use super::{CONFIG_FILE, CheckpointError, save::write_weights};
 use crate::{
     Error, Result,
     engine::{Engine, Nonlinearity},
-    model::{Gpt, NormKind, Positions, Tokenizer, TransformerConfig},
+    model::{Gpt, NormKind, Positions, Tokenizer, TransformerConfig, families::llama},
 };
 
 /// The token that texts of bytes begin with: a line's end is before most texts.

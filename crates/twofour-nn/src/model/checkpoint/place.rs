@@ -4,8 +4,11 @@ use std::path::{Path, PathBuf};
 
 use twofour::file::{ConfiguredWeights, Reader};
 
-use super::{CONFIG_FILE, CheckpointError, fields::Fields};
-use crate::{Result, model::file};
+use super::{CONFIG_FILE, CheckpointError};
+use crate::{
+    Result,
+    model::{families::fields::Fields, file},
+};
 
 /// The directory of a checkpoint that a path names: the path, or, of a file of weights or an index, the directory that holds it.
 pub(super) fn directory_of(path: &Path) -> PathBuf {

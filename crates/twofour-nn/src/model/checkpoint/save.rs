@@ -8,11 +8,11 @@ use twofour::{
     file::{self as files, Overwrite, PlannedTensor, Reader, StoredElement, Writer},
 };
 
-use super::{CONFIG_FILE, Checkpoint, CheckpointError, layout::Layout};
+use super::{CONFIG_FILE, Checkpoint, CheckpointError};
 use crate::{
     Error, Result,
     engine::Engine,
-    model::{Gpt, ModelParts, TrainedModel, file},
+    model::{Gpt, ModelParts, TrainedModel, families::layout::Layout, file},
 };
 
 impl Checkpoint {
@@ -30,8 +30,8 @@ impl Checkpoint {
         dtype: DataType,
     ) -> Result<()> {
         let directory = directory.as_ref();
-        write_weights(&self.layout, (engine, model), directory, overwrite, dtype)?;
-        copy_beside((&self.reader, &self.directory), directory, None)
+        write_weights(&self.opened.layout, (engine, model), directory, overwrite, dtype)?;
+        copy_beside((&self.opened.reader, &self.opened.directory), directory, None)
     }
 }
 

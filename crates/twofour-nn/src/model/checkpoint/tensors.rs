@@ -7,16 +7,14 @@ use twofour::{
     kernel::KernelElement,
 };
 
-use super::{
-    CheckpointError,
-    layout::{Layout, StoredLinear},
-};
+use super::CheckpointError;
 #[cfg(feature = "cuda")]
 use crate::model::inference::stored::{StoredLinears, StoredPart, StoredWeight};
 use crate::{
     Error, Result,
     model::{
         calibration::Replace,
+        families::layout::{Layout, StoredLinear},
         file,
         inference::{
             build::Parts,

@@ -11,8 +11,8 @@ use crate::{
     cpu::nonlinearity,
     model::{
         CheckpointError, EncoderCheckpoint, Perplexity,
-        checkpoint::{MASKED_TRANSFORM, OWN_DECODER},
         config::NormKind,
+        families::bert::{MASKED_TRANSFORM, OWN_DECODER},
         inference::{
             build::Parts,
             linear::{Linear, LinearPart},

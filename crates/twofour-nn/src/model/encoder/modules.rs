@@ -9,7 +9,8 @@ use crate::{
     Result,
     model::{
         CheckpointError,
-        checkpoint::{Layout, StoredLinear, StoredParts},
+        checkpoint::StoredParts,
+        families::layout::{Layout, StoredLinear},
     },
 };
 

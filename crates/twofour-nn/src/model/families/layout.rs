@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use twofour::file::{Reader, StoredDType};
 
-use super::CheckpointError;
+use crate::model::{CheckpointError, config::ImageInput};
 
 /// Where the parts of a model lie, by the names that the model has for them.
 #[derive(Debug, Clone, Default)]
@@ -48,13 +48,38 @@ impl StoredLinear {
 
 impl Layout {
     /// Adds a tensor.
-    pub(super) fn tensor(&mut self, ours: impl Into<String>, name: impl Into<String>, shape: impl Into<Vec<usize>>) {
+    pub(in crate::model) fn tensor(
+        &mut self,
+        ours: impl Into<String>,
+        name: impl Into<String>,
+        shape: impl Into<Vec<usize>>,
+    ) {
         self.tensors.insert(ours.into(), StoredTensor { name: name.into(), shape: shape.into() });
     }
 
     /// Adds a linear layer.
     pub(crate) fn linear(&mut self, ours: impl Into<String>, linear: StoredLinear) {
         self.linears.insert(ours.into(), linear);
+    }
+
+    /// Adds a norm's parameters, `[width]` each.
+    pub(in crate::model) fn norm(&mut self, ours: &str, theirs: &str, width: usize) {
+        for part in ["weight", "bias"] {
+            self.tensor(format!("{ours}.{part}"), format!("{theirs}.{part}"), [width]);
+        }
+    }
+
+    /// Adds the embedding of patches, a convolution.
+    pub(in crate::model) fn patches(&mut self, width: usize, input: &ImageInput, theirs: &str) {
+        let ImageInput { channels, patch, .. } = *input;
+        self.tensor("patch.weight", format!("{theirs}.weight"), [width, channels, patch, patch]);
+        self.tensor("patch.bias", format!("{theirs}.bias"), [width]);
+    }
+
+    /// Adds a linear layer of one weight with a bias.
+    pub(in crate::model) fn one_linear(&mut self, ours: String, theirs: String, (outputs, inputs): (usize, usize)) {
+        let parts = vec![(theirs, outputs)];
+        self.linear(ours, StoredLinear { parts, inputs, has_bias: true, is_transposed: false });
     }
 
     /// Whether a parameter is stored, by the name that the model has for it.

@@ -1,12 +1,13 @@
 //! LLaMA, Mistral, Qwen2 and Qwen3.
 
 use super::{
-    CheckpointError,
+    Family, Kind, Source,
     fields::Fields,
     layout::{Layout, StoredLinear},
 };
 use crate::{
     engine::Nonlinearity,
+    model::CheckpointError,
     model::config::{
         AttentionConfig, FeedForwardConfig, GptConfig, ModelOutput, NormConfig, Positions, Rope, RopeScaling,
         TransformerConfig,
@@ -14,8 +15,26 @@ use crate::{
 };
 
 /// The families of this shape.
+pub(super) const FAMILIES: &[Family] = &[
+    family("llama", |source| config(source.fields, Kin::Llama)),
+    family("mistral", |source| config(source.fields, Kin::Mistral)),
+    family("qwen2", |source| config(source.fields, Kin::Qwen2)),
+    family("qwen3", |source| config(source.fields, Kin::Qwen3)),
+];
+
+const fn family(name: &'static str, config: fn(&Source<'_>) -> Result<TransformerConfig>) -> Family {
+    Family {
+        name,
+        kind: Kind::Decoder,
+        layers: "num_hidden_layers",
+        prefixes: &["model.", "transformer."],
+        config,
+        layout: |source, config| Ok(layout(config, source.prefix)),
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Family {
+enum Kin {
     Llama,
     Mistral,
     Qwen2,
@@ -25,23 +44,23 @@ pub(super) enum Family {
 type Result<T> = std::result::Result<T, CheckpointError>;
 
 /// Reads the configuration.
-pub(super) fn config(fields: &Fields, family: Family) -> Result<TransformerConfig> {
+fn config(fields: &Fields, family: Kin) -> Result<TransformerConfig> {
     let (layers, width, heads) =
-        (fields.size("num_hidden_layers")?, fields.size("hidden_size")?, fields.size("num_attention_heads")?);
+        (fields.layers("num_hidden_layers")?, fields.size("hidden_size")?, fields.size("num_attention_heads")?);
     let kv_heads = match (fields.size_if("num_key_value_heads")?, family) {
         (Some(heads), _) => heads,
-        (None, Family::Llama) => heads,
+        (None, Kin::Llama) => heads,
         (None, _) => fields.size("num_key_value_heads")?,
     };
     let head_dim = match (fields.size_if("head_dim")?, family) {
         (Some(size), _) => size,
-        (None, Family::Qwen3) => fields.size("head_dim")?,
+        (None, Kin::Qwen3) => fields.size("head_dim")?,
         (None, _) => width / heads.max(1),
     };
     fields.expect_flag("use_bidirectional_attention", false, "attention is causal")?;
     let attention_bias = match family {
-        Family::Llama | Family::Qwen3 => fields.flag("attention_bias", false)?,
-        Family::Mistral | Family::Qwen2 => false,
+        Kin::Llama | Kin::Qwen3 => fields.flag("attention_bias", false)?,
+        Kin::Mistral | Kin::Qwen2 => false,
     };
     let sizes = GptConfig {
         layers,
@@ -56,15 +75,15 @@ pub(super) fn config(fields: &Fields, family: Family) -> Result<TransformerConfi
         norm: NormConfig { epsilon: fields.positive("rms_norm_eps", 1e-6)? as f32, ..llama.norm },
         attention: AttentionConfig {
             head_dim,
-            qkv_bias: attention_bias || family == Family::Qwen2,
+            qkv_bias: attention_bias || family == Kin::Qwen2,
             out_bias: attention_bias,
-            head_norms: family == Family::Qwen3,
+            head_norms: family == Kin::Qwen3,
             windows: windows(fields, family, layers)?,
             ..llama.attention
         },
         feed_forward: FeedForwardConfig {
             activation: activation(fields, "hidden_act", "silu")?,
-            bias: family == Family::Llama && fields.flag("mlp_bias", false)?,
+            bias: family == Kin::Llama && fields.flag("mlp_bias", false)?,
             ..llama.feed_forward
         },
         output: ModelOutput::Vocabulary { tied: fields.flag("tie_word_embeddings", false)?, soft_cap: None },
@@ -122,17 +141,17 @@ fn original_context(fields: &Fields, scaling: &Fields) -> Result<f64> {
 }
 
 /// The sliding window of each layer: of all layers, of those from `max_window_layers` on, or of those that `layer_types` lists.
-fn windows(fields: &Fields, family: Family, layers: usize) -> Result<Vec<Option<usize>>> {
+fn windows(fields: &Fields, family: Kin, layers: usize) -> Result<Vec<Option<usize>>> {
     let is_used = match family {
-        Family::Llama => return Ok(vec![]),
-        Family::Mistral => true,
-        Family::Qwen2 | Family::Qwen3 => fields.flag("use_sliding_window", false)?,
+        Kin::Llama => return Ok(vec![]),
+        Kin::Mistral => true,
+        Kin::Qwen2 | Kin::Qwen3 => fields.flag("use_sliding_window", false)?,
     };
     let Some(window) = fields.size_if("sliding_window")?.filter(|_| is_used) else { return Ok(vec![]) };
     let Some(types) = fields.texts_if("layer_types")? else {
         let first = match family {
-            Family::Qwen2 | Family::Qwen3 => fields.size_if("max_window_layers")?.unwrap_or(28),
-            Family::Llama | Family::Mistral => 0,
+            Kin::Qwen2 | Kin::Qwen3 => fields.size_if("max_window_layers")?.unwrap_or(28),
+            Kin::Llama | Kin::Mistral => 0,
         };
         return Ok((0..layers).map(|layer| (layer >= first).then_some(window)).collect());
     };
@@ -145,7 +164,7 @@ fn windows(fields: &Fields, family: Family, layers: usize) -> Result<Vec<Option<
 }
 
 /// Where the tensors lie; `prefix` is `model.`, or nothing where the model was stored without its head's class.
-pub(super) fn layout(config: &TransformerConfig, prefix: &str) -> Layout {
+pub(in crate::model) fn layout(config: &TransformerConfig, prefix: &str) -> Layout {
     let (width, vocabulary, head_dim) = (config.width, config.vocabulary(), config.attention.head_dim);
     let feed_forward = config.feed_forward.hidden;
     let (queries, keys) = (config.query_width(), config.kv_width());

@@ -1,49 +1,62 @@
 //! ViT and DINOv2.
 
-use super::super::{
-    CheckpointError,
-    fields::Fields,
+use super::{
+    Family, Kind, Source,
     layout::{Layout, StoredLinear},
     llama::activation,
 };
 use crate::{
     Result,
     engine::Nonlinearity,
+    model::CheckpointError,
     model::config::{
         AttentionConfig, FeedForwardConfig, GptConfig, ImageHead, ImageHeadInput, ImageInput, ModelOutput, NormConfig,
         TransformerConfig,
     },
 };
 
-/// The families that differ in names, layer scale, registers and what their heads read.
+/// The families, which differ in names, layer scale, registers and what their heads read.
+pub(super) const FAMILIES: &[Family] = &[
+    Family {
+        name: "vit",
+        kind: Kind::Image,
+        layers: "num_hidden_layers",
+        prefixes: &["vit."],
+        config: |source| config(source, Kin::Vit),
+        layout: |source, config| layout(config, Kin::Vit, source.prefix),
+    },
+    Family {
+        name: "dinov2",
+        kind: Kind::Image,
+        layers: "num_hidden_layers",
+        prefixes: &["dinov2."],
+        config: |source| config(source, Kin::Dinov2),
+        layout: |source, config| layout(config, Kin::Dinov2, source.prefix),
+    },
+    Family {
+        name: "dinov2_with_registers",
+        kind: Kind::Image,
+        layers: "num_hidden_layers",
+        prefixes: &["dinov2_with_registers."],
+        config: |source| config(source, Kin::Dinov2WithRegisters),
+        layout: |source, config| layout(config, Kin::Dinov2WithRegisters, source.prefix),
+    },
+];
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Family {
+enum Kin {
     Vit,
     Dinov2,
     Dinov2WithRegisters,
 }
 
-impl Family {
-    /// What the names of tensors begin with, in a checkpoint that has a head's class.
-    pub(super) fn prefix(self) -> &'static str {
-        match self {
-            Family::Vit => "vit.",
-            Family::Dinov2 => "dinov2.",
-            Family::Dinov2WithRegisters => "dinov2_with_registers.",
-        }
-    }
-}
-
 /// The linear layer that scores classes.
 const HEAD: &str = "classifier";
 
-pub(super) fn config(
-    fields: &Fields,
-    family: Family,
-    shape_of: impl Fn(&str) -> Option<Vec<usize>>,
-) -> std::result::Result<TransformerConfig, CheckpointError> {
+fn config(source: &Source<'_>, family: Kin) -> std::result::Result<TransformerConfig, CheckpointError> {
+    let fields = source.fields;
     let width = fields.size("hidden_size")?;
-    let is_vit = family == Family::Vit;
+    let is_vit = family == Kin::Vit;
     let gated = !is_vit && fields.flag("use_swiglu_ffn", false)?;
     let (feed_forward, epsilon, patch) = if is_vit {
         (fields.size("intermediate_size")?, 1e-12, 16)
@@ -56,11 +69,11 @@ pub(super) fn config(
     };
     let reads = if is_vit { ImageHeadInput::ClassToken } else { ImageHeadInput::ClassTokenAndMean };
     let registers = match family {
-        Family::Dinov2WithRegisters => fields.size_if("num_register_tokens")?.unwrap_or(4),
-        Family::Vit | Family::Dinov2 => 0,
+        Kin::Dinov2WithRegisters => fields.size_if("num_register_tokens")?.unwrap_or(4),
+        Kin::Vit | Kin::Dinov2 => 0,
     };
     // The number of classes is that of the names of labels, which a configuration may leave out.
-    let classes = shape_of(&format!("{HEAD}.weight")).and_then(|shape| shape.first().copied());
+    let classes = source.shape_of(&format!("{HEAD}.weight")).and_then(|shape| shape.first().copied());
     let [patch_height, patch_width] = fields.sides("patch_size", patch)?;
     if patch_height != patch_width {
         return Err(fields.unsupported("patch_size", "patches are square"));
@@ -73,7 +86,7 @@ pub(super) fn config(
         registers,
     };
     let sizes = GptConfig {
-        layers: fields.size("num_hidden_layers")?,
+        layers: fields.layers("num_hidden_layers")?,
         width,
         heads: fields.size("num_attention_heads")?,
         context: 0,
@@ -96,7 +109,7 @@ pub(super) fn config(
 }
 
 /// Where the tensors lie; `prefix` is the family's, or nothing where the model was stored without a head's class.
-pub(super) fn layout(config: &TransformerConfig, family: Family, prefix: &str) -> Result<Layout> {
+fn layout(config: &TransformerConfig, family: Kin, prefix: &str) -> Result<Layout> {
     let (width, feed_forward, input) = (config.width, config.feed_forward.hidden, config.image()?);
     let mut layout = Layout {
         ignored: vec!["embeddings.mask_token", "pooler.dense.weight", "pooler.dense.bias"],
@@ -110,7 +123,7 @@ pub(super) fn layout(config: &TransformerConfig, family: Family, prefix: &str) -
         layout.tensor("registers", embeddings("register_tokens"), [1, input.registers, width]);
     }
     let names = match (family, config.feed_forward.gated) {
-        (Family::Vit, _) => {
+        (Kin::Vit, _) => {
             Names { norms: ["layernorm_before", "layernorm_after"], up: "intermediate.dense", down: "output.dense" }
         }
         (_, false) => Names { norms: ["norm1", "norm2"], up: "mlp.fc1", down: "mlp.fc2" },

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::CheckpointError;
+use crate::model::CheckpointError;
 
 /// An object of a configuration, with the place that errors name.
 #[derive(Debug, Clone)]
-pub(super) struct Fields {
+pub(in crate::model) struct Fields {
     path: PathBuf,
     /// What stands before a field's name, as in `rope_scaling.`.
     prefix: String,
@@ -21,8 +21,10 @@ impl Fields {
     /// A `config.json` is not larger.
     const LARGEST: u64 = 1 << 24;
 
+    const MOST_LAYERS: usize = 1 << 16;
+
     /// Reads a file.
-    pub(super) fn read(path: &Path) -> Result<Self> {
+    pub(in crate::model) fn read(path: &Path) -> Result<Self> {
         let io = |source| CheckpointError::Io { path: path.to_owned(), source };
         let not = |reason: String| CheckpointError::NotAConfig { path: path.to_owned(), reason };
         if std::fs::metadata(path).map_err(io)?.len() > Self::LARGEST {
@@ -40,17 +42,17 @@ impl Fields {
     }
 
     /// The file.
-    pub(super) fn path(&self) -> &Path {
+    pub(in crate::model) fn path(&self) -> &Path {
         &self.path
     }
 
     /// All fields.
-    pub(super) fn values(&self) -> &Map<String, Value> {
+    pub(in crate::model) fn values(&self) -> &Map<String, Value> {
         &self.values
     }
 
     /// The value of a field that is there and not null.
-    pub(super) fn get(&self, field: &str) -> Option<&Value> {
+    pub(in crate::model) fn get(&self, field: &str) -> Option<&Value> {
         self.values.get(field).filter(|value| !value.is_null())
     }
 
@@ -60,7 +62,7 @@ impl Fields {
     }
 
     /// The error for a field's value that is valid and not supported.
-    pub(super) fn unsupported(&self, field: &str, supported: &'static str) -> CheckpointError {
+    pub(in crate::model) fn unsupported(&self, field: &str, supported: &'static str) -> CheckpointError {
         let found = self.get(field).map_or("absent".to_owned(), Value::to_string);
         CheckpointError::UnsupportedField {
             path: self.path.clone(),
@@ -71,7 +73,7 @@ impl Fields {
     }
 
     /// The error for sizes of a configuration that make no model.
-    pub(super) fn not_valid(&self, error: &crate::Error) -> CheckpointError {
+    pub(in crate::model) fn not_valid(&self, error: &crate::Error) -> CheckpointError {
         CheckpointError::NotAConfig { path: self.path.clone(), reason: error.to_string() }
     }
 
@@ -83,17 +85,25 @@ impl Fields {
     }
 
     /// A size, where the field is there.
-    pub(super) fn size_if(&self, field: &str) -> Result<Option<usize>> {
+    pub(in crate::model) fn size_if(&self, field: &str) -> Result<Option<usize>> {
         self.of(field, "a whole number from 0", |value| value.as_u64().and_then(|n| usize::try_from(n).ok()))
     }
 
     /// A size that must be there.
-    pub(super) fn size(&self, field: &str) -> Result<usize> {
+    pub(in crate::model) fn size(&self, field: &str) -> Result<usize> {
         self.size_if(field)?.ok_or_else(|| self.wrong(field, "a whole number from 0"))
     }
 
+    /// A number of layers: more than any model has are refused before a list of them is made.
+    pub(in crate::model) fn layers(&self, field: &str) -> Result<usize> {
+        match self.size(field)? {
+            layers if layers <= Self::MOST_LAYERS => Ok(layers),
+            _ => Err(self.unsupported(field, "no model has as many layers")),
+        }
+    }
+
     /// Height and width: one number for both, or a list of two; `default` where the field is absent.
-    pub(super) fn sides(&self, field: &str, default: usize) -> Result<[usize; 2]> {
+    pub(in crate::model) fn sides(&self, field: &str, default: usize) -> Result<[usize; 2]> {
         let size = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
         let read = |value: &Value| match value.as_array().map(Vec::as_slice) {
             None => size(value).map(|side| [side; 2]),
@@ -104,24 +114,24 @@ impl Fields {
     }
 
     /// A list of sizes, where the field is there.
-    pub(super) fn sizes_if(&self, field: &str) -> Result<Option<Vec<usize>>> {
+    pub(in crate::model) fn sizes_if(&self, field: &str) -> Result<Option<Vec<usize>>> {
         let size = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
         self.of(field, "a list of whole numbers from 0", |value| value.as_array()?.iter().map(size).collect())
     }
 
     /// A number, where the field is there.
-    pub(super) fn number_if(&self, field: &str) -> Result<Option<f64>> {
+    pub(in crate::model) fn number_if(&self, field: &str) -> Result<Option<f64>> {
         self.of(field, "a number", Value::as_f64)
     }
 
     /// A number above 0 that f32 holds, or `default` where the field is absent: an epsilon, or the base of rotary frequencies.
-    pub(super) fn positive(&self, field: &str, default: f64) -> Result<f64> {
+    pub(in crate::model) fn positive(&self, field: &str, default: f64) -> Result<f64> {
         let positive = |value: &Value| value.as_f64().filter(|v| (*v as f32) > 0.0 && (*v as f32).is_finite());
         Ok(self.of(field, "a number above 0", positive)?.unwrap_or(default))
     }
 
     /// A number above 0 that must be there.
-    pub(super) fn positive_number(&self, field: &str) -> Result<f64> {
+    pub(in crate::model) fn positive_number(&self, field: &str) -> Result<f64> {
         match self.get(field) {
             Some(_) => self.positive(field, 1.0),
             None => Err(self.wrong(field, "a number above 0")),
@@ -129,17 +139,17 @@ impl Fields {
     }
 
     /// Whether there is no field.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::model) fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
 
     /// A flag with its default.
-    pub(super) fn flag(&self, field: &str, default: bool) -> Result<bool> {
+    pub(in crate::model) fn flag(&self, field: &str, default: bool) -> Result<bool> {
         Ok(self.of(field, "true or false", Value::as_bool)?.unwrap_or(default))
     }
 
     /// A text, where the field is there.
-    pub(super) fn text_if(&self, field: &str) -> Result<Option<&str>> {
+    pub(in crate::model) fn text_if(&self, field: &str) -> Result<Option<&str>> {
         match self.get(field) {
             None => Ok(None),
             Some(value) => value.as_str().map(Some).ok_or_else(|| self.wrong(field, "a text")),
@@ -147,14 +157,14 @@ impl Fields {
     }
 
     /// An object inside this one, where the field is there.
-    pub(super) fn object_if(&self, field: &str) -> Result<Option<Fields>> {
+    pub(in crate::model) fn object_if(&self, field: &str) -> Result<Option<Fields>> {
         let values = self.of(field, "an object", |value| value.as_object().cloned())?;
         let prefix = format!("{}{field}.", self.prefix);
         Ok(values.map(|values| Fields { path: self.path.clone(), prefix, values }))
     }
 
     /// A list of texts, where the field is there.
-    pub(super) fn texts_if(&self, field: &str) -> Result<Option<Vec<&str>>> {
+    pub(in crate::model) fn texts_if(&self, field: &str) -> Result<Option<Vec<&str>>> {
         match self.get(field) {
             None => Ok(None),
             Some(value) => {
@@ -165,7 +175,7 @@ impl Fields {
     }
 
     /// One token or a list of them; none where the field is absent.
-    pub(super) fn tokens(&self, field: &str) -> Result<Vec<u32>> {
+    pub(in crate::model) fn tokens(&self, field: &str) -> Result<Vec<u32>> {
         let one = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
         let read = |value: &Value| match value {
             Value::Array(all) => all.iter().map(one).collect(),
@@ -175,7 +185,7 @@ impl Fields {
     }
 
     /// An error unless the flag has the only value that is supported.
-    pub(super) fn expect_flag(&self, field: &str, only: bool, supported: &'static str) -> Result<()> {
+    pub(in crate::model) fn expect_flag(&self, field: &str, only: bool, supported: &'static str) -> Result<()> {
         if self.flag(field, only)? == only { Ok(()) } else { Err(self.unsupported(field, supported)) }
     }
 }

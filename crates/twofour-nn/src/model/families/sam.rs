@@ -1,20 +1,45 @@
 //! The image encoder of SAM.
 
-use super::super::{
-    CheckpointError,
+use super::{
+    Family, Kind,
     fields::Fields,
     layout::{Layout, StoredLinear},
     llama::activation,
 };
 use crate::{
     Error, Result,
+    model::CheckpointError,
     model::config::{
         AttentionConfig, FeedForwardConfig, GptConfig, ImageInput, ModelInput, ModelOutput, NormConfig,
         TransformerConfig,
     },
 };
 
-pub(super) fn config(fields: &Fields) -> std::result::Result<TransformerConfig, CheckpointError> {
+/// The whole model, and its image encoder alone.
+pub(super) const FAMILIES: &[Family] = &[
+    Family {
+        name: "sam",
+        kind: Kind::Image,
+        layers: "vision_config.num_hidden_layers",
+        prefixes: &[],
+        config: |source| {
+            let vision = source.fields.object_if("vision_config")?;
+            let description = "the description of the image encoder is required";
+            config(&vision.ok_or_else(|| source.fields.unsupported("vision_config", description))?)
+        },
+        layout: |_, config| layout(config),
+    },
+    Family {
+        name: "sam_vision_model",
+        kind: Kind::Image,
+        layers: "num_hidden_layers",
+        prefixes: &[],
+        config: |source| config(source.fields),
+        layout: |_, config| layout(config),
+    },
+];
+
+fn config(fields: &Fields) -> std::result::Result<TransformerConfig, CheckpointError> {
     fields.expect_flag("use_abs_pos", true, "positions are embedded")?;
     let width = fields.size_if("hidden_size")?.unwrap_or(768);
     let feed_forward = match fields.size_if("mlp_dim")? {
@@ -32,7 +57,7 @@ pub(super) fn config(fields: &Fields) -> std::result::Result<TransformerConfig, 
     }
     let side = fields.size_if("window_size")?.unwrap_or(14);
     let global = fields.sizes_if("global_attn_indexes")?.unwrap_or_else(|| vec![2, 5, 8, 11]);
-    let layers = fields.size_if("num_hidden_layers")?.unwrap_or(12);
+    let layers = if fields.get("num_hidden_layers").is_some() { fields.layers("num_hidden_layers")? } else { 12 };
     if let Some(layer) = global.iter().find(|layer| **layer >= layers) {
         let (what, found) = ("a layer with global attention", format!("{layer} of {layers}"));
         return Err(fields.not_valid(&Error::Setting { what, found, expected: "one of the layers" }));
@@ -63,7 +88,7 @@ pub(super) fn config(fields: &Fields) -> std::result::Result<TransformerConfig, 
 }
 
 /// Where the tensors lie.
-pub(super) fn layout(config: &TransformerConfig) -> Result<Layout> {
+fn layout(config: &TransformerConfig) -> Result<Layout> {
     let (width, head_dim, feed_forward) = (config.width, config.attention.head_dim, config.feed_forward.hidden);
     let input = config.image()?;
     let [rows, columns] = input.grid();

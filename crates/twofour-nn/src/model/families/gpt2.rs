@@ -1,21 +1,31 @@
 //! GPT-2.
 
 use super::{
-    CheckpointError,
+    Family, Kind,
     fields::Fields,
     layout::{Layout, StoredLinear},
     llama::activation,
 };
+use crate::model::CheckpointError;
 use crate::model::config::{FeedForwardConfig, GptConfig, ModelOutput, NormConfig, Positions, TransformerConfig};
 
+pub(super) const FAMILIES: &[Family] = &[Family {
+    name: "gpt2",
+    kind: Kind::Decoder,
+    layers: "n_layer",
+    prefixes: &["transformer."],
+    config: |source| config(source.fields),
+    layout: |source, config| Ok(layout(config, source.prefix)),
+}];
+
 /// Reads the configuration.
-pub(super) fn config(fields: &Fields) -> Result<TransformerConfig, CheckpointError> {
+fn config(fields: &Fields) -> Result<TransformerConfig, CheckpointError> {
     fields.expect_flag("scale_attn_weights", true, "scores are divided by the root of the head's size")?;
     fields.expect_flag("scale_attn_by_inverse_layer_idx", false, "scores are not scaled by layer")?;
     fields.expect_flag("add_cross_attention", false, "there is no encoder to attend to")?;
     let (width, heads) = (fields.size("n_embd")?, fields.size("n_head")?);
     let sizes = GptConfig {
-        layers: fields.size("n_layer")?,
+        layers: fields.layers("n_layer")?,
         width,
         heads,
         context: fields.size("n_positions")?,
@@ -36,7 +46,7 @@ pub(super) fn config(fields: &Fields) -> Result<TransformerConfig, CheckpointErr
 }
 
 /// Where the tensors lie; `prefix` is `transformer.`, or nothing where the model was stored without its head's class.
-pub(super) fn layout(config: &TransformerConfig, prefix: &str) -> Layout {
+fn layout(config: &TransformerConfig, prefix: &str) -> Layout {
     let (width, vocabulary, context) = (config.width, config.vocabulary(), config.context());
     let feed_forward = config.feed_forward.hidden;
     let mut layout = Layout { ignored: vec![".attn.bias", ".attn.masked_bias"], ..Layout::default() };

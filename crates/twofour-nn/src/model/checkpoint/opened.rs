@@ -1,0 +1,99 @@
+//! A directory of a model of any family.
+
+use std::path::{Path, PathBuf};
+
+use twofour::{DataType, file::Reader};
+
+use super::{CheckpointError, HEAD, StoredParts, place};
+use crate::{
+    Result,
+    model::{
+        ModelOutput, Tokenizer, TransformerConfig,
+        families::{Family, Kind, Source, fields::Fields, layout::Layout},
+        language::dtype_of,
+    },
+};
+
+/// Whether a head is stored that is not the embedding: it is used then, whatever the configuration says of tying, as in transformers 5.
+fn has_own_head(reader: &Reader) -> Result<bool> {
+    if reader.compressed_info("lm_head.weight").is_ok() {
+        return Ok(true);
+    }
+    let Some(head) = reader.tensors().find(|tensor| tensor.name == "lm_head.weight") else { return Ok(false) };
+    let is_embedding = |name: &str| name.ends_with("embed_tokens.weight") || name.ends_with("wte.weight");
+    let Some(embedding) = reader.tensors().find(|tensor| is_embedding(&tensor.name)) else { return Ok(false) };
+    if head.shape != embedding.shape {
+        return Ok(false);
+    }
+    Ok(head.dtype != embedding.dtype
+        || *reader.tensor(&head.name)?.bytes()? != *reader.tensor(&embedding.name)?.bytes()?)
+}
+
+/// What the names of heads for other tasks than scoring tokens begin with.
+const TASK_HEADS: [&str; 4] = ["score.", "classifier.", "qa_outputs.", "v_head."];
+
+/// Whether a decoder is stored with a head that scores tokens. The embedding of a classifier is none, even where the configuration ties it to one.
+fn has_head(reader: &Reader, tied: bool) -> bool {
+    let is_stored = reader.tensors().any(|tensor| tensor.name == "lm_head.weight");
+    let has_task_head = || {
+        let mut names = reader.tensors().map(|tensor| &tensor.name);
+        names.any(|name| TASK_HEADS.iter().any(|beginning| name.starts_with(beginning)))
+    };
+    is_stored || reader.compressed_info("lm_head.weight").is_ok() || tied && !has_task_head()
+}
+
+/// A directory whose configuration and headers were read and checked.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) directory: PathBuf,
+    pub(super) config: TransformerConfig,
+    pub(super) reader: Reader,
+    pub(super) layout: Layout,
+}
+
+impl Opened {
+    /// Opens a directory, or one file of weights or index in it, with a model of a kind.
+    pub(super) fn new(path: &Path, kind: Kind) -> Result<(Self, Fields)> {
+        let fields = place::fields_of(path)?;
+        let name = fields.text_if("model_type")?;
+        let Some(family) = name.and_then(Family::named).filter(|family| family.kind == kind) else {
+            let found = name.map_or("absent".to_owned(), |name| format!("`{name}`"));
+            let (path, supported) = (fields.path().to_owned(), Family::names(&[kind]));
+            return Err(CheckpointError::UnsupportedModel { path, found, supported }.into());
+        };
+        let reader = place::reader_of(path, &fields)?;
+        let source = Source::new(family, &fields, &reader);
+        let mut config = (family.config)(&source)?;
+        config.validate().map_err(|error| fields.not_valid(&error))?;
+        let has_head = has_head(&reader, config.is_tied());
+        if let ModelOutput::Vocabulary { tied, .. } = &mut config.output {
+            *tied = *tied && has_head && !has_own_head(&reader)?;
+        }
+        // Every layer needs tensors: a number of layers that the files cannot hold is refused before anything is made of it.
+        if config.layers > reader.tensors().count() {
+            return Err(fields.unsupported(family.layers, "the files have fewer tensors than that").into());
+        }
+        let mut layout = (family.layout)(&source, &config)?;
+        if kind == Kind::Decoder {
+            layout.ignored_beginnings.extend(TASK_HEADS);
+            if !has_head {
+                layout.linears.remove(HEAD);
+            }
+        }
+        layout.check(&reader)?;
+        Ok((Opened { directory: place::directory_of(path), config, reader, layout }, fields))
+    }
+
+    /// The type of the weights: that of the largest tensor that is stored dense as f32, f16 or bf16; f32 where there is none.
+    pub(super) fn dtype(&self) -> DataType {
+        dtype_of(&self.reader)
+    }
+
+    pub(super) fn tokenizer(&self) -> Result<Tokenizer> {
+        Tokenizer::read(&self.directory.join("tokenizer.json"))
+    }
+
+    pub(super) fn parts(&self) -> StoredParts<'_> {
+        StoredParts::new(&self.reader, &self.layout, self.config.is_tied())
+    }
+}
