@@ -5,25 +5,24 @@ use twofour::file::Reader;
 use super::{BlockwiseCheckpoint, CheckpointBlock, Observation, Replace};
 use crate::{
     Result,
-    cpu::rope::Table,
     model::{
         Checkpoint, Positions, Tokenizer, TransformerConfig,
         inference::{
+            attention::Seen,
             build::Parts,
             cache::Cache,
             embed,
-            layer::{Layer, Place, Role},
+            layer::{Layer, Role},
+            rotation::Rotations,
         },
     },
 };
 
 /// A block with what runs it.
-struct DecoderBlock<'a> {
-    config: &'a TransformerConfig,
-    layer: Layer<f32>,
-    index: usize,
-    frequencies: Option<Vec<f64>>,
-    weights: StoredWeights,
+pub(super) struct Block<'a> {
+    pub(super) config: &'a TransformerConfig,
+    pub(super) layer: Layer<f32>,
+    pub(super) weights: StoredWeights,
 }
 
 /// The stored weights of a block's linear layers, and whether they are transposed.
@@ -93,22 +92,20 @@ impl BlockwiseCheckpoint for Checkpoint {
     fn block(&self, index: usize, replace: Option<Replace<'_>>) -> Result<Box<dyn CheckpointBlock + '_>> {
         let config = self.config();
         let layer = Layer::build(config, &self.parts().replacing(replace), index)?;
-        let frequencies = match config.positions {
-            Positions::Rotary(rope) => Some(rope.frequencies(config.attention.head_dim)),
-            Positions::Learned => None,
-        };
         let weights = StoredWeights::new(|role| self.stored(&format!("blocks.{index}.{}", role.name())));
-        Ok(Box::new(DecoderBlock { config, layer, index, frequencies, weights }))
+        Ok(Box::new(Block { config, layer, weights }))
     }
 }
 
-impl CheckpointBlock for DecoderBlock<'_> {
+impl CheckpointBlock for Block<'_> {
     fn run(&self, x: &mut Vec<f32>, observe: &mut dyn FnMut(Observation<'_>)) -> Result<()> {
         let tokens = x.len() / self.config.width;
-        let rotary = self.frequencies.as_ref().map(|frequencies| Table::of(0..tokens, frequencies));
-        let place = Place { layer: self.index, position: 0, rotary: rotary.as_ref() };
-        self.layer.forward(self.config, x, &mut Cache::default(), place, &mut |role, x: &[f32]| {
-            self.weights.show(role, x, tokens, observe);
-        })
+        let tables = Rotations::of(self.config).map(|rotations| rotations.tables(0..tokens));
+        let mut cache = Cache::default();
+        let seen = match self.config.attention.is_causal {
+            true => Seen::Cache { cache: &mut cache, position: 0, rotary: tables.as_ref() },
+            false => Seen::Sequences(&[tokens]),
+        };
+        self.layer.forward(self.config, x, seen, &mut |role, x: &[f32]| self.weights.show(role, x, tokens, observe))
     }
 }

@@ -2,23 +2,16 @@
 
 use twofour::file::Reader;
 
-use super::{BlockwiseCheckpoint, CheckpointBlock, Observation, Replace, decoder::StoredWeights};
+use super::{
+    BlockwiseCheckpoint, CheckpointBlock, Observation, Replace,
+    decoder::{Block, StoredWeights},
+};
 use crate::{
     Result,
-    model::{
-        EncoderCheckpoint, EncoderInput, Tokenizer, TransformerConfig,
-        encoder::{Embeddings, EncoderLayer},
-    },
+    model::{EncoderCheckpoint, EncoderInput, Tokenizer, encoder::Embeddings, inference::layer::Layer},
 };
 
 const POOLER: &str = "pooler";
-
-/// A block with what runs it.
-struct EncoderBlock<'a> {
-    config: &'a TransformerConfig,
-    layer: EncoderLayer<f32>,
-    weights: StoredWeights,
-}
 
 /// The pooler as the last block: it reads the first token of each text, and changes no hidden state.
 struct PoolerBlock {
@@ -62,20 +55,11 @@ impl BlockwiseCheckpoint for EncoderCheckpoint {
             let weights = self.parts().weights_of(POOLER);
             return Ok(Box::new(PoolerBlock { width: config.width, weights }));
         }
-        let layer = EncoderLayer::build(config, &self.parts().replacing(replace), index)?;
+        let layer = Layer::build(config, &self.parts().replacing(replace), index)?;
         let parts = self.parts();
         let stored = |name: &str| parts.has_linear(name).then(|| (parts.weights_of(name), false));
         let weights = StoredWeights::new(|role| stored(&format!("blocks.{index}.{}", role.name())));
-        Ok(Box::new(EncoderBlock { config, layer, weights }))
-    }
-}
-
-impl CheckpointBlock for EncoderBlock<'_> {
-    fn run(&self, x: &mut Vec<f32>, observe: &mut dyn FnMut(Observation<'_>)) -> Result<()> {
-        let tokens = x.len() / self.config.width;
-        self.layer.forward(self.config, x, &[tokens], &mut |role, x: &[f32]| {
-            self.weights.show(role, x, tokens, observe);
-        })
+        Ok(Box::new(Block { config, layer, weights }))
     }
 }
 

@@ -116,7 +116,9 @@ fn write_as<T: Arithmetic + StoredElement, E: Engine, M: TrainedModel<E>>(
     let rounded = |values: &[f32]| -> Vec<T> { values.iter().map(|value| T::from_f32(*value)).collect() };
     for parameter in model.parameters() {
         if let Some(tensor) = layout.tensors.get(parameter.name()) {
-            writer.write_elements(&tensor.name, &rounded(&engine.read(parameter.master())?))?;
+            let values = engine.read(parameter.master())?;
+            let stored: Vec<f32> = values.into_iter().map(|value| value - tensor.added).collect();
+            writer.write_elements(&tensor.name, &rounded(&stored))?;
         }
     }
     for linear in model.linears() {

@@ -101,7 +101,17 @@ impl<'a> StoredParts<'a> {
             let parts = linear.parts.iter().map(|(name, _)| self.floats(&format!("{name}.bias")));
             return Ok(parts.collect::<Result<Vec<_>>>()?.concat());
         }
-        self.floats(self.name_of(ours)?)
+        self.tensor(ours)
+    }
+
+    /// A tensor outside of linear layers, by the name that the model has for it.
+    fn tensor(&self, ours: &str) -> Result<Vec<f32>> {
+        let stored = self.layout.tensors.get(ours).ok_or_else(|| absent(ours))?;
+        let mut values = self.floats(&stored.name)?;
+        if stored.added != 0.0 {
+            values.iter_mut().for_each(|value| *value += stored.added);
+        }
+        Ok(values)
     }
 
     fn name_of(&self, ours: &str) -> Result<&str> {
@@ -150,7 +160,7 @@ impl<'a> StoredParts<'a> {
 
 impl<T: KernelElement + StoredElement> Parts<T> for StoredParts<'_> {
     fn vector(&self, name: &str, _: usize) -> Result<Vec<f32>> {
-        self.floats(self.name_of(name)?)
+        self.tensor(name)
     }
 
     fn table(&self, name: &str, shape: [usize; 2]) -> Result<Vec<T>> {

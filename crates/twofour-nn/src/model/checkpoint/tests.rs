@@ -18,8 +18,8 @@ use super::{Checkpoint, CheckpointError};
 use crate::{
     Error,
     model::{
-        Calibration, EncoderCheckpoint, EncoderTask, Inference, Positions, Rope, Sampling, SavedModel, Windows,
-        open_blockwise,
+        Calibration, EncoderCheckpoint, EncoderTask, Inference, Positions, Rope, RopeScaling, Sampling, SavedModel,
+        TransformerConfig, Windows, open_blockwise,
     },
 };
 
@@ -427,16 +427,20 @@ fn older_configurations_mean_the_same() {
         scaling["factor"] = json!(4.0);
         config.insert("rope_scaling".into(), scaling);
     });
-    let Positions::Rotary(Rope { scaling, .. }) = open(added.path()).positions else { panic!("no rotary positions") };
-    assert_eq!(scaling.map(|scaling| scaling.factor), Some(4.0));
+    let of_llama3 = |config: TransformerConfig| match config.positions {
+        Positions::Rotary(Rope { scaling: Some(RopeScaling::Llama3 { factor, original_context, .. }), .. }) => {
+            (factor, original_context)
+        }
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(of_llama3(open(added.path())).0, 4.0);
     // The field of the configuration itself is before that of the scaling; without either it is the whole context.
     for (own, nested, expected) in [(Some(20.0), Some(16.0), 20.0), (None, Some(16.0), 16.0), (None, None, 40.0)] {
         let copy = with_config("llama", |config| {
             config.extend(own.map(|own| ("original_max_position_embeddings".to_owned(), json!(own))));
             config["rope_parameters"]["original_max_position_embeddings"] = json!(nested);
         });
-        let Positions::Rotary(Rope { scaling, .. }) = open(copy.path()).positions else { panic!("{own:?}") };
-        assert_eq!(scaling.map(|scaling| scaling.original_context), Some(expected), "{own:?}, {nested:?}");
+        assert_eq!(of_llama3(open(copy.path())).1, expected, "{own:?}, {nested:?}");
     }
     let older = with_config("mistral", |config| {
         config.remove("rope_parameters");

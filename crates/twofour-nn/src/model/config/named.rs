@@ -22,7 +22,7 @@ const LLAMA_3: Rope = Rope { base: 500_000.0, scaling: None };
 /// The rotation of Llama 3.2, which stretches Llama 3's to 131072 tokens.
 const LLAMA_3_2: Rope = Rope {
     base: 500_000.0,
-    scaling: Some(RopeScaling {
+    scaling: Some(RopeScaling::Llama3 {
         factor: 32.0,
         low_frequency_factor: 1.0,
         high_frequency_factor: 4.0,

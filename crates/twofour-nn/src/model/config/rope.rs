@@ -14,19 +14,27 @@ pub struct Rope {
     pub scaling: Option<RopeScaling>,
 }
 
-/// Llama 3's scaling (`rope_type` `llama3`): frequencies whose wavelength exceeds the original context are divided by a factor, short ones are kept, and those
-/// between are interpolated.
+/// Scaling of frequencies.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RopeScaling {
-    /// What low frequencies are divided by.
-    pub factor: f64,
-    /// Wavelengths above the original context divided by this are scaled in full.
-    pub low_frequency_factor: f64,
-    /// Wavelengths below the original context divided by this are kept.
-    pub high_frequency_factor: f64,
-    /// The context before scaling.
-    pub original_context: f64,
+#[serde(untagged, deny_unknown_fields)]
+pub enum RopeScaling {
+    /// Llama 3's (`rope_type` `llama3`): frequencies whose wavelength exceeds the original context are divided by a factor, short ones are kept, and those between are
+    /// interpolated.
+    Llama3 {
+        /// What low frequencies are divided by.
+        factor: f64,
+        /// Wavelengths above the original context divided by this are scaled in full.
+        low_frequency_factor: f64,
+        /// Wavelengths below the original context divided by this are kept.
+        high_frequency_factor: f64,
+        /// The context before scaling.
+        original_context: f64,
+    },
+    /// All frequencies are divided by a factor (`rope_type` `linear`).
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
 }
 
 impl Rope {
@@ -44,11 +52,15 @@ impl Rope {
 
 impl RopeScaling {
     fn apply(&self, frequency: f64) -> f64 {
-        let RopeScaling { factor, low_frequency_factor, high_frequency_factor, original_context } = *self;
-        let turns = original_context * frequency / TAU;
-        let share = (turns - low_frequency_factor) / (high_frequency_factor - low_frequency_factor);
-        let share = share.clamp(0.0, 1.0);
-        share * frequency + (1.0 - share) * frequency / factor
+        match *self {
+            RopeScaling::Linear { factor } => frequency / factor,
+            RopeScaling::Llama3 { factor, low_frequency_factor, high_frequency_factor, original_context } => {
+                let turns = original_context * frequency / TAU;
+                let share = (turns - low_frequency_factor) / (high_frequency_factor - low_frequency_factor);
+                let share = share.clamp(0.0, 1.0);
+                share * frequency + (1.0 - share) * frequency / factor
+            }
+        }
     }
 }
 
@@ -58,7 +70,7 @@ mod tests {
 
     #[test]
     fn llama_3_scales_long_wavelengths_only() {
-        let scaling = RopeScaling {
+        let scaling = RopeScaling::Llama3 {
             factor: 8.0,
             low_frequency_factor: 1.0,
             high_frequency_factor: 4.0,

@@ -1,8 +1,6 @@
 //! Encoders for inference on the CPU: BERT.
 
-mod attention;
 mod embeddings;
-mod layer;
 mod masked;
 mod modules;
 mod sentence;
@@ -17,13 +15,19 @@ use twofour::{
     kernel::{Activation, KernelElement},
 };
 
-pub(super) use self::{attention::attend, embeddings::Embeddings, layer::EncoderLayer};
+pub(super) use self::embeddings::Embeddings;
 pub use self::{masked::MaskedEncoder, sentence::SentenceEncoder, similarity::Similarity};
 use super::{
     calibration::Observation,
     checkpoint::{EncoderCheckpoint, StoredParts},
     config::TransformerConfig,
-    inference::{build::Parts, layer::Role, linear::Linear, passes::widened},
+    inference::{
+        attention::Seen,
+        build::Parts,
+        layer::{Layer, Role},
+        linear::Linear,
+        passes::widened,
+    },
 };
 use crate::{Error, Result};
 
@@ -51,7 +55,7 @@ pub struct EncoderInput<'a> {
 pub struct Encoder<T: KernelElement> {
     config: TransformerConfig,
     embeddings: Embeddings<T>,
-    layers: Vec<EncoderLayer<T>>,
+    layers: Vec<Layer<T>>,
     pooler: Option<Linear<T>>,
     /// The stored weights of each layer's linear layers, as an observer is told.
     stored: Vec<[Vec<String>; 4]>,
@@ -70,7 +74,7 @@ impl<T: KernelElement + StoredElement> Encoder<T> {
     pub(super) fn build(config: TransformerConfig, parts: &StoredParts<'_>) -> Result<Self> {
         let width = config.width;
         let embeddings = Embeddings::build(&config, parts)?;
-        let layers = (0..config.layers).map(|layer| EncoderLayer::build(&config, parts, layer));
+        let layers = (0..config.layers).map(|layer| Layer::build(&config, parts, layer));
         let layers = layers.collect::<Result<_>>()?;
         let pooler = match parts.has_linear("pooler") {
             true => Some(parts.linear("pooler", (width, width))?),
@@ -91,7 +95,7 @@ impl<T: KernelElement> Encoder<T> {
 
     /// Bytes of the layers' linear weights in memory.
     pub fn weight_bytes(&self) -> usize {
-        self.layers.iter().map(EncoderLayer::bytes).sum()
+        self.layers.iter().map(Layer::bytes).sum()
     }
 
     /// The last hidden states of each sequence, `[tokens, width]`. Sequences are not padded: those of a batch go through the linear layers together, and attend to
@@ -125,7 +129,7 @@ impl<T: KernelElement> Encoder<T> {
         let lengths: Vec<usize> = inputs.iter().map(|input| input.tokens.len()).collect();
         let tokens = lengths.iter().sum();
         for (layer, stored) in self.layers.iter().zip(&self.stored) {
-            layer.forward(&self.config, &mut x, &lengths, &mut |role: Role, x: &[T]| {
+            layer.forward(&self.config, &mut x, Seen::Sequences(&lengths), &mut |role: Role, x: &[T]| {
                 // Inputs are widened for an observer alone.
                 let weights = Role::ALL.iter().position(|own| *own == role).map(|at| &stored[at]);
                 if let (Some(weights), Some(observe)) = (weights, &mut observe) {

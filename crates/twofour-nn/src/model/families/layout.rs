@@ -37,6 +37,8 @@ pub(crate) struct StoredLinear {
 pub(crate) struct StoredTensor {
     pub(crate) name: String,
     pub(crate) shape: Vec<usize>,
+    /// What is added to the stored values: Gemma stores the gains of norms less one.
+    pub(crate) added: f32,
 }
 
 impl StoredLinear {
@@ -54,7 +56,13 @@ impl Layout {
         name: impl Into<String>,
         shape: impl Into<Vec<usize>>,
     ) {
-        self.tensors.insert(ours.into(), StoredTensor { name: name.into(), shape: shape.into() });
+        self.tensors.insert(ours.into(), StoredTensor { name: name.into(), shape: shape.into(), added: 0.0 });
+    }
+
+    /// Adds the gain of a norm, to whose stored values a number is added.
+    pub(in crate::model) fn gain(&mut self, ours: String, theirs: String, width: usize, added: f32) {
+        let stored = StoredTensor { name: format!("{theirs}.weight"), shape: vec![width], added };
+        self.tensors.insert(format!("{ours}.weight"), stored);
     }
 
     /// Adds a linear layer.

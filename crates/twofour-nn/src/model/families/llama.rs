@@ -104,13 +104,18 @@ pub(super) fn activation(fields: &Fields, field: &str, default: &str) -> Result<
 
 /// Rotary positions: `rope_scaling`, as older versions and users write it, comes before `rope_parameters`, and with either, `rope_theta` may be in it or beside it.
 /// transformers 5 has the same order.
-fn rope(fields: &Fields) -> Result<Rope> {
+pub(super) fn rope(fields: &Fields) -> Result<Rope> {
     let parameters = match fields.object_if("rope_scaling")?.filter(|scaling| !scaling.is_empty()) {
         Some(scaling) => Some(scaling),
         None => fields.object_if("rope_parameters")?,
     };
+    rope_of(fields, parameters, 10_000.0)
+}
+
+/// The rotation that these parameters describe, or the fields beside them.
+pub(super) fn rope_of(fields: &Fields, parameters: Option<Fields>, default_base: f64) -> Result<Rope> {
     let holder = parameters.as_ref().filter(|parameters| parameters.get("rope_theta").is_some()).unwrap_or(fields);
-    let base = holder.positive("rope_theta", 10_000.0)?;
+    let base = holder.positive("rope_theta", default_base)?;
     for fields in [Some(fields), parameters.as_ref()].into_iter().flatten() {
         if fields.number_if("partial_rotary_factor")?.unwrap_or(1.0) != 1.0 {
             return Err(fields.unsupported("partial_rotary_factor", "whole heads are rotated"));
@@ -120,13 +125,14 @@ fn rope(fields: &Fields) -> Result<Rope> {
     let key = if parameters.get("rope_type").is_some() { "rope_type" } else { "type" };
     let scaling = match parameters.text_if(key)? {
         None | Some("default") => None,
-        Some("llama3") => Some(RopeScaling {
+        Some("linear") => Some(RopeScaling::Linear { factor: parameters.positive_number("factor")? }),
+        Some("llama3") => Some(RopeScaling::Llama3 {
             factor: parameters.positive_number("factor")?,
             low_frequency_factor: parameters.positive_number("low_freq_factor")?,
             high_frequency_factor: parameters.positive_number("high_freq_factor")?,
             original_context: original_context(fields, &parameters)?,
         }),
-        Some(_) => return Err(parameters.unsupported(key, "supported are default and llama3")),
+        Some(_) => return Err(parameters.unsupported(key, "supported are default, linear and llama3")),
     };
     Ok(Rope { base, scaling })
 }
@@ -155,12 +161,17 @@ fn windows(fields: &Fields, family: Kin, layers: usize) -> Result<Vec<Option<usi
         };
         return Ok((0..layers).map(|layer| (layer >= first).then_some(window)).collect());
     };
-    let of_type = |name: &str| match name {
+    windows_of_types(fields, &types, window)
+}
+
+/// The windows of layers of these types.
+pub(super) fn windows_of_types(fields: &Fields, types: &[&str], window: usize) -> Result<Vec<Option<usize>>> {
+    let of_type = |name: &&str| match *name {
         "full_attention" => Ok(None),
         "sliding_attention" => Ok(Some(window)),
         _ => Err(fields.unsupported("layer_types", "supported are full_attention and sliding_attention")),
     };
-    types.into_iter().map(of_type).collect()
+    types.iter().map(of_type).collect()
 }
 
 /// Where the tensors lie; `prefix` is `model.`, or nothing where the model was stored without its head's class.
@@ -179,11 +190,11 @@ pub(in crate::model) fn layout(config: &TransformerConfig, prefix: &str) -> Layo
     for layer in 0..config.layers {
         let (ours, theirs) =
             (|part: &str| format!("blocks.{layer}.{part}"), |part: &str| format!("{prefix}layers.{layer}.{part}"));
-        layout.tensor(ours("attn.norm.weight"), theirs("input_layernorm.weight"), [width]);
-        layout.tensor(ours("mlp.norm.weight"), theirs("post_attention_layernorm.weight"), [width]);
+        layout.gain(ours("attn.norm"), theirs("input_layernorm"), width, 0.0);
+        layout.gain(ours("mlp.norm"), theirs("post_attention_layernorm"), width, 0.0);
         if config.attention.head_norms {
-            layout.tensor(ours("attn.query_norm.weight"), theirs("self_attn.q_norm.weight"), [head_dim]);
-            layout.tensor(ours("attn.key_norm.weight"), theirs("self_attn.k_norm.weight"), [head_dim]);
+            layout.gain(ours("attn.query_norm"), theirs("self_attn.q_norm"), head_dim, 0.0);
+            layout.gain(ours("attn.key_norm"), theirs("self_attn.k_norm"), head_dim, 0.0);
         }
         let qkv = [("q", queries), ("k", keys), ("v", keys)];
         let qkv = qkv.map(|(part, outputs)| (theirs(&format!("self_attn.{part}_proj")), outputs)).to_vec();
@@ -195,7 +206,7 @@ pub(in crate::model) fn layout(config: &TransformerConfig, prefix: &str) -> Layo
         let down = vec![(theirs("mlp.down_proj"), width)];
         layout.linear(ours("mlp.down"), plain(down, feed_forward, config.feed_forward.bias));
     }
-    layout.tensor("norm.weight", format!("{prefix}norm.weight"), [width]);
+    layout.gain("norm".to_owned(), format!("{prefix}norm"), width, 0.0);
     if config.is_tied() {
         layout.ignored.push("lm_head.weight");
         layout.linear("head", plain(vec![(embedding, vocabulary)], width, false));

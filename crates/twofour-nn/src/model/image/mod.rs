@@ -3,7 +3,6 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 mod embeddings;
-mod layer;
 mod neck;
 mod random;
 mod relative;
@@ -21,12 +20,15 @@ use twofour::{
 #[cfg(feature = "cuda")]
 pub use self::cuda::{CudaImageBatch, CudaImageEncoder};
 pub use self::random::{ImageWeights, WeightForm};
-use self::{embeddings::PatchEmbeddings, layer::ImageLayer, neck::Neck};
+use self::{embeddings::PatchEmbeddings, neck::Neck};
+pub(super) use self::{relative::RelativePositions, windows::WindowGrid};
 use super::{
     checkpoint::ImageCheckpoint,
     config::{ImageHeadInput, ModelOutput, NormKind, TransformerConfig},
     inference::{
+        attention::Seen,
         build::Parts,
+        layer::Layer,
         linear::Linear,
         norm::Norm,
         passes::{narrowed, widened},
@@ -50,7 +52,7 @@ use crate::{Error, Result};
 pub struct ImageEncoder<T: KernelElement> {
     config: TransformerConfig,
     embeddings: PatchEmbeddings<T>,
-    layers: Vec<ImageLayer<T>>,
+    layers: Vec<Layer<T>>,
     end: End<T>,
 }
 
@@ -75,7 +77,7 @@ impl<T: KernelElement> ImageEncoder<T> {
     pub(super) fn build(config: TransformerConfig, parts: &impl Parts<T>) -> Result<Self> {
         config.validate()?;
         let embeddings = PatchEmbeddings::build(&config, parts)?;
-        let layers = (0..config.layers).map(|layer| ImageLayer::build(&config, parts, layer)).collect::<Result<_>>()?;
+        let layers = (0..config.layers).map(|layer| Layer::build(&config, parts, layer)).collect::<Result<_>>()?;
         let end = match config.output {
             ModelOutput::Hidden { head } => End::Norm {
                 norm: Norm::read(NormKind::Layer, config.norm.epsilon, |part| {
@@ -101,7 +103,7 @@ impl<T: KernelElement> ImageEncoder<T> {
 
     /// Bytes of the layers' linear weights in memory.
     pub fn weight_bytes(&self) -> usize {
-        self.layers.iter().map(ImageLayer::bytes).sum()
+        self.layers.iter().map(Layer::bytes).sum()
     }
 
     /// The last hidden states of each image of `pixels`, `[images, channels, height, width]`: of ViT and DINOv2 behind the last norm, `[tokens, width]`, the class token first, then registers; of SAM
@@ -111,8 +113,9 @@ impl<T: KernelElement> ImageEncoder<T> {
     /// Values that are no whole number of images of the model's size; those of the products.
     pub fn forward(&self, pixels: &[f32]) -> Result<Vec<Vec<f32>>> {
         let mut x = self.embeddings.forward(&self.config, pixels)?;
+        let lengths = vec![self.config.context(); x.len() / (self.config.context() * self.config.width)];
         for layer in &self.layers {
-            layer.forward(&self.config, &mut x)?;
+            layer.forward(&self.config, &mut x, Seen::Sequences(&lengths), &mut |_, _| {})?;
         }
         let hidden = match &self.end {
             End::Norm { norm, .. } => norm.normalized(&x),

@@ -16,7 +16,7 @@ impl RelativePositions {
     /// The names of both tables in a block.
     pub(in crate::model) const NAMES: [&'static str; 2] = ["attn.relative_rows", "attn.relative_columns"];
 
-    pub(super) fn read<T: KernelElement>(
+    pub(in crate::model) fn read<T: KernelElement>(
         parts: &impl Parts<T>,
         at: impl Fn(&str) -> String,
         span: [usize; 2],
@@ -27,7 +27,7 @@ impl RelativePositions {
     }
 
     /// Adds the terms to the scores of one head, `[tokens, tokens]`. Query `i` begins at element `i * stride`.
-    pub(super) fn add(&self, queries: &[f32], (head_dim, stride): (usize, usize), scores: &mut [f32]) {
+    pub(in crate::model) fn add(&self, queries: &[f32], (head_dim, stride): (usize, usize), scores: &mut [f32]) {
         let [rows, columns] = self.span;
         let mut terms = [vec![0f32; rows], vec![0f32; columns]];
         vector::widest(|| {

@@ -38,7 +38,7 @@ impl WindowGrid {
     }
 
     /// The tokens `[images, rows · columns, width]` by windows, `[images, windows, positions, width]`; zeros for padding.
-    pub(super) fn partition<T: bytemuck::Zeroable + Copy>(self, x: &[T], width: usize) -> Vec<T> {
+    pub(in crate::model) fn partition<T: bytemuck::Zeroable + Copy>(self, x: &[T], width: usize) -> Vec<T> {
         let of_image = self.grid[0] * self.grid[1] * width;
         let mut windows = Vec::with_capacity(x.len() / of_image.max(1) * self.windows() * self.positions() * width);
         for image in x.chunks_exact(of_image) {
@@ -53,7 +53,7 @@ impl WindowGrid {
     }
 
     /// The way back of [`WindowGrid::partition`], without the padding.
-    pub(super) fn merge<T: bytemuck::Zeroable + Copy>(self, windows: &[T], width: usize) -> Vec<T> {
+    pub(in crate::model) fn merge<T: bytemuck::Zeroable + Copy>(self, windows: &[T], width: usize) -> Vec<T> {
         let (of_image, of_windows) = (self.grid[0] * self.grid[1] * width, self.windows() * self.positions() * width);
         let mut x = vec![T::zeroed(); windows.len() / of_windows.max(1) * of_image];
         for (image, windows) in x.chunks_exact_mut(of_image).zip(windows.chunks_exact(of_windows)) {

@@ -1,20 +1,20 @@
-//! Causal attention over a cache of keys and values.
+//! Attention: causal over a cache of keys and values, and full over sequences of any lengths.
 
+use rayon::prelude::*;
 use twofour::kernel::{KernelElement, share};
 
 use super::{
     cache::{BLOCK, Cache},
     few,
-    layer::Place,
-    norm::Norm,
     passes::{for_rows, narrowed},
+    rotation::Tables,
 };
 use crate::{
     cpu::{
         matmul::{Into, View, multiply},
         rope, softmax, vector,
     },
-    model::config::TransformerConfig,
+    model::{config::TransformerConfig, image::RelativePositions},
 };
 
 /// Tokens from which attention is computed by GEMMs.
@@ -26,55 +26,110 @@ const QUERIES: usize = 64;
 /// Multiplications that are worth a second thread.
 const LEAST_SHARED: usize = 1 << 18;
 
-/// Normalizes each head of the queries and of the keys of `qkv: [tokens, qkv_width]`.
-pub(crate) fn normalize_heads(config: &TransformerConfig, [query, key]: &[Norm; 2], qkv: &mut [f32]) {
-    let (queries, keys) = (config.query_width(), config.kv_width());
-    for row in qkv.chunks_exact_mut(config.qkv_width()) {
-        let (q, kv) = row.split_at_mut(queries);
-        q.copy_from_slice(&query.normalized(q));
-        let k = &mut kv[..keys];
-        k.copy_from_slice(&key.normalized(k));
+/// What tokens attend to.
+#[derive(Debug)]
+pub(crate) enum Seen<'a, T> {
+    /// Those before them in their sequence, and themselves.
+    Cache {
+        /// Keys and values of the tokens before.
+        cache: &'a mut Cache<T>,
+        /// How many there are.
+        position: usize,
+        /// Cosines and sines of the new tokens' positions, where queries and keys are rotated.
+        rotary: Option<&'a Tables>,
+    },
+    /// Their whole sequence: sequences of these lengths, one after the other.
+    Sequences(&'a [usize]),
+}
+
+/// What the scores of attention are multiplied by, and their bound.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ScoreScale {
+    pub(super) scale: f32,
+    pub(super) soft_cap: Option<f32>,
+}
+
+impl ScoreScale {
+    fn of(config: &TransformerConfig) -> Self {
+        ScoreScale { scale: config.score_scale(), soft_cap: config.attention.soft_cap }
     }
 }
 
-/// Causal attention of the new tokens `qkv: [tokens, qkv_width]` over everything in the cache and themselves; they are added to the cache. Queries and keys are
-/// rotated first, where the model does. Returns `[tokens, query_width]`.
+/// Bounds scores smoothly: `cap * tanh(score / cap)`.
+#[inline(always)]
+pub(super) fn bound(scores: &mut [f32], cap: Option<f32>) {
+    if let Some(cap) = cap {
+        let twice = 2.0 / cap;
+        scores.iter_mut().for_each(|score| *score = cap * (1.0 - 2.0 / (vector::exp(*score * twice) + 1.0)));
+    }
+}
+
+/// Attention of tokens `qkv: [tokens, qkv_width]` of a layer, before the output projection: `[tokens, query_width]`. Keys and values are added to the cache, where there is
+/// one; queries and keys are rotated first, where the model does.
 pub(crate) fn attend<T: KernelElement>(
-    config: &TransformerConfig,
-    cache: &mut Cache<T>,
-    place: Place<'_>,
+    (config, layer): (&TransformerConfig, usize),
+    relative: Option<&RelativePositions>,
+    seen: Seen<'_, T>,
     qkv: &mut [f32],
 ) -> Vec<T> {
-    let (d, stride, queries, kv) =
-        (config.attention.head_dim, config.qkv_width(), config.query_width(), config.kv_width());
-    let tokens = qkv.len() / stride;
-    if let Some(table) = place.rotary {
-        for_rows(qkv, stride, |first, rows| {
-            vector::widest(|| {
-                for (token, row) in rows.chunks_exact_mut(stride).enumerate() {
-                    let (cos, sin) = table.at(first + token);
-                    row[..queries + kv].chunks_exact_mut(d).for_each(|head| rope::rotate(head, cos, sin));
-                }
-            });
-        });
+    match seen {
+        Seen::Sequences(lengths) => full(config, relative, qkv, lengths),
+        Seen::Cache { cache, position, rotary } => {
+            if let Some(tables) = rotary {
+                rotate(config, tables.of_layer(config, layer), qkv);
+            }
+            causal(config, cache, Place { position, window: config.window(layer) }, qkv)
+        }
     }
+}
+
+/// Where new tokens are in their sequence, and how many tokens back, themselves included, they attend to.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    position: usize,
+    window: Option<usize>,
+}
+
+impl Place {
+    /// The first position that a new token sees.
+    fn begin(self, token: usize) -> usize {
+        self.window.map_or(0, |window| (self.position + token + 1).saturating_sub(window))
+    }
+}
+
+fn rotate(config: &TransformerConfig, table: &rope::Table, qkv: &mut [f32]) {
+    let (d, stride, heads) = (config.attention.head_dim, config.qkv_width(), config.query_width() + config.kv_width());
+    for_rows(qkv, stride, |first, rows| {
+        vector::widest(|| {
+            for (token, row) in rows.chunks_exact_mut(stride).enumerate() {
+                let (cos, sin) = table.at(first + token);
+                row[..heads].chunks_exact_mut(d).for_each(|head| rope::rotate(head, cos, sin));
+            }
+        });
+    });
+}
+
+/// Attention of the new tokens over everything in the cache and themselves.
+fn causal<T: KernelElement>(config: &TransformerConfig, cache: &mut Cache<T>, place: Place, qkv: &[f32]) -> Vec<T> {
+    let (d, stride, queries) = (config.attention.head_dim, config.qkv_width(), config.query_width());
+    let tokens = qkv.len() / stride;
     if tokens >= MANY {
         qkv.chunks_exact(stride).for_each(|row| push(config, cache, row));
         return many(config, cache, place, qkv);
     }
+    let scaled = ScoreScale::of(config);
     let mut o = vec![0f32; tokens * queries];
     for (token, (row, o)) in qkv.chunks_exact(stride).zip(o.chunks_exact_mut(queries)).enumerate() {
         push(config, cache, row);
-        let position = place.position + token;
-        let first = config.window(place.layer).map_or(0, |window| (position + 1).saturating_sub(window));
+        let first = place.begin(token);
         let cache = &*cache;
         // The query heads that share keys and values are neighbours.
         let group = queries / config.attention.kv_heads;
         let of_group = |scores: &mut Vec<f32>, (head, (q, o)): (usize, (&[f32], &mut [f32]))| {
-            few::attend(cache.head(head), first, q, d, scores, o);
+            few::attend((cache.head(head), first), scaled, (q, d), scores, o);
         };
         let groups = row[..queries].chunks_exact(group).zip(o.chunks_exact_mut(group)).enumerate();
-        if (position + 1 - first) * queries < LEAST_SHARED {
+        if (place.position + token + 1 - first) * queries < LEAST_SHARED {
             let mut scores = vec![];
             groups.for_each(|part| of_group(&mut scores, part));
         } else {
@@ -91,13 +146,12 @@ fn push<T: KernelElement>(config: &TransformerConfig, cache: &mut Cache<T>, row:
 }
 
 /// Attention of many tokens, which are in the cache already.
-fn many<T: KernelElement>(config: &TransformerConfig, cache: &Cache<T>, place: Place<'_>, qkv: &[f32]) -> Vec<T> {
+fn many<T: KernelElement>(config: &TransformerConfig, cache: &Cache<T>, place: Place, qkv: &[f32]) -> Vec<T> {
     let (d, stride, queries) = (config.attention.head_dim, config.qkv_width(), config.query_width());
     let tokens = qkv.len() / stride;
-    let window = config.window(place.layer);
-    // The first position that the query sees, and the first whose keys are in the GEMMs.
-    let begin = |query: usize| window.map_or(0, |window| (place.position + query + 1).saturating_sub(window));
-    let first = begin(0) / BLOCK * BLOCK;
+    let scaled = ScoreScale::of(config);
+    // The first position whose keys are in the GEMMs.
+    let first = place.begin(0) / BLOCK * BLOCK;
     // [head, token, dim]
     let mut o = vec![0f32; tokens * queries];
     let heads = o.chunks_exact_mut(tokens * d).enumerate();
@@ -114,13 +168,13 @@ fn many<T: KernelElement>(config: &TransformerConfig, cache: &Cache<T>, place: P
             let seen = place.position + query + count - first;
             let q = View::new(&qkv[query * stride + head * d..], count, d, stride);
             p.resize(count * seen, 0.0);
-            let scale = 1.0 / (d as f32).sqrt();
-            multiply(Into::Overwrite, p, seen, scale, q, View::new(keys, d, seen, k_stride));
+            multiply(Into::Overwrite, p, seen, scaled.scale, q, View::new(keys, d, seen, k_stride));
             vector::widest(|| {
                 for (row, p) in p.chunks_exact_mut(seen).enumerate() {
-                    let begin = begin(query + row) - first;
+                    let begin = place.begin(query + row) - first;
                     p[..begin].fill(0.0);
                     let (of_query, unseen) = p[begin..].split_at_mut(place.position + query + row + 1 - first - begin);
+                    bound(of_query, scaled.soft_cap);
                     softmax::in_place(of_query);
                     unseen.fill(0.0);
                 }
@@ -138,4 +192,48 @@ fn many<T: KernelElement>(config: &TransformerConfig, cache: &Cache<T>, place: P
         }
     });
     out
+}
+
+/// Attention of each sequence over itself, the sequences one after the other.
+fn full<T: KernelElement>(
+    config: &TransformerConfig,
+    relative: Option<&RelativePositions>,
+    qkv: &[f32],
+    lengths: &[usize],
+) -> Vec<T> {
+    let (d, stride, queries, kv) =
+        (config.attention.head_dim, config.qkv_width(), config.query_width(), config.kv_width());
+    let (heads, group) = (config.attention.heads, config.attention.heads / config.attention.kv_heads.max(1));
+    let ScoreScale { scale, soft_cap } = ScoreScale::of(config);
+    let mut sequences = Vec::with_capacity(lengths.len());
+    let mut rest = qkv;
+    for &length in lengths {
+        let (own, others) = rest.split_at(length * stride);
+        sequences.push((own, length));
+        rest = others;
+    }
+    let of_head = |qkv: &[f32], n: usize, head: usize| {
+        let part = |begin: usize| View::new(&qkv[begin..], n, d, stride);
+        let (key, value) = (queries + head / group * d, queries + kv + head / group * d);
+        let (mut p, mut o) = (vec![0f32; n * n], vec![0f32; n * d]);
+        multiply(Into::Overwrite, &mut p, n, scale, part(head * d), part(key).t());
+        if let Some(relative) = relative {
+            relative.add(&qkv[head * d..], (d, stride), &mut p);
+        }
+        vector::widest(|| {
+            bound(&mut p, soft_cap);
+            p.chunks_exact_mut(n).for_each(softmax::in_place);
+        });
+        multiply(Into::Overwrite, &mut o, d, 1.0, View::new(&p, n, n, n), part(value));
+        o
+    };
+    let of_head = |index: usize| of_head(sequences[index / heads].0, sequences[index / heads].1, index % heads);
+    let outputs: Vec<Vec<f32>> = (0..sequences.len() * heads).into_par_iter().map(of_head).collect();
+    let mut merged = Vec::with_capacity(qkv.len() / stride.max(1) * queries);
+    for (heads_of, length) in outputs.chunks(heads).zip(lengths) {
+        for token in 0..*length {
+            merged.extend(heads_of.iter().flat_map(|o| &o[token * d..][..d]).map(|value| T::from_f32(*value)));
+        }
+    }
+    merged
 }

@@ -2,10 +2,18 @@
 
 use twofour::kernel::KernelElement;
 
-use super::{Inference, layer::Layer, linear::Linear, norm::Norm, weight::Weight};
+use super::{
+    Inference,
+    layer::Layer,
+    linear::Linear,
+    norm::{Norm, Residual},
+    rotation::Rotations,
+    weight::Weight,
+};
 use crate::{
     Error, Result,
     model::config::{NormKind, Positions, TokenInput, TransformerConfig},
+    model::image::{RelativePositions, WindowGrid},
 };
 
 /// Where the parts of a model come from, by the names that [`Gpt`](crate::model::Gpt) has for them.
@@ -28,41 +36,47 @@ pub(crate) trait Parts<T: KernelElement> {
 impl<T: KernelElement> Inference<T> {
     pub(crate) fn build(config: TransformerConfig, parts: &impl Parts<T>) -> Result<Self> {
         config.validate()?;
-        if let Some(what) = config.beyond_llama() {
-            return Err(Error::Unsupported { engine: "inference", what: what.into(), remedy: "use another model" });
-        }
         let (width, TokenInput { vocabulary, context, .. }) = (config.width, *config.tokens()?);
         let layers = (0..config.layers).map(|layer| Layer::build(&config, parts, layer)).collect::<Result<_>>()?;
         let embedding = match config.is_tied() {
             true => None,
             false => Some(parts.embedding([vocabulary, width])?),
         };
-        let (positions, rotary) = match config.positions {
-            Positions::Rotary(rope) => (None, Some(rope.frequencies(config.attention.head_dim))),
-            Positions::Learned => (Some(parts.table("positions.weight", [context, width])?), None),
+        let positions = match config.positions {
+            Positions::Rotary(_) => None,
+            Positions::Learned => Some(parts.table("positions.weight", [context, width])?),
         };
+        let rotations = Rotations::of(&config);
         let norm = norm(&config, parts, "norm", width, config.norm.kind)?;
         let head = named(parts, "head", (vocabulary, width))?;
-        Ok(Inference { embedding, positions, layers, norm, head, rotary, config })
+        Ok(Inference { embedding, positions, layers, norm, head, rotations, config })
     }
 }
 
 impl<T: KernelElement> Layer<T> {
     /// The layer of that number.
-    pub(crate) fn build(config: &TransformerConfig, parts: &impl Parts<T>, layer: usize) -> Result<Self> {
-        let at = |part: &str| format!("blocks.{layer}.{part}");
-        let width = config.width;
-        let of_head = |part: &str| norm(config, parts, &at(part), config.attention.head_dim, NormKind::RootMeanSquare);
+    pub(crate) fn build(config: &TransformerConfig, parts: &impl Parts<T>, index: usize) -> Result<Self> {
+        let at = |part: &str| format!("blocks.{index}.{part}");
+        let (width, head_dim) = (config.width, config.attention.head_dim);
+        if !config.attention.is_causal && config.positions != Positions::Learned {
+            let (engine, what) = ("inference", "full attention with rotated queries and keys".into());
+            return Err(Error::Unsupported { engine, what, remedy: "use a model with learned positions" });
+        }
+        let of_head = |part: &str| norm(config, parts, &at(part), head_dim, NormKind::RootMeanSquare);
         let head_norms = match config.attention.head_norms {
             true => Some([of_head("attn.query_norm")?, of_head("attn.key_norm")?]),
             false => None,
         };
+        let relative = || RelativePositions::read(parts, at, config.span(index), head_dim);
         Ok(Layer {
-            attention_norm: norm(config, parts, &at("attn.norm"), width, config.norm.kind)?,
+            index,
+            attention: Residual::build(config, parts, &at("attn"))?,
             qkv: named(parts, &at("attn.qkv"), (config.qkv_width(), width))?,
             head_norms,
+            relative: config.attention.relative_positions.then(relative).transpose()?,
+            windows: WindowGrid::of(config, index),
             out: named(parts, &at("attn.out"), (width, config.query_width()))?,
-            feed_forward_norm: norm(config, parts, &at("mlp.norm"), width, config.norm.kind)?,
+            feed_forward: Residual::build(config, parts, &at("mlp"))?,
             up: named(parts, &at("mlp.up"), (config.up_width(), width))?,
             down: named(parts, &at("mlp.down"), (width, config.feed_forward.hidden))?,
         })

@@ -5,7 +5,10 @@
 
 use twofour::kernel::KernelElement;
 
-use super::cache::{BLOCK, HeadCache};
+use super::{
+    attention::{ScoreScale, bound},
+    cache::{BLOCK, HeadCache},
+};
 use crate::cpu::{
     softmax,
     vector::{self, Work},
@@ -17,12 +20,11 @@ const SIDE_BY_SIDE: usize = 4;
 /// Elements of values that are added up side by side.
 const LANES: usize = 16;
 
-/// `softmax(q kᵀ / √dim) v` of the query heads in `q: [heads, dim]`, over the cache's positions from `first` on, into `o: [heads, dim]`. `scores` is working memory.
+/// `softmax(bound(scale q kᵀ)) v` of the query heads in `q: [heads, dim]`, over the cache's positions from `first` on, into `o: [heads, dim]`. `scores` is working memory.
 pub(super) fn attend<T: KernelElement>(
-    cache: &HeadCache<T>,
-    first: usize,
-    q: &[f32],
-    dim: usize,
+    (cache, first): (&HeadCache<T>, usize),
+    scaled: ScoreScale,
+    (q, dim): (&[f32], usize),
     scores: &mut Vec<f32>,
     o: &mut [f32],
 ) {
@@ -32,10 +34,10 @@ pub(super) fn attend<T: KernelElement>(
     for (q, o) in q.chunks(SIDE_BY_SIDE * dim).zip(o.chunks_mut(SIDE_BY_SIDE * dim)) {
         // By cases, so that the compiler knows the number of sums.
         match q.len() / dim {
-            1 => vector::widest_of(Group::<T, 1> { cache, first, q, dim, scores, o }),
-            2 => vector::widest_of(Group::<T, 2> { cache, first, q, dim, scores, o }),
-            3 => vector::widest_of(Group::<T, 3> { cache, first, q, dim, scores, o }),
-            _ => vector::widest_of(Group::<T, SIDE_BY_SIDE> { cache, first, q, dim, scores, o }),
+            1 => vector::widest_of(Group::<T, 1> { cache, first, scaled, q, dim, scores, o }),
+            2 => vector::widest_of(Group::<T, 2> { cache, first, scaled, q, dim, scores, o }),
+            3 => vector::widest_of(Group::<T, 3> { cache, first, scaled, q, dim, scores, o }),
+            _ => vector::widest_of(Group::<T, SIDE_BY_SIDE> { cache, first, scaled, q, dim, scores, o }),
         }
     }
 }
@@ -44,6 +46,7 @@ pub(super) fn attend<T: KernelElement>(
 struct Group<'a, T, const G: usize> {
     cache: &'a HeadCache<T>,
     first: usize,
+    scaled: ScoreScale,
     q: &'a [f32],
     dim: usize,
     scores: &'a mut [f32],
@@ -53,24 +56,22 @@ struct Group<'a, T, const G: usize> {
 impl<T: KernelElement, const G: usize> Work for Group<'_, T, G> {
     #[inline(always)]
     fn run(self) {
-        let Group { cache, first, q, dim, scores, o } = self;
-        group::<T, G>(cache, first, q, dim, scores, o);
+        let Group { cache, first, scaled, q, dim, scores, o } = self;
+        group::<T, G>((cache, first), scaled, (q, dim), scores, o);
     }
 }
 
 /// Loops over indices, which LLVM unrolls into registers.
 #[inline(always)]
 fn group<T: KernelElement, const G: usize>(
-    cache: &HeadCache<T>,
-    first: usize,
-    q: &[f32],
-    dim: usize,
+    (cache, first): (&HeadCache<T>, usize),
+    ScoreScale { scale, soft_cap }: ScoreScale,
+    (q, dim): (&[f32], usize),
     scores: &mut [f32],
     o: &mut [f32],
 ) {
     let positions = cache.positions();
     let stride = positions.next_multiple_of(BLOCK);
-    let scale = 1.0 / (dim as f32).sqrt();
     for block in first / BLOCK..stride / BLOCK {
         let keys = &cache.keys[block * dim * BLOCK..][..dim * BLOCK];
         let mut sums = [[0f32; BLOCK]; G];
@@ -94,7 +95,9 @@ fn group<T: KernelElement, const G: usize>(
         }
     }
     for g in 0..G {
-        softmax::in_place(&mut scores[g * stride..][first..positions]);
+        let seen = &mut scores[g * stride..][first..positions];
+        bound(seen, soft_cap);
+        softmax::in_place(seen);
     }
     let whole = dim - dim % LANES;
     for at in (0..whole).step_by(LANES) {

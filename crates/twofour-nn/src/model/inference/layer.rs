@@ -1,32 +1,39 @@
-//! One layer of a decoder for inference: an attention and a feed-forward block.
+//! One layer of a model for inference: an attention and a feed-forward block.
 
 use twofour::kernel::{Activation, KernelElement};
 
 use super::{
-    attention::{attend, normalize_heads},
-    cache::Cache,
+    attention::{Seen, attend},
     linear::Linear,
-    norm::Norm,
-    passes::{add, gated, narrowed, widened},
+    norm::{Norm, Residual, normalize_heads},
+    passes::{gated, narrowed, widened},
 };
 use crate::{
     Result,
-    cpu::{nonlinearity, rope},
+    cpu::nonlinearity,
     engine::Nonlinearity,
-    model::config::TransformerConfig,
+    model::{
+        config::TransformerConfig,
+        image::{RelativePositions, WindowGrid},
+    },
 };
 
 /// Attention and feed-forward block.
 #[derive(Debug)]
 pub(crate) struct Layer<T: KernelElement> {
-    pub(crate) attention_norm: Norm,
-    pub(crate) qkv: Linear<T>,
+    /// The layer's number.
+    pub(super) index: usize,
+    pub(super) attention: Residual,
+    pub(super) qkv: Linear<T>,
     /// Norms of queries and keys, head by head.
-    pub(crate) head_norms: Option<[Norm; 2]>,
-    pub(crate) out: Linear<T>,
-    pub(crate) feed_forward_norm: Norm,
-    pub(crate) up: Linear<T>,
-    pub(crate) down: Linear<T>,
+    pub(super) head_norms: Option<[Norm; 2]>,
+    pub(super) relative: Option<RelativePositions>,
+    /// How the tokens of an image are cut into windows.
+    pub(super) windows: Option<WindowGrid>,
+    pub(super) out: Linear<T>,
+    pub(super) feed_forward: Residual,
+    pub(super) up: Linear<T>,
+    pub(super) down: Linear<T>,
 }
 
 /// A linear layer of a [`Layer`].
@@ -60,55 +67,57 @@ impl Role {
 /// What sees the inputs of linear layers: `[tokens, in_features]`.
 pub(crate) type Observer<'a, T> = &'a mut dyn FnMut(Role, &[T]);
 
-/// Where new tokens are in their sequence.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Place<'a> {
-    /// The layer's number.
-    pub(crate) layer: usize,
-    /// Tokens before the new ones.
-    pub(crate) position: usize,
-    /// Cosines and sines of the new tokens' positions, where queries and keys are rotated.
-    pub(crate) rotary: Option<&'a rope::Table>,
-}
-
 impl<T: KernelElement> Layer<T> {
     /// Bytes of the linear layers' weights.
     pub(crate) fn bytes(&self) -> usize {
         self.qkv.bytes() + self.out.bytes() + self.up.bytes() + self.down.bytes()
     }
 
-    /// Runs new tokens `x: [tokens, width]` through the layer, in place; their keys and values are added to the cache.
+    /// Runs tokens `x: [tokens, width]` through the layer, in place.
     pub(crate) fn forward(
         &self,
         config: &TransformerConfig,
         x: &mut [f32],
-        cache: &mut Cache<T>,
-        place: Place<'_>,
+        seen: Seen<'_, T>,
         observe: Observer<'_, T>,
     ) -> Result<()> {
         let tokens = x.len() / config.width;
-        let h = self.attention_norm.forward::<T>(x);
+        let h: Vec<T> = self.attention.input(x);
         observe(Role::Qkv, &h);
-        let mut qkv = widened(&self.qkv.forward(&h, tokens, Activation::Identity)?);
-        if let Some(norms) = &self.head_norms {
-            normalize_heads(config, norms, &mut qkv);
-        }
-        let o: Vec<T> = attend(config, cache, place, &mut qkv);
+        let o = match self.windows {
+            None => self.attend(config, &h, seen)?,
+            Some(windows) => {
+                let h = windows.partition(&h, config.width);
+                let positions = windows.positions();
+                let lengths = vec![positions; h.len() / (positions * config.width)];
+                windows.merge(&self.attend(config, &h, Seen::Sequences(&lengths))?, config.width)
+            }
+        };
         observe(Role::Out, &o);
-        add(x, &self.out.forward(&o, tokens, Activation::Identity)?);
-        let h = self.feed_forward_norm.forward::<T>(x);
+        self.attention.add(x, &self.out.forward(&o, tokens, Activation::Identity)?);
+        let h: Vec<T> = self.feed_forward.input(x);
         observe(Role::Up, &h);
         let h = self.hidden(config, &h, tokens)?;
         observe(Role::Down, &h);
-        add(x, &self.down.forward(&h, tokens, Activation::Identity)?);
+        self.feed_forward.add(x, &self.down.forward(&h, tokens, Activation::Identity)?);
         Ok(())
+    }
+
+    /// Attention before the output projection, `[tokens, query_width]`.
+    fn attend(&self, config: &TransformerConfig, h: &[T], seen: Seen<'_, T>) -> Result<Vec<T>> {
+        let mut qkv = widened(&self.qkv.forward(h, h.len() / config.width, Activation::Identity)?);
+        if let Some(norms) = &self.head_norms {
+            normalize_heads(config, norms, &mut qkv);
+        }
+        Ok(attend((config, self.index), self.relative.as_ref(), seen, &mut qkv))
     }
 
     /// The hidden layer of the feed-forward block, with its function applied.
     fn hidden(&self, config: &TransformerConfig, x: &[T], tokens: usize) -> Result<Vec<T>> {
+        let feed_forward = config.feed_forward;
         // What the kernels have in their epilogue.
-        let fused = match config.feed_forward.activation {
-            _ if config.feed_forward.gated => None,
+        let fused = match feed_forward.activation {
+            _ if feed_forward.gated => None,
             Nonlinearity::Relu => Some(Activation::Relu),
             Nonlinearity::Gelu => Some(Activation::Gelu),
             Nonlinearity::Silu => Some(Activation::Silu),
@@ -118,11 +127,11 @@ impl<T: KernelElement> Layer<T> {
         if fused.is_some() {
             return Ok(h);
         }
-        if config.feed_forward.gated {
-            return Ok(gated(config.feed_forward.activation, config.feed_forward.hidden, &h));
+        if feed_forward.gated {
+            return Ok(gated(feed_forward.activation, feed_forward.hidden, &h));
         }
         let mut h = widened(&h);
-        nonlinearity::in_place(config.feed_forward.activation, &mut h);
+        nonlinearity::in_place(feed_forward.activation, &mut h);
         Ok(narrowed(&h))
     }
 }

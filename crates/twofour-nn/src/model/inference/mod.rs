@@ -1,6 +1,6 @@
 //! Inference: weights packed for the CPU kernels, and a key-value cache.
 
-mod attention;
+pub(super) mod attention;
 pub(super) mod build;
 pub(super) mod cache;
 #[cfg(feature = "cuda")]
@@ -13,6 +13,7 @@ pub(super) mod norm;
 pub(super) mod passes;
 mod perplexity;
 mod random;
+pub(super) mod rotation;
 mod session;
 #[cfg(feature = "cuda")]
 pub(super) mod stored;
@@ -26,7 +27,9 @@ use twofour::kernel::{Activation, KernelElement};
 
 #[cfg(feature = "cuda")]
 pub use self::cuda::{CudaInference, CudaRandomWeights, CudaSession};
-use self::{layer::Layer, linear::Linear, norm::Norm, passes::widened, weight::Weight};
+use self::{
+    attention::bound, layer::Layer, linear::Linear, norm::Norm, passes::widened, rotation::Rotations, weight::Weight,
+};
 pub use self::{
     perplexity::{Perplexity, Windows},
     random::RandomWeights,
@@ -66,8 +69,7 @@ pub struct Inference<T: KernelElement> {
     layers: Vec<Layer<T>>,
     norm: Norm,
     head: Linear<T>,
-    /// The frequencies of rotation, where there is one.
-    rotary: Option<Vec<f64>>,
+    rotations: Option<Rotations>,
 }
 
 impl<T: KernelElement> Inference<T> {
@@ -141,7 +143,9 @@ impl<T: KernelElement> Inference<T> {
     /// The scores of the token that follows each of those whose last hidden states are `x: [tokens, width]`.
     pub(crate) fn head_of(&self, x: &[f32]) -> Result<Vec<f32>> {
         let tokens = x.len() / self.config.width;
-        Ok(widened(&self.head.forward(&self.norm.forward::<T>(x), tokens, Activation::Identity)?))
+        let mut scores = widened(&self.head.forward(&self.norm.forward::<T>(x), tokens, Activation::Identity)?);
+        bound(&mut scores, self.config.logit_soft_cap());
+        Ok(scores)
     }
 
     /// An error for the first token that is not in the vocabulary.
@@ -157,7 +161,7 @@ fn no_token(token: u32, position: usize, vocabulary: usize) -> Error {
     Error::Token { what: "inputs", token, position, vocabulary }
 }
 
-/// The rows of the embedding that tokens name, which `row` returns, with the learned vectors of `position` and after added.
+/// The rows of the embedding that tokens name, which `row` returns, times the model's scale, with the learned vectors of `position` and after added.
 pub(super) fn embed<T: KernelElement>(
     (row, config): (&dyn Fn(usize) -> Option<Vec<f32>>, &TransformerConfig),
     positions: Option<&[T]>,
@@ -168,6 +172,11 @@ pub(super) fn embed<T: KernelElement>(
     let mut x = Vec::with_capacity(tokens.len() * width);
     for (index, &token) in tokens.iter().enumerate() {
         x.extend(row(token as usize).ok_or_else(|| no_token(token, index, config.vocabulary()))?);
+    }
+    if let Some(scale) = config.tokens()?.scale {
+        // transformers multiplies in the type that the model computes in.
+        let scale = T::from_f32(scale).to_f32();
+        x.iter_mut().for_each(|x| *x *= scale);
     }
     if let Some(positions) = positions {
         let added = &positions[position * width..][..x.len()];

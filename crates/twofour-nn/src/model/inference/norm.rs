@@ -1,11 +1,15 @@
 //! The norms of a model for inference.
 
-use twofour::Arithmetic;
+use twofour::{Arithmetic, kernel::KernelElement};
 
-use super::passes::narrowed;
+use super::{
+    build::Parts,
+    passes::{add, for_rows, narrowed, widened},
+};
 use crate::{
+    Result,
     cpu::{layer_norm, rms_norm},
-    model::config::NormKind,
+    model::config::{NormKind, NormPlace, TransformerConfig},
 };
 
 /// A norm with its parameters.
@@ -19,11 +23,7 @@ pub(crate) struct Norm {
 
 impl Norm {
     /// The norm of that kind whose parameters `values` returns by the last part of their names, `weight` and `bias`.
-    pub(crate) fn read<E>(
-        kind: NormKind,
-        epsilon: f32,
-        values: impl Fn(&str) -> Result<Vec<f32>, E>,
-    ) -> Result<Self, E> {
+    pub(crate) fn read(kind: NormKind, epsilon: f32, values: impl Fn(&str) -> Result<Vec<f32>>) -> Result<Self> {
         let bias = match kind {
             NormKind::Layer => Some(values("bias")?),
             NormKind::RootMeanSquare => None,
@@ -48,5 +48,77 @@ impl Norm {
             None => rms_norm::forward(x, &self.gain, self.epsilon, &mut y),
         }
         y
+    }
+}
+
+/// Normalizes each head of the queries and of the keys of `qkv: [tokens, qkv_width]`.
+pub(crate) fn normalize_heads(config: &TransformerConfig, [query, key]: &[Norm; 2], qkv: &mut [f32]) {
+    let (queries, keys) = (config.query_width(), config.kv_width());
+    for row in qkv.chunks_exact_mut(config.qkv_width()) {
+        let (q, kv) = row.split_at_mut(queries);
+        q.copy_from_slice(&query.normalized(q));
+        let k = &mut kv[..keys];
+        k.copy_from_slice(&key.normalized(k));
+    }
+}
+
+/// What a block reads of the residual stream, and how its output is added: its norms, and the factors of its output.
+#[derive(Debug)]
+pub(crate) struct Residual {
+    place: NormPlace,
+    norm: Norm,
+    /// The norm of the block's output, where it has one of its own.
+    post_norm: Option<Norm>,
+    factors: Option<Vec<f32>>,
+}
+
+impl Residual {
+    /// That of the block whose parts' names begin with `block`.
+    pub(crate) fn build<T: KernelElement>(
+        config: &TransformerConfig,
+        parts: &impl Parts<T>,
+        block: &str,
+    ) -> Result<Self> {
+        let (place, width) = (config.norm.place, config.width);
+        let norm = |name: &str| {
+            let of = |part: &str| parts.vector(&format!("{block}.{name}.{part}"), width);
+            Norm::read(config.norm.kind, config.norm.epsilon, of)
+        };
+        let factors = config.layer_scale.then(|| parts.vector(&format!("{block}.scale"), width)).transpose()?;
+        let post_norm = (place == NormPlace::Around).then(|| norm("post_norm")).transpose()?;
+        Ok(Residual { place, norm: norm("norm")?, post_norm, factors })
+    }
+
+    /// What the block reads of the residual stream `x`.
+    pub(crate) fn input<T: Arithmetic>(&self, x: &[f32]) -> Vec<T> {
+        match self.place {
+            NormPlace::Before | NormPlace::Around => self.norm.forward(x),
+            NormPlace::After => narrowed(x),
+        }
+    }
+
+    /// Adds the block's output `y` to the residual stream.
+    pub(crate) fn add<T: KernelElement>(&self, x: &mut [f32], y: &[T]) {
+        match (&self.post_norm, &self.factors) {
+            (None, None) => add(x, y),
+            (norm, factors) => {
+                let mut y = widened(y);
+                if let Some(norm) = norm {
+                    y = norm.normalized(&y);
+                }
+                let width = factors.as_ref().map_or(1, Vec::len);
+                for_rows(x, width, |first, x| {
+                    let rows = x.chunks_exact_mut(width).zip(y[first * width..].chunks_exact(width));
+                    rows.for_each(|(x, y)| match factors {
+                        None => x.iter_mut().zip(y).for_each(|(x, y)| *x += y),
+                        Some(factors) => x.iter_mut().zip(y).zip(factors).for_each(|((x, y), f)| *x += f * y),
+                    });
+                });
+            }
+        }
+        if self.place == NormPlace::After {
+            let y = self.norm.normalized(x);
+            x.copy_from_slice(&y);
+        }
     }
 }

@@ -4,11 +4,8 @@ use std::fmt;
 
 use twofour::kernel::KernelElement;
 
-use super::{Inference, cache::Cache, layer::Place};
-use crate::{
-    Error, Result,
-    cpu::{cross_entropy, rope::Table},
-};
+use super::{Inference, attention::Seen, cache::Cache};
+use crate::{Error, Result, cpu::cross_entropy};
 
 /// A sequence in progress: the keys and values of what was fed so far.
 pub struct Session<'a, T: KernelElement> {
@@ -100,15 +97,15 @@ impl<'a, T: KernelElement> Session<'a, T> {
             return Err(Error::Setting { what: "number of tokens to feed", found, expected: "from 1 to what fits" });
         }
         self.model.expect_tokens(tokens)?;
-        let Inference { config, layers, rotary, .. } = self.model;
+        let Inference { config, layers, rotations, .. } = self.model;
         let mut all = Vec::with_capacity(tokens.len() * config.width);
         for tokens in tokens.chunks(MOST_AT_ONCE) {
-            let mut x = self.model.embed(tokens, self.position)?;
-            let positions = self.position..self.position + tokens.len();
-            let table = rotary.as_ref().map(|frequencies| Table::of(positions, frequencies));
-            for (index, (layer, cache)) in layers.iter().zip(&mut self.caches).enumerate() {
-                let place = Place { layer: index, position: self.position, rotary: table.as_ref() };
-                layer.forward(config, &mut x, cache, place, &mut |_, _| {})?;
+            let position = self.position;
+            let mut x = self.model.embed(tokens, position)?;
+            let tables = rotations.as_ref().map(|rotations| rotations.tables(position..position + tokens.len()));
+            for (layer, cache) in layers.iter().zip(&mut self.caches) {
+                let seen = Seen::Cache { cache, position, rotary: tables.as_ref() };
+                layer.forward(config, &mut x, seen, &mut |_, _| {})?;
             }
             self.position += tokens.len();
             all.append(&mut x);
