@@ -74,7 +74,7 @@ impl ModelArguments {
                 let (saved, dtype) = self.open()?;
                 memory::expect_room_for_weights(saved.reader(), dtype)?;
                 drop(saved);
-                Ok(LanguageModel::load(path, self.dtype)?)
+                Ok(LanguageModel::load_as(path, self.dtype)?)
             }
             ComputeDevice::Cuda(_) => Ok(LanguageModel::load_on(&Device::open(self.gpu()?)?, path, self.dtype)?),
         }

@@ -1,11 +1,11 @@
 //! A model that reads and writes text, wherever it comes from and whatever type it computes in.
 
-use std::{fmt, ops::ControlFlow, path::Path};
+use std::{ops::ControlFlow, path::Path};
 
 use half::{bf16, f16};
 use twofour::{
     DataType,
-    file::{Reader, StoredDType},
+    file::{Reader, StoredDType, StoredElement},
     kernel::KernelElement,
 };
 
@@ -14,71 +14,8 @@ use twofour_cuda::Device;
 
 #[cfg(feature = "cuda")]
 use super::CudaInference;
-use super::{
-    Checkpoint, Inference, Perplexity, Sampling, Tokenizer, TransformerConfig, Windows, file, saved::tokenizer_beside,
-};
+use super::{Checkpoint, Decoder, Inference, Sampling, Tokenizer, file, saved::tokenizer_beside};
 use crate::{Error, Result};
-
-/// What [`LanguageModel`] runs: an [`Inference`] of any type.
-pub trait Decoder: fmt::Debug + Send + Sync {
-    /// The model's description.
-    fn config(&self) -> &TransformerConfig;
-
-    /// [`Inference::weight_bytes`].
-    fn weight_bytes(&self) -> usize;
-
-    /// [`Inference::generate`].
-    ///
-    /// # Errors
-    /// As there.
-    fn generate(
-        &self,
-        prompt: &[u32],
-        count: usize,
-        sampling: Sampling,
-        f: &mut dyn FnMut(u32) -> ControlFlow<()>,
-    ) -> Result<()>;
-
-    /// [`Inference::perplexity`].
-    ///
-    /// # Errors
-    /// As there.
-    fn perplexity(
-        &self,
-        tokens: &[u32],
-        windows: Windows,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Perplexity>;
-}
-
-impl<T: KernelElement> Decoder for Inference<T> {
-    fn config(&self) -> &TransformerConfig {
-        self.config()
-    }
-
-    fn weight_bytes(&self) -> usize {
-        self.weight_bytes()
-    }
-
-    fn generate(
-        &self,
-        prompt: &[u32],
-        count: usize,
-        sampling: Sampling,
-        f: &mut dyn FnMut(u32) -> ControlFlow<()>,
-    ) -> Result<()> {
-        self.generate(prompt, count, sampling, f)
-    }
-
-    fn perplexity(
-        &self,
-        tokens: &[u32],
-        windows: Windows,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Perplexity> {
-        self.perplexity(tokens, windows, progress)
-    }
-}
 
 /// A model with its tokenizer.
 #[derive(Debug)]
@@ -97,56 +34,81 @@ pub struct LanguageModel {
 
 impl LanguageModel {
     /// Loads a model: a [`Checkpoint`]'s directory, a file that [`Gpt::save`](super::Gpt::save) wrote, a directory with such a file, or the file of a
-    /// training run's checkpoint. It computes in `dtype`
-    /// (f32, bf16, f16), or else in the type of its weights.
+    /// training run's checkpoint. It computes in the type of its weights.
+    ///
+    /// ```no_run
+    /// let text = twofour_nn::model::LanguageModel::load("model")?.generate("two of every", 20)?;
+    /// println!("{text}");
+    /// # Ok::<(), twofour_nn::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Those of [`Checkpoint::open`] and of [`Inference::load`]; another type.
-    pub fn load(path: impl AsRef<Path>, dtype: Option<DataType>) -> Result<Self> {
-        let path = path.as_ref();
-        if Checkpoint::is_at(path) {
-            let checkpoint = Checkpoint::open(path)?;
-            let dtype = dtype.unwrap_or_else(|| checkpoint.dtype());
-            let decoder: Box<dyn Decoder> = match dtype {
-                DataType::F32 => Box::new(checkpoint.inference::<f32>()?),
-                DataType::BF16 => Box::new(checkpoint.inference::<bf16>()?),
-                DataType::F16 => Box::new(checkpoint.inference::<f16>()?),
-                other => return Err(no_dtype(other)),
-            };
-            let (begin, end) = (checkpoint.begin(), checkpoint.end().to_vec());
-            return Ok(LanguageModel { decoder, tokenizer: checkpoint.tokenizer()?, dtype, begin, end });
-        }
-        let reader = file::open(path)?;
-        let dtype = dtype.unwrap_or_else(|| dtype_of(&reader));
-        let decoder: Box<dyn Decoder> = match dtype {
-            DataType::F32 => Box::new(Inference::<f32>::from_reader(&reader)?),
-            DataType::BF16 => Box::new(Inference::<bf16>::from_reader(&reader)?),
-            DataType::F16 => Box::new(Inference::<f16>::from_reader(&reader)?),
-            other => return Err(no_dtype(other)),
-        };
-        let (tokenizer, begin) = of_file(&reader)?;
-        Ok(LanguageModel { decoder, tokenizer, dtype, begin, end: vec![] })
+    /// Those of [`Checkpoint::open`] and of [`Inference::load`].
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        Self::load_as(path, None)
     }
 
-    /// Loads a model as [`LanguageModel::load`] does, onto an NVIDIA GPU: its decoder is a [`CudaInference`].
+    /// [`LanguageModel::load`], to compute in f32, bf16 or f16, or else in the type of its weights.
     ///
     /// # Errors
-    /// Those of [`LanguageModel::load`] and of [`CudaInference::of_checkpoint`].
+    /// Those of [`LanguageModel::load`]; another type.
+    pub fn load_as(path: impl AsRef<Path>, dtype: Option<DataType>) -> Result<Self> {
+        Self::loaded(path.as_ref(), dtype, |stored, dtype| match dtype {
+            DataType::F32 => Ok(Box::new(stored.inference::<f32>()?)),
+            DataType::BF16 => Ok(Box::new(stored.inference::<bf16>()?)),
+            DataType::F16 => Ok(Box::new(stored.inference::<f16>()?)),
+            other => Err(no_dtype(other)),
+        })
+    }
+
+    /// [`LanguageModel::load_as`], onto an NVIDIA GPU: its decoder is a [`CudaInference`].
+    ///
+    /// # Errors
+    /// Those of [`LanguageModel::load_as`] and of [`CudaInference::of_checkpoint`].
     #[cfg(feature = "cuda")]
     pub fn load_on(device: &Device, path: impl AsRef<Path>, dtype: Option<DataType>) -> Result<Self> {
-        let path = path.as_ref();
-        if Checkpoint::is_at(path) {
-            let checkpoint = Checkpoint::open(path)?;
-            let dtype = dtype.unwrap_or_else(|| checkpoint.dtype());
-            let decoder = Box::new(CudaInference::of_checkpoint(device, &checkpoint, dtype)?);
-            let (begin, end) = (checkpoint.begin(), checkpoint.end().to_vec());
-            return Ok(LanguageModel { decoder, tokenizer: checkpoint.tokenizer()?, dtype, begin, end });
-        }
-        let reader = file::open(path)?;
-        let dtype = dtype.unwrap_or_else(|| dtype_of(&reader));
-        let decoder = Box::new(CudaInference::from_reader(device, &reader, dtype)?);
-        let (tokenizer, begin) = of_file(&reader)?;
-        Ok(LanguageModel { decoder, tokenizer, dtype, begin, end: vec![] })
+        Self::loaded(path.as_ref(), dtype, |stored, dtype| {
+            Ok(Box::new(match stored {
+                Stored::Checkpoint(checkpoint) => CudaInference::of_checkpoint(device, checkpoint, dtype)?,
+                Stored::File(reader) => CudaInference::from_reader(device, reader, dtype)?,
+            }))
+        })
+    }
+
+    fn loaded(
+        path: &Path,
+        dtype: Option<DataType>,
+        decoder: impl FnOnce(&Stored, DataType) -> Result<Box<dyn Decoder>>,
+    ) -> Result<Self> {
+        let stored = match Checkpoint::is_at(path) {
+            true => Stored::Checkpoint(Box::new(Checkpoint::open(path)?)),
+            false => Stored::File(Box::new(file::open(path)?)),
+        };
+        let dtype = dtype.unwrap_or_else(|| dtype_of(stored.reader()));
+        let decoder = decoder(&stored, dtype)?;
+        let ((tokenizer, begin), end) = match &stored {
+            Stored::Checkpoint(own) => ((own.tokenizer()?, own.begin()), own.end().to_vec()),
+            Stored::File(reader) => (of_file(reader)?, vec![]),
+        };
+        Ok(LanguageModel { decoder, tokenizer, dtype, begin, end })
+    }
+
+    /// Continues a text by up to `count` most likely tokens, and returns what was added.
+    ///
+    /// # Errors
+    /// Those of [`LanguageModel::prompt`] and of [`Decoder::generate`].
+    pub fn generate(&self, text: &str, count: usize) -> Result<String> {
+        let prompt = self.prompt(text)?;
+        let (mut decoder, mut added) = (self.tokenizer.decoder(&prompt), String::new());
+        self.decoder.generate(&prompt, count, Sampling { temperature: 0.0, seed: 0 }, &mut |token| {
+            if self.end.contains(&token) {
+                return ControlFlow::Break(());
+            }
+            added.push_str(&decoder.push(token));
+            ControlFlow::Continue(())
+        })?;
+        added.push_str(&decoder.finish());
+        Ok(added)
     }
 
     /// The tokens of a prompt; of an empty one, the token that texts begin with.
@@ -163,6 +125,28 @@ impl LanguageModel {
                 found: "empty".to_owned(),
                 expected: "some text: the model has no token that texts begin with",
             }),
+        }
+    }
+}
+
+/// Where a model is stored.
+enum Stored {
+    Checkpoint(Box<Checkpoint>),
+    File(Box<Reader>),
+}
+
+impl Stored {
+    fn reader(&self) -> &Reader {
+        match self {
+            Stored::Checkpoint(checkpoint) => checkpoint.reader(),
+            Stored::File(reader) => reader,
+        }
+    }
+
+    fn inference<T: KernelElement + StoredElement>(&self) -> Result<Inference<T>> {
+        match self {
+            Stored::Checkpoint(checkpoint) => checkpoint.inference(),
+            Stored::File(reader) => Inference::from_reader(reader),
         }
     }
 }

@@ -8,6 +8,7 @@ mod config;
 mod encoder;
 mod families;
 mod file;
+mod generation;
 mod gpt;
 mod image;
 mod inference;
@@ -32,6 +33,7 @@ pub use config::{
     NormConfig, NormKind, NormPlace, Positions, Rope, RopeScaling, TokenInput, TransformerConfig,
 };
 pub use encoder::{Encoder, EncoderInput, MaskedEncoder, SentenceEncoder, Similarity};
+pub use generation::{Decoder, Sequence};
 pub use gpt::Gpt;
 pub(crate) use gpt::expect_trainable;
 #[cfg(feature = "cuda")]
@@ -40,7 +42,7 @@ pub use image::{ImageEncoder, ImageWeights, WeightForm};
 #[cfg(feature = "cuda")]
 pub use inference::{CudaInference, CudaRandomWeights, CudaSession};
 pub use inference::{Inference, Perplexity, RandomWeights, Session, Windows};
-pub use language::{Decoder, LanguageModel};
+pub use language::LanguageModel;
 pub use layers::Layer;
 pub use run::{CHECKPOINT_FILE, is_checkpoint};
 pub use sampling::Sampling;

@@ -111,7 +111,7 @@ impl ModelSource {
         }
         use RandomWeights::{Dense, DenseInt8, Int4, Int8, Sparse};
         match weights {
-            Weights::Stored => Ok(LanguageModel::load(&self.model, None)?.decoder),
+            Weights::Stored => Ok(LanguageModel::load(&self.model)?.decoder),
             Weights::DenseF32 => random::<f32>(config()?, Dense, Dense),
             Weights::DenseBf16 => random::<bf16>(config()?, Dense, Dense),
             Weights::DenseF16 => random::<f16>(config()?, Dense, Dense),

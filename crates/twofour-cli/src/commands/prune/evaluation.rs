@@ -76,7 +76,7 @@ impl EvaluationOptions {
             )));
         }
         let text = text::read(path)?;
-        let model = LanguageModel::load(SavedModel::locate(input), None)?;
+        let model = LanguageModel::load(SavedModel::locate(input))?;
         let windows = eval::windows(self.window, self.stride, model.decoder.config().context())?;
         let (tokens, dtype) = (text::encode(&model.tokenizer, &text, screen)?, model.dtype);
         let (perplexity, _) = measure(screen, &model, &tokens, windows)?;
@@ -87,7 +87,7 @@ impl EvaluationOptions {
 impl Before {
     /// Measures the output, in the type that the input was measured in.
     pub(super) fn after(self, screen: &Screen, output: &Path) -> Result<PerplexityAnswer> {
-        let model = LanguageModel::load(output, Some(self.dtype))?;
+        let model = LanguageModel::load_as(output, Some(self.dtype))?;
         let (after, tokens) = measure(screen, &model, &self.tokens, self.windows)?;
         let Windows { window, stride } = self.windows;
         let dtype = self.dtype.to_string();

@@ -18,8 +18,8 @@ use super::{Checkpoint, CheckpointError};
 use crate::{
     Error,
     model::{
-        Calibration, EncoderCheckpoint, EncoderTask, Inference, Positions, Rope, RopeScaling, Sampling, SavedModel,
-        TransformerConfig, Windows, open_blockwise,
+        Calibration, EncoderCheckpoint, EncoderTask, Inference, LanguageModel, Positions, Rope, RopeScaling, Sampling,
+        SavedModel, TransformerConfig, Windows, open_blockwise,
     },
 };
 
@@ -86,6 +86,14 @@ fn logits_perplexity_and_greedy_tokens_are_those_of_transformers() {
             assert!(d < 1e-4, "{family}, {window} by {stride}: {} and {perplexity}", found.perplexity);
         }
     }
+}
+
+#[test]
+fn a_text_is_continued_in_three_lines() {
+    let expected = expected("llama");
+    let text = LanguageModel::load(directory("llama")).unwrap().generate(&expected.prompt, 12).unwrap();
+    let until_end = expected.greedy.iter().position(|token| *token == 0);
+    assert!(expected.greedy_text.starts_with(&text) && (until_end.is_some() || text == expected.greedy_text), "{text}");
 }
 
 #[test]

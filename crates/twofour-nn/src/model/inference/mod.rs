@@ -37,7 +37,7 @@ pub use self::{
 };
 #[cfg(doc)]
 use super::Gpt;
-use super::{Sampling, config::TransformerConfig};
+use super::{Decoder, Sampling, Sequence, config::TransformerConfig};
 use crate::{Error, Result};
 
 /// A decoder's weights packed for the CPU kernels in `T`: dense layers for the dense kernel, 2:4 and compressed ones for the 2:4 kernel. Of a [`Gpt`] it is a
@@ -89,12 +89,10 @@ impl<T: KernelElement> Inference<T> {
         Session::new(self)
     }
 
-    /// Continues `prompt` by up to `count` tokens, calling `f` with each; `f` may stop it.
-    ///
-    /// Where the context is full, the session begins anew with the later half of what it held, so the text may be of any length.
+    /// [`Decoder::generate`].
     ///
     /// # Errors
-    /// [`Error::Setting`] for a bad temperature or an empty prompt; those of [`Session::feed`].
+    /// As there.
     pub fn generate(
         &self,
         prompt: &[u32],
@@ -102,32 +100,7 @@ impl<T: KernelElement> Inference<T> {
         sampling: Sampling,
         mut f: impl FnMut(u32) -> ControlFlow<()>,
     ) -> Result<()> {
-        sampling.validate()?;
-        if prompt.is_empty() {
-            return Err(Error::Setting {
-                what: "the prompt",
-                found: "empty".to_owned(),
-                expected: "one token or more",
-            });
-        }
-        let context = self.config.context();
-        let mut text = prompt.to_vec();
-        let mut session = self.session();
-        let mut unread = text.len().saturating_sub(context);
-        for index in 0..count {
-            if session.remaining() < text.len() - unread {
-                session = self.session();
-                unread = text.len() - (context / 2).max(1);
-            }
-            let mut logits = session.feed(&text[unread..])?;
-            unread = text.len();
-            let token = sampling.choose(&mut logits, index as u64)?;
-            text.push(token);
-            if f(token).is_break() {
-                break;
-            }
-        }
-        Ok(())
+        Decoder::generate(self, prompt, count, sampling, &mut f)
     }
 
     /// The residual stream of tokens at `position` and after, before the first layer.
@@ -154,6 +127,20 @@ impl<T: KernelElement> Inference<T> {
             None => Ok(()),
             Some((index, &token)) => Err(no_token(token, index, self.config.vocabulary())),
         }
+    }
+}
+
+impl<T: KernelElement> Decoder for Inference<T> {
+    fn config(&self) -> &TransformerConfig {
+        self.config()
+    }
+
+    fn weight_bytes(&self) -> usize {
+        self.weight_bytes()
+    }
+
+    fn begin(&self, _: usize) -> Result<Box<dyn Sequence + '_>> {
+        Ok(Box::new(self.session()))
     }
 }
 

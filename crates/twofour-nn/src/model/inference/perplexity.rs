@@ -3,7 +3,7 @@
 use twofour::kernel::KernelElement;
 
 use super::Inference;
-use crate::{Error, Result};
+use crate::{Error, Result, model::Decoder};
 
 /// How a text is cut into windows that fit a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,28 +73,17 @@ impl Windows {
 }
 
 impl<T: KernelElement> Inference<T> {
-    /// The perplexity of a text, window by window; `progress(done, total)` is told the tokens that are scored.
+    /// [`Decoder::perplexity`].
     ///
     /// # Errors
-    /// Those of [`Windows::validate`]; a text of fewer than two tokens; [`Error::NotFinite`]; those of the products.
+    /// As there.
     pub fn perplexity(
         &self,
         tokens: &[u32],
         windows: Windows,
         mut progress: impl FnMut(usize, usize),
     ) -> Result<Perplexity> {
-        windows.validate(self.config.context())?;
-        if tokens.len() < 2 {
-            let found = tokens.len().to_string();
-            return Err(Error::Setting { what: "tokens of the text", found, expected: "two or more" });
-        }
-        let (mut sum, mut scored) = (0.0, 0);
-        for (range, count) in windows.of(tokens.len()).filter(|(_, count)| *count > 0) {
-            sum += self.session().negative_log_likelihood(&tokens[range.clone()], count)?;
-            scored += count;
-            progress(range.end, tokens.len());
-        }
-        Perplexity::of(sum, scored)
+        Decoder::perplexity(self, tokens, windows, &mut progress)
     }
 }
 

@@ -113,3 +113,21 @@ impl<'a, T: KernelElement> Session<'a, T> {
         Ok(all)
     }
 }
+
+impl<T: KernelElement> Sequence for Session<'_, T> {
+    fn remaining(&self) -> usize {
+        self.remaining()
+    }
+
+    fn restart(&mut self) {
+        *self = Session::new(self.model);
+    }
+
+    fn next(&mut self, tokens: &[u32], sampling: Sampling, index: u64) -> Result<u32> {
+        sampling.choose(&mut self.feed(tokens)?, index)
+    }
+
+    fn negative_log_likelihood(&mut self, tokens: &[u32], count: usize) -> Result<f64> {
+        self.negative_log_likelihood(tokens, count)
+    }
+}

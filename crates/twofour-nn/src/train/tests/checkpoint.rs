@@ -169,7 +169,7 @@ fn a_checkpoint_is_a_model_that_computes_as_the_trained_one_does() {
         let [expected, found] =
             [&mut expected, &mut found].map(|model| model.logits(&CpuEngine, &tokens, shape).unwrap());
         assert_eq!(found, expected, "{name}");
-        let language = crate::model::LanguageModel::load(directory.path().join(CHECKPOINT_FILE), None).unwrap();
+        let language = crate::model::LanguageModel::load_as(directory.path().join(CHECKPOINT_FILE), None).unwrap();
         assert_eq!(language.prompt("").unwrap(), [10], "{name}");
     }
     // One that is damaged is no model.

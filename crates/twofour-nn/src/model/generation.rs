@@ -1,0 +1,105 @@
+//! Generation and perplexity, on any device.
+
+use std::{fmt, ops::ControlFlow};
+
+use super::{Perplexity, Sampling, TransformerConfig, Windows};
+use crate::{Error, Result};
+
+/// A decoder that [`LanguageModel`](super::LanguageModel) runs, on any device and in any type.
+pub trait Decoder: fmt::Debug + Send + Sync {
+    /// The model's description.
+    fn config(&self) -> &TransformerConfig;
+
+    /// Bytes of the linear layers' weights in memory: values, and metadata where they are 2:4; without biases.
+    fn weight_bytes(&self) -> usize;
+
+    /// Begins a sequence of up to `capacity` tokens, at most the context.
+    ///
+    /// # Errors
+    /// A capacity of zero or beyond the context; not enough memory.
+    fn begin(&self, capacity: usize) -> Result<Box<dyn Sequence + '_>>;
+
+    /// Continues `prompt` by up to `count` tokens, calling `f` with each; `f` may stop it.
+    ///
+    /// Where the context is full, the sequence begins anew with the later half of what it held, so the text may be of any length.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a bad temperature or an empty prompt; those of [`Sequence::next`].
+    fn generate(
+        &self,
+        prompt: &[u32],
+        count: usize,
+        sampling: Sampling,
+        f: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<()> {
+        sampling.validate()?;
+        if prompt.is_empty() {
+            let (what, found) = ("the prompt", "empty".to_owned());
+            return Err(Error::Setting { what, found, expected: "one token or more" });
+        }
+        let context = self.config().context();
+        let mut text = prompt.to_vec();
+        let mut unread = text.len().saturating_sub(context);
+        let mut sequence = self.begin((text.len() - unread).saturating_add(count).min(context))?;
+        for index in 0..count {
+            if sequence.remaining() < text.len() - unread {
+                sequence.restart();
+                unread = text.len() - (context / 2).max(1);
+            }
+            let token = sequence.next(&text[unread..], sampling, index as u64)?;
+            unread = text.len();
+            text.push(token);
+            if f(token).is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The perplexity of a text, window by window; `progress(done, total)` is told the tokens that are scored.
+    ///
+    /// # Errors
+    /// Those of [`Windows::validate`]; a text of fewer than two tokens; [`Error::NotFinite`]; those of [`Sequence::negative_log_likelihood`].
+    fn perplexity(
+        &self,
+        tokens: &[u32],
+        windows: Windows,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Perplexity> {
+        windows.validate(self.config().context())?;
+        if tokens.len() < 2 {
+            let found = tokens.len().to_string();
+            return Err(Error::Setting { what: "tokens of the text", found, expected: "two or more" });
+        }
+        let mut sequence = self.begin(windows.window)?;
+        let (mut sum, mut scored) = (0.0, 0);
+        for (range, count) in windows.of(tokens.len()).filter(|(_, count)| *count > 0) {
+            sequence.restart();
+            sum += sequence.negative_log_likelihood(&tokens[range.clone()], count)?;
+            scored += count;
+            progress(range.end, tokens.len());
+        }
+        Perplexity::of(sum, scored)
+    }
+}
+
+/// A sequence in progress, of which a [`Decoder`] keeps the keys and values.
+pub trait Sequence {
+    /// How many more tokens fit.
+    fn remaining(&self) -> usize;
+
+    /// Forgets all tokens.
+    fn restart(&mut self);
+
+    /// Feeds one or more tokens and chooses the next; `index` counts the tokens chosen so far.
+    ///
+    /// # Errors
+    /// No tokens, more than fit, tokens outside the vocabulary; those of the products.
+    fn next(&mut self, tokens: &[u32], sampling: Sampling, index: u64) -> Result<u32>;
+
+    /// Feeds tokens to an empty sequence and returns the sum of `-log p`, in nats, of each of the last `count` of them given those before it.
+    ///
+    /// # Errors
+    /// Those of [`Sequence::next`]; a `count` that leaves no token in front.
+    fn negative_log_likelihood(&mut self, tokens: &[u32], count: usize) -> Result<f64>;
+}
