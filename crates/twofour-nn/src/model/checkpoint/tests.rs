@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-const FAMILIES: [&str; 5] = ["llama", "mistral", "qwen2", "qwen3", "gpt2"];
+const FAMILIES: [&str; 7] = ["llama", "mistral", "qwen2", "qwen3", "gpt2", "gemma2", "gemma3"];
 
 /// What transformers computes.
 #[derive(Deserialize)]
@@ -213,7 +213,8 @@ fn tokenizers_encode_and_decode_as_the_python_package_does() {
 fn types_and_special_tokens_are_read() {
     let of = |family: &str| Checkpoint::open(directory(family)).unwrap();
     let types = FAMILIES.map(|family| of(family).dtype());
-    assert_eq!(types, [DataType::F32, DataType::F16, DataType::BF16, DataType::BF16, DataType::F32]);
+    let [f32, f16, bf16] = [DataType::F32, DataType::F16, DataType::BF16];
+    assert_eq!(types, [f32, f16, bf16, bf16, f32, bf16, f32]);
     assert_eq!((of("llama").begin(), of("llama").end()), (Some(1), &[0u32][..]));
 }
 
@@ -403,6 +404,11 @@ fn fields_that_are_not_supported_are_named() {
         ("qwen3", "head_dim", json!(null), "head_dim"),
         ("mistral", "num_key_value_heads", json!(null), "num_key_value_heads"),
         ("gpt2", "scale_attn_by_inverse_layer_idx", json!(true), "scale_attn_by_inverse_layer_idx"),
+        ("gemma2", "use_bidirectional_attention", json!(true), "use_bidirectional_attention"),
+        ("gemma2", "attn_logit_softcapping", json!(0.0), "attn_logit_softcapping"),
+        ("gemma2", "layer_types", json!(["chunked_attention", "full_attention"]), "layer_types"),
+        ("gemma3", "attn_logit_softcapping", json!(50.0), "attn_logit_softcapping"),
+        ("gemma3", "sliding_window", json!("wide"), "sliding_window"),
     ] {
         let error =
             refused(&with_config(family, |config| _ = config.insert(field.to_owned(), value.clone()))).to_string();
@@ -415,6 +421,30 @@ fn fields_that_are_not_supported_are_named() {
     assert!(refused(&empty).to_string().contains("not a JSON object"));
     fs::write(empty.path().join("config.json"), "{").unwrap();
     assert!(matches!(refused(&empty), CheckpointError::NotAConfig { .. }));
+}
+
+#[test]
+fn older_configurations_of_gemma_mean_the_same() {
+    let config = |copy: &tempfile::TempDir| Checkpoint::open(copy.path()).unwrap().config().clone();
+    for family in ["gemma2", "gemma3"] {
+        let older = with_config(family, |config| {
+            config.remove("layer_types");
+            let parameters = config.remove("rope_parameters").unwrap();
+            if family == "gemma2" {
+                config.insert("rope_theta".into(), parameters["rope_theta"].clone());
+                return;
+            }
+            config.insert("sliding_window_pattern".into(), json!(3));
+            config.insert("rope_theta".into(), parameters["full_attention"]["rope_theta"].clone());
+            config.insert("rope_local_base_freq".into(), parameters["sliding_attention"]["rope_theta"].clone());
+            config.insert("rope_scaling".into(), json!({"rope_type": "linear", "factor": 8.0}));
+        });
+        assert_eq!(config(&older), config(&with_config(family, |_| {})), "{family}");
+    }
+    let unbounded = with_config("gemma2", |config| _ = config.insert("attn_logit_softcapping".into(), json!(null)));
+    assert_eq!(config(&unbounded).attention.soft_cap, None);
+    let default = with_config("gemma2", |config| _ = config.remove("attn_logit_softcapping"));
+    assert_eq!(config(&default).attention.soft_cap, Some(50.0));
 }
 
 #[test]

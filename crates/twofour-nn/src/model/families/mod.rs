@@ -2,6 +2,7 @@
 
 pub(crate) mod bert;
 pub(super) mod fields;
+mod gemma;
 mod gpt2;
 pub(crate) mod layout;
 pub(super) mod llama;
@@ -14,7 +15,8 @@ use self::{fields::Fields, layout::Layout};
 use super::{CheckpointError, TransformerConfig};
 
 /// All families.
-const FAMILIES: &[&[Family]] = &[llama::FAMILIES, gpt2::FAMILIES, bert::FAMILIES, vit::FAMILIES, sam::FAMILIES];
+const FAMILIES: &[&[Family]] =
+    &[llama::FAMILIES, gpt2::FAMILIES, gemma::FAMILIES, bert::FAMILIES, vit::FAMILIES, sam::FAMILIES];
 
 /// How directories of one `model_type` are read.
 #[derive(Debug)]
