@@ -4,6 +4,7 @@
 mod support;
 
 use std::{
+    collections::BTreeMap,
     ops::ControlFlow,
     path::{Path, PathBuf},
 };
@@ -11,15 +12,18 @@ use std::{
 use half::{bf16, f16};
 use twofour::{
     DataType,
-    file::{self, Overwrite, Quantization, QuantizeOptions, Reader},
+    file::{self, Overwrite, PlannedTensor, Quantization, QuantizeOptions, Reader, StoredDType, Writer},
     int4::Granularity,
     layer::SparseLinearSettings,
 };
 use twofour_cuda::Device;
 use twofour_nn::{
     Error,
-    engine::cpu::CpuEngine,
-    model::{CudaInference, Decoder, Gpt, GptConfig, Inference, Sampling, TransformerConfig, VOCABULARY, Windows},
+    engine::{Nonlinearity, cpu::CpuEngine},
+    model::{
+        AttentionConfig, CudaInference, Decoder, Gpt, GptConfig, Inference, ModelInput, ModelOutput, NormPlace, Rope,
+        Sampling, TokenInput, TransformerConfig, VOCABULARY, Windows,
+    },
 };
 
 use support::device;
@@ -45,6 +49,51 @@ fn saved(directory: &Path, name: &str, config: &TransformerConfig, is_sparse: bo
     }
     let path = directory.join(format!("{name}-{is_sparse}.safetensors"));
     model.save(&CpuEngine, &path, Overwrite::No, DataType::F32).unwrap();
+    path
+}
+
+/// A Gemma 3 with the bounds of Gemma 2.
+fn gemma() -> TransformerConfig {
+    let sizes = GptConfig { layers: 2, width: 128, heads: 4, context: 96, feed_forward: 256 };
+    let mut config = TransformerConfig::llama(&sizes, 2, VOCABULARY);
+    config.input = ModelInput::Tokens(TokenInput { scale: Some(11.3), ..*config.tokens().unwrap() });
+    config.norm.place = NormPlace::Around;
+    config.attention = AttentionConfig {
+        head_norms: true,
+        scale: Some(0.2),
+        soft_cap: Some(5.0),
+        windows: vec![Some(20), None],
+        local_rope: Some(Rope { base: 100.0, scaling: None }),
+        ..config.attention
+    };
+    config.feed_forward.activation = Nonlinearity::TanhGelu;
+    config.output = ModelOutput::Vocabulary { tied: true, soft_cap: Some(3.0) };
+    config
+}
+
+/// Writes a model of random values in f32, without a trainer.
+fn written(directory: &Path, name: &str, config: &TransformerConfig) -> PathBuf {
+    let matrix = |(name, outputs, inputs): (String, usize, usize)| (format!("{name}.weight"), vec![outputs, inputs]);
+    let mut tensors: Vec<(String, Vec<usize>)> = config.linear_layers().into_iter().map(matrix).collect();
+    tensors.push(("norm.weight".into(), vec![config.width]));
+    for layer in 0..config.layers {
+        for norm in ["attn.norm", "attn.post_norm", "mlp.norm", "mlp.post_norm"] {
+            tensors.push((format!("blocks.{layer}.{norm}.weight"), vec![config.width]));
+        }
+        for norm in ["attn.query_norm", "attn.key_norm"] {
+            tensors.push((format!("blocks.{layer}.{norm}.weight"), vec![config.attention.head_dim]));
+        }
+    }
+    let path = directory.join(format!("{name}.safetensors"));
+    let metadata = BTreeMap::from([("twofour.decoder".to_owned(), serde_json::to_string(config).unwrap())]);
+    let planned = tensors.iter().map(|(name, shape)| PlannedTensor::new(name, StoredDType::F32, shape.clone()));
+    let mut writer = Writer::create(&path, Overwrite::No, planned.collect::<Vec<_>>(), metadata).unwrap();
+    for (index, (name, shape)) in tensors.iter().enumerate() {
+        let (mean, deviation) = if shape.len() == 1 { (1.0, 0.3) } else { (0.0, 0.1) };
+        let value = |at: usize| mean + deviation * ((at * 7919 + index * 104_729) as f32 * 0.618).sin();
+        writer.write_elements(name, &(0..shape.iter().product()).map(value).collect::<Vec<f32>>()).unwrap();
+    }
+    writer.finish().unwrap();
     path
 }
 
@@ -108,6 +157,23 @@ fn check(device: &Device, path: &Path, dtype: DataType, tolerance: f32) {
             .fold(0f32, |most, (a, b)| if a.is_nan() { f32::NAN } else { most.max((a - b).abs()) });
         assert!(d <= tolerance * size, "{what}, a prefill of {first}: scores up to {size} differ by {d}");
     }
+}
+
+#[test]
+fn scores_and_perplexity_of_a_gemma_are_those_of_the_cpu() {
+    let Some(device) = device() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let path = written(directory.path(), "gemma", &gemma());
+    check(&device, &path, DataType::F32, 1e-4);
+    check(&device, &path, DataType::F16, 2e-2);
+    check(&device, &path, DataType::BF16, 8e-2);
+    let (tokens, windows) = (text(300), Windows { window: 90, stride: 40 });
+    let cpu = Inference::<f32>::load(&path).unwrap();
+    let expected = cpu.perplexity(&tokens, windows, |_, _| {}).unwrap();
+    let model = CudaInference::from_reader(&device, &Reader::open(&path).unwrap(), DataType::F32).unwrap();
+    let found = Decoder::perplexity(&model, &tokens, windows, &mut |_, _| {}).unwrap();
+    assert!((found.perplexity / expected.perplexity - 1.0).abs() < 1e-3, "{found:?} {expected:?}");
+    assert_eq!(greedy(&model, &tokens[..20], 40), greedy(&cpu, &tokens[..20], 40));
 }
 
 #[test]

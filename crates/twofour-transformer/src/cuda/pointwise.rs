@@ -1,4 +1,4 @@
-//! Sums, conversions and constants, element by element.
+//! Sums, conversions, constants, factors and bounds, element by element.
 
 use twofour_cuda::{
     DataType, Error, Result,
@@ -103,4 +103,29 @@ pub fn fill(context: &LayerContext, value: f32, out: DeviceSliceMut<'_>) -> Resu
     let kernels = Pointwise::of(context, dtype)?;
     // SAFETY: the slice has that many elements, and the stream is of its device.
     unsafe { kernels.run(context.raw(), PointwiseOperation::Fill, &parameters) }
+}
+
+/// Computes `y ← factor · y` for a tensor of f32, f16 or bf16.
+///
+/// # Errors
+/// Those of [`add`].
+pub fn scale_in_place(context: &LayerContext, factor: f32, y: DeviceSliceMut<'_>) -> Result<()> {
+    in_place(context, PointwiseOperation::Scale, factor, y)
+}
+
+/// Bounds the elements of a tensor of f32, f16 or bf16: `y ← cap · tanh(y / cap)`.
+///
+/// # Errors
+/// Those of [`add`].
+pub fn bound_in_place(context: &LayerContext, cap: f32, y: DeviceSliceMut<'_>) -> Result<()> {
+    in_place(context, PointwiseOperation::Bound, cap, y)
+}
+
+fn in_place(context: &LayerContext, operation: PointwiseOperation, value: f32, y: DeviceSliceMut<'_>) -> Result<()> {
+    let (dtype, len) = (y.dtype(), y.len());
+    let out = y.at("the tensor to be changed", context, dtype, len)?;
+    let parameters = PointwiseParameters { a: out, out, count: len as u64, value, ..PointwiseParameters::default() };
+    let kernels = Pointwise::of(context, dtype)?;
+    // SAFETY: the slice has that many elements, an element is written by the thread that read it, and the stream is of its device.
+    unsafe { kernels.run(context.raw(), operation, &parameters) }
 }

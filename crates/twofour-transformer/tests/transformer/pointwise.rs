@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use twofour::Arithmetic;
 use twofour_cuda::{Error, layer::LayerContext};
-use twofour_transformer::cuda::{add, convert, copy, fill};
+use twofour_transformer::cuda::{add, bound_in_place, convert, copy, fill, scale_in_place};
 
 use crate::{Check, context, for_each_type, reference::numbers, unwritten, up};
 
@@ -31,6 +31,17 @@ impl Check for Case {
         let mut back = unwritten::<f32>(context, self.0);
         convert(context, a_there.as_slice(), back.as_slice_mut()).unwrap();
         assert!(back.to_host::<f32>().unwrap().iter().zip(&a).all(|(b, a)| *b == a.to_f32()), "{what}: to f32");
+        let mut y = up(context, &a);
+        scale_in_place(context, 1.7, y.as_slice_mut()).unwrap();
+        let scaled: Vec<T> = a.iter().map(|a| T::from_f32(a.to_f32() * 1.7)).collect();
+        assert!(y.to_host::<T>().unwrap() == scaled, "{what}: scaled");
+        let mut y = up(context, &a);
+        bound_in_place(context, 0.5, y.as_slice_mut()).unwrap();
+        let tolerance = if T::DTYPE == twofour::DataType::F32 { 1e-6 } else { 4e-3 };
+        for (found, a) in y.to_host::<T>().unwrap().iter().zip(&a) {
+            let expected = 0.5 * (2.0 * f64::from(a.to_f32())).tanh();
+            assert!((f64::from(found.to_f32()) - expected).abs() < tolerance, "{what}: {a:?} bounded is {found:?}");
+        }
         fill(context, 0.3, out.as_slice_mut()).unwrap();
         assert!(out.to_host::<T>().unwrap() == vec![T::from_f32(0.3); self.0], "{what}: filled");
     }

@@ -15,9 +15,9 @@ use crate::{
     engine::Nonlinearity,
     model::{
         Checkpoint,
-        config::{NormKind, Positions, TokenInput, TransformerConfig},
+        config::{NormKind, NormPlace, Positions, TokenInput, TransformerConfig},
         file,
-        inference::{gpt::OfFile, stored::StoredLinears},
+        inference::{gpt::OfFile, rotation::Rotations, stored::StoredLinears},
     },
 };
 
@@ -28,7 +28,7 @@ impl CudaInference {
     /// Reads a checkpoint's weights onto a device, to compute in `dtype`: f32, f16 or bf16. It times no GEMMs to choose among them, so that texts repeat bit for bit.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for heads of another size than 32, 64 and 128, a width above 8192, 2:4 weights in f32; another type; those of [`Checkpoint::expect_head`], of reading and of the device's memory.
+    /// [`Error::Unsupported`] for heads of another size than 32, 64, 128 and 256, a width above 8192, 2:4 weights in f32; another type; those of [`Checkpoint::expect_head`], of reading and of the device's memory.
     pub fn of_checkpoint(device: &Device, checkpoint: &Checkpoint, dtype: DataType) -> Result<Self> {
         checkpoint.expect_head()?;
         let (context, config, parts) = (repeatable(device)?, checkpoint.config(), checkpoint.parts());
@@ -74,6 +74,7 @@ impl CudaInference {
             };
             Ok(CudaNorm { gain: vector(&format!("{name}.weight"), width)?, bias })
         };
+        let post_norm = |name: &str| (config.norm.place == NormPlace::Around).then(|| norm(name)).transpose();
         let linear = |name: &str, shape: (usize, usize)| -> Result<CudaLinear> {
             let linear = parts.stored_linear(name, shape).and_then(|parts| CudaLinear::new(&context, parts, shape));
             linear.map_err(|error| match error {
@@ -86,6 +87,7 @@ impl CudaInference {
             let of_head = |part: &str| vector(&format!("{}.weight", at(part)), head_dim);
             Ok(CudaLayer {
                 attention_norm: norm(&at("attn.norm"))?,
+                attention_post_norm: post_norm(&at("attn.post_norm"))?,
                 qkv: linear(&at("attn.qkv"), (config.qkv_width(), width))?,
                 head_norms: match config.attention.head_norms {
                     true => Some([of_head("attn.query_norm")?, of_head("attn.key_norm")?]),
@@ -93,6 +95,7 @@ impl CudaInference {
                 },
                 out: linear(&at("attn.out"), (width, config.query_width()))?,
                 feed_forward_norm: norm(&at("mlp.norm"))?,
+                feed_forward_post_norm: post_norm(&at("mlp.post_norm"))?,
                 up: linear(&at("mlp.up"), (config.up_width(), width))?,
                 down: linear(&at("mlp.down"), (width, config.feed_forward.hidden))?,
             })
@@ -105,14 +108,29 @@ impl CudaInference {
             true => None,
             false => Some(table("embedding.weight", [vocabulary, width])?),
         };
-        let (learned, rotary) = match config.positions {
-            Positions::Rotary(rope) => (None, Some(rope.frequencies(head_dim))),
-            Positions::Learned => (Some(table("positions.weight", [positions, width])?), None),
+        let learned = match config.positions {
+            Positions::Rotary(_) => None,
+            Positions::Learned => Some(table("positions.weight", [positions, width])?),
         };
+        // transformers multiplies in the type that the model computes in.
+        let embedding_scale = tokens.scale.map(|scale| T::from_f32(scale).to_f32());
+        let rotations = Rotations::of(config);
         let (norm, head) = (norm("norm")?, linear("head", (vocabulary, width))?);
         let config = config.clone();
         let (dtype, busy) = (T::DTYPE, Mutex::default());
-        Ok(CudaInference { context, config, dtype, embedding, learned, layers, norm, head, rotary, busy })
+        Ok(CudaInference {
+            context,
+            config,
+            dtype,
+            embedding,
+            learned,
+            layers,
+            norm,
+            head,
+            embedding_scale,
+            rotations,
+            busy,
+        })
     }
 }
 
@@ -129,11 +147,17 @@ pub(in crate::model) fn no_dtype(found: DataType) -> Error {
 pub(super) fn expect_supported(config: &TransformerConfig) -> Result<()> {
     let unsupported =
         |what: String| Err(Error::Unsupported { engine: "CUDA inference", what, remedy: "run the model on the CPU" });
-    if let Some(what) = config.beyond_llama() {
-        return unsupported(what.into());
+    if config.norm.place == NormPlace::After {
+        return unsupported("norms after blocks".into());
     }
-    if ![32, 64, 128].contains(&config.attention.head_dim) {
-        return unsupported(format!("heads of {} elements, but those of 32, 64 and 128", config.attention.head_dim));
+    if config.positions == Positions::Learned && config.tokens()?.scale.is_some() {
+        return unsupported("scaled embeddings with learned positions".into());
+    }
+    if ![32, 64, 128, 256].contains(&config.attention.head_dim) {
+        return unsupported(format!(
+            "heads of {} elements, but those of 32, 64, 128 and 256",
+            config.attention.head_dim
+        ));
     }
     if config.width > MOST_WIDTH {
         return unsupported(format!("a width of {}, but at most {MOST_WIDTH}", config.width));

@@ -16,7 +16,10 @@ use twofour_transformer::cuda::NormKind as CudaNormKind;
 
 pub(in crate::model) use self::linear::CudaLinear;
 pub use self::{random::CudaRandomWeights, session::CudaSession};
-use crate::model::config::{NormKind, TransformerConfig};
+use crate::model::{
+    config::{NormKind, TransformerConfig},
+    inference::rotation::Rotations,
+};
 
 /// A decoder's weights in the memory of a GPU, in f32, f16 or bf16: dense layers for cuBLASLt, 2:4 layers in that type, in int8 or in int4 for the 2:4 kernels.
 ///
@@ -34,8 +37,9 @@ pub struct CudaInference {
     layers: Vec<CudaLayer>,
     norm: CudaNorm,
     head: CudaLinear,
-    /// The frequencies of rotation, where there is one.
-    rotary: Option<Vec<f64>>,
+    /// What embeddings are multiplied by, in the type to compute in.
+    embedding_scale: Option<f32>,
+    rotations: Option<Rotations>,
     /// Held while a session of [`Decoder`](crate::model::Decoder) uses the context's stream.
     busy: Mutex<()>,
 }
@@ -44,11 +48,14 @@ pub struct CudaInference {
 #[derive(Debug)]
 struct CudaLayer {
     attention_norm: CudaNorm,
+    /// The norm of attention's output, where it has one.
+    attention_post_norm: Option<CudaNorm>,
     qkv: CudaLinear,
     /// Gains of queries and of keys.
     head_norms: Option<[DeviceBuffer; 2]>,
     out: CudaLinear,
     feed_forward_norm: CudaNorm,
+    feed_forward_post_norm: Option<CudaNorm>,
     up: CudaLinear,
     down: CudaLinear,
 }

@@ -10,7 +10,10 @@ use twofour_transformer::cuda::decode::{DenseInt8Linear, WeightOnlyLinear};
 use super::{CudaInference, CudaLayer, CudaLinear, CudaNorm, build::expect_supported};
 use crate::{
     Error, Result,
-    model::config::{NormKind, Positions, TransformerConfig},
+    model::{
+        config::{NormKind, Positions, TransformerConfig},
+        inference::rotation::Rotations,
+    },
 };
 
 /// The form of the linear layers' weights of a random model; embedding and head are dense.
@@ -48,7 +51,12 @@ impl CudaInference {
         config.validate()?;
         expect_supported(config)?;
         let has_biases = config.attention.qkv_bias || config.attention.out_bias || config.feed_forward.bias;
-        let Positions::Rotary(rope) = config.positions else { return Err(unsupported("learned positions")) };
+        if config.positions == Positions::Learned {
+            return Err(unsupported("learned positions"));
+        }
+        if let Some(what) = config.beyond_llama() {
+            return Err(unsupported(what));
+        }
         if has_biases || config.norm.kind == NormKind::Layer || config.attention.head_norms {
             return Err(unsupported("biases, layer normalization or norms of heads"));
         }
@@ -64,7 +72,17 @@ impl CudaInference {
         };
         let layer = |_| -> Result<CudaLayer> {
             let [qkv, out, up, down] = linears(&context, form, shapes, dtype)?;
-            Ok(CudaLayer { attention_norm: norm()?, qkv, head_norms: None, out, feed_forward_norm: norm()?, up, down })
+            Ok(CudaLayer {
+                attention_norm: norm()?,
+                attention_post_norm: None,
+                qkv,
+                head_norms: None,
+                out,
+                feed_forward_norm: norm()?,
+                feed_forward_post_norm: None,
+                up,
+                down,
+            })
         };
         let layers = (0..config.layers).map(layer).collect::<Result<_>>()?;
         let table = |tied: bool| -> Result<Option<DeviceBuffer>> {
@@ -77,7 +95,8 @@ impl CudaInference {
             layers,
             norm: norm()?,
             head,
-            rotary: Some(rope.frequencies(config.attention.head_dim)),
+            embedding_scale: None,
+            rotations: Rotations::of(config),
             context: context.clone(),
             config: config.clone(),
             dtype,

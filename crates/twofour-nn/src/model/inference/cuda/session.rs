@@ -30,7 +30,8 @@ pub struct CudaSession<'a> {
     /// Of one sequence.
     prefill: CachedAttention,
     caches: Vec<[DeviceBuffer; 2]>,
-    rotary: Option<[DeviceBuffer; 2]>,
+    /// Cosines and sines, of layers over the whole sequence and of those with a window where they are others.
+    rotary: Vec<[DeviceBuffer; 2]>,
     /// Tokens of each sequence that are in the cache, and their copy on the device.
     lengths: Vec<usize>,
     positions: DeviceBuffer,
@@ -68,19 +69,18 @@ impl CudaInference {
         let cached = shape.len()?;
         let zeros = |len: usize| DeviceBuffer::zeros(context, dtype, len);
         let caches = (0..config.layers).map(|_| Ok([zeros(cached)?, zeros(cached)?])).collect::<Result<_>>()?;
-        let rotary = match &self.rotary {
-            Some(frequencies) => {
-                let table = Table::of(0..capacity, frequencies);
-                let (mut cos, mut sin) = (vec![], vec![]);
-                for position in 0..capacity {
-                    let (c, s) = table.at(position);
-                    cos.extend_from_slice(c);
-                    sin.extend_from_slice(s);
-                }
-                Some([DeviceBuffer::from_host(context, &cos)?, DeviceBuffer::from_host(context, &sin)?])
+        let uploaded = |table: &Table| -> Result<[DeviceBuffer; 2]> {
+            let (mut cos, mut sin) = (vec![], vec![]);
+            for position in 0..capacity {
+                let (c, s) = table.at(position);
+                cos.extend_from_slice(c);
+                sin.extend_from_slice(s);
             }
-            None => None,
+            Ok([DeviceBuffer::from_host(context, &cos)?, DeviceBuffer::from_host(context, &sin)?])
         };
+        let tables = self.rotations.as_ref().map(|rotations| rotations.tables(0..capacity));
+        let tables = tables.iter().flat_map(|tables| [Some(&tables.all), tables.windowed.as_ref()]).flatten();
+        let rotary = tables.map(uploaded).collect::<Result<_>>()?;
         let ids = |len: usize| DeviceBuffer::from_ids(context, &vec![0; len]);
         Ok(CudaSession {
             model: self,
@@ -345,8 +345,8 @@ impl CudaSession<'_> {
     }
 }
 
-fn rotary(tables: &Option<[DeviceBuffer; 2]>) -> Option<Rotary<'_>> {
-    tables.as_ref().map(|[cos, sin]| Rotary { cos: cos.as_slice(), sin: sin.as_slice() })
+fn rotary(tables: &[[DeviceBuffer; 2]]) -> [Option<Rotary<'_>>; 2] {
+    [0, 1].map(|index| tables.get(index).map(|[cos, sin]| Rotary { cos: cos.as_slice(), sin: sin.as_slice() }))
 }
 
 /// A part of the keys and values of every layer.

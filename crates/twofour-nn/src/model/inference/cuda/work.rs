@@ -5,12 +5,12 @@ use twofour_cuda::layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContex
 use twofour_transformer::{
     ScoreOptions,
     cuda::{
-        Rotary, activation_forward,
+        Rotary, activation_forward, bound_in_place,
         decode::{
             CachedAttention, CachedTokens, HeadNorms, Normalized, TokenEmbedding, TokenNorm, TokenNormTensors,
             embed_tokens, gate_to_i8, normalize_tokens,
         },
-        gated_forward,
+        fill, gated_forward, scale_in_place,
     },
 };
 
@@ -22,6 +22,7 @@ use super::{
 use crate::{
     Error, Result,
     engine::cuda::functions::{element_function, gate},
+    model::config::NormPlace,
 };
 
 /// The tensors between the layers, for a number of tokens.
@@ -33,6 +34,8 @@ pub(super) struct Work {
     qkv: DeviceBuffer,
     o: DeviceBuffer,
     delta: DeviceBuffer,
+    /// Zeros in f32, and the output of a block behind its own norm, where blocks have one.
+    normalized: Option<[DeviceBuffer; 2]>,
     up: DeviceBuffer,
     gated: Hidden,
 }
@@ -48,7 +51,8 @@ pub(super) struct Step<'a> {
     pub(super) count: usize,
     pub(super) ids: DeviceSlice<'a>,
     pub(super) positions: DeviceSlice<'a>,
-    pub(super) rotary: Option<Rotary<'a>>,
+    /// The rotation of layers over the whole sequence, and that of layers with a window, where it is another.
+    pub(super) rotary: [Option<Rotary<'a>>; 2],
 }
 
 impl Work {
@@ -65,6 +69,12 @@ impl Work {
             qkv: zeros(config.qkv_width())?,
             o: zeros(config.query_width())?,
             delta: zeros(config.width)?,
+            normalized: match config.norm.place {
+                NormPlace::Around => {
+                    Some([DeviceBuffer::zeros(context, DataType::F32, tokens * config.width)?, zeros(config.width)?])
+                }
+                NormPlace::Before | NormPlace::After => None,
+            },
             up: zeros(config.up_width())?,
             gated: Hidden::new(
                 context,
@@ -100,6 +110,9 @@ impl Work {
         })?;
         let tables = (table.as_slice(), model.learned.as_ref().map(DeviceBuffer::as_slice));
         embed_tokens(context, embedding, (step.ids, step.positions), tables, first(&mut self.x, tokens * width)?)?;
+        if let Some(scale) = model.embedding_scale {
+            scale_in_place(context, scale, first(&mut self.x, tokens * width)?)?;
+        }
         for (index, (layer, [keys, values])) in model.layers.iter().zip(caches).enumerate() {
             self.normalize(model, &layer.attention_norm, &layer.qkv, (tokens, 1), index > 0)?;
             let input = self.h.input(&layer.qkv, (tokens, width))?;
@@ -113,15 +126,20 @@ impl Work {
             let attended = CachedTokens {
                 qkv: self.qkv.as_slice().part(0..tokens * config.qkv_width())?,
                 positions: step.positions,
-                rotary: step.rotary,
+                rotary: step.rotary[1].filter(|_| config.window(index).is_some()).or(step.rotary[0]),
                 norms,
-                scores: ScoreOptions { window: config.window(index), ..ScoreOptions::default() },
+                scores: ScoreOptions {
+                    window: config.window(index),
+                    scale: config.attention.scale,
+                    soft_cap: config.attention.soft_cap,
+                },
                 keys,
                 values,
                 out: first(&mut self.o, out_len)?,
             };
             step.attention.run(step.count, attended)?;
             self.output(context, &layer.out, (tokens, width))?;
+            self.normalize_output(model, layer.attention_post_norm.as_ref(), tokens)?;
             self.normalize(model, &layer.feed_forward_norm, &layer.up, (tokens, 1), true)?;
             let input = self.h.input(&layer.up, (tokens, width))?;
             layer.up.forward(context, input, tokens, first(&mut self.up, tokens * config.up_width())?)?;
@@ -132,6 +150,7 @@ impl Work {
                 false => Input::Floats(self.gated.floats.as_slice().part(0..tokens * config.feed_forward.hidden)?),
             };
             layer.down.forward(context, input, tokens, first(&mut self.delta, tokens * width)?)?;
+            self.normalize_output(model, layer.feed_forward_post_norm.as_ref(), tokens)?;
         }
         Ok(())
     }
@@ -140,6 +159,25 @@ impl Work {
     fn output(&mut self, context: &LayerContext, out: &CudaLinear, (tokens, width): (usize, usize)) -> Result<()> {
         let o = self.o.as_slice().part(0..tokens * (self.o.len() / self.tokens))?;
         out.forward(context, Input::Floats(o), tokens, first(&mut self.delta, tokens * width)?)
+    }
+
+    /// Launches the norm of a block's output, where it has one. The kernel normalizes a residual stream, here zeros, to which the output is added.
+    fn normalize_output(&mut self, model: &CudaInference, norm: Option<&CudaNorm>, tokens: usize) -> Result<()> {
+        let (Some(norm), Some([sums, output])) = (norm, &mut self.normalized) else { return Ok(()) };
+        let (width, context) = (model.config.width, &model.context);
+        fill(context, 0.0, first(sums, tokens * width)?)?;
+        let (kind, epsilon) = (model.norm_kind(), model.config.norm.epsilon);
+        let tensors = TokenNormTensors {
+            x: first(sums, tokens * width)?,
+            delta: Some(self.delta.as_slice().part(0..tokens * width)?),
+            gain: norm.gain.as_slice(),
+            bias: norm.bias.as_ref().map(DeviceBuffer::as_slice),
+            to: Normalized::Floats(first(output, tokens * width)?),
+        };
+        normalize_tokens(context, TokenNorm { kind, tokens, width, epsilon, every: 1 }, tensors)?;
+        // Each layer swaps twice, so a replayed step finds the buffers where it was captured.
+        std::mem::swap(&mut self.delta, output);
+        Ok(())
     }
 
     /// Launches the addition of the last block's output and the norm in front of a layer, for the last of every `every` tokens.
@@ -199,11 +237,13 @@ impl Work {
         &mut self,
         model: &CudaInference,
         (tokens, every): (usize, usize),
-        logits: DeviceSliceMut<'_>,
+        mut logits: DeviceSliceMut<'_>,
     ) -> Result<()> {
         self.normalize(model, &model.norm, &model.head, (tokens, every), true)?;
         let rows = tokens / every.max(1);
-        model.head.forward(&model.context, self.h.input(&model.head, (rows, model.config.width))?, rows, logits)
+        let input = self.h.input(&model.head, (rows, model.config.width))?;
+        model.head.forward(&model.context, input, rows, logits.reborrow())?;
+        bounded(model, logits)
     }
 
     /// Launches the last norm for all tokens, before [`Work::scores`].
@@ -216,7 +256,7 @@ impl Work {
         &self,
         model: &CudaInference,
         rows: std::ops::Range<usize>,
-        logits: DeviceSliceMut<'_>,
+        mut logits: DeviceSliceMut<'_>,
     ) -> Result<()> {
         let width = model.config.width;
         let elements = rows.start * width..rows.end * width;
@@ -227,6 +267,15 @@ impl Work {
             ),
             false => Input::Floats(self.h.floats.as_slice().part(elements)?),
         };
-        model.head.forward(&model.context, input, rows.len(), logits)
+        model.head.forward(&model.context, input, rows.len(), logits.reborrow())?;
+        bounded(model, logits)
+    }
+}
+
+/// Launches the bound of the head's scores, where the model has one.
+fn bounded(model: &CudaInference, logits: DeviceSliceMut<'_>) -> Result<()> {
+    match model.config.logit_soft_cap() {
+        Some(cap) => Ok(bound_in_place(&model.context, cap, logits)?),
+        None => Ok(()),
     }
 }

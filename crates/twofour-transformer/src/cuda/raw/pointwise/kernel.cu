@@ -49,6 +49,26 @@ extern "C" __global__ void __launch_bounds__(256) to_f32(const __grid_constant__
     });
 }
 
+extern "C" __global__ void __launch_bounds__(256) scale(const __grid_constant__ Pointwise p) {
+    each(p.count, (((u64)p.a | (u64)p.out) & 15) == 0, [&](u64 at, auto n) {
+        constexpr int N = decltype(n)::value;
+        float a[N];
+        load<N>((const Raw*)p.a + at, a);
+        unrolled<N>([&](auto i) { a[i.value] *= p.value; });
+        store<N>((Raw*)p.out + at, a);
+    });
+}
+
+extern "C" __global__ void __launch_bounds__(256) bound(const __grid_constant__ Pointwise p) {
+    each(p.count, (((u64)p.a | (u64)p.out) & 15) == 0, [&](u64 at, auto n) {
+        constexpr int N = decltype(n)::value;
+        float a[N];
+        load<N>((const Raw*)p.a + at, a);
+        unrolled<N>([&](auto i) { a[i.value] = p.value * (1.0f - 2.0f / (1.0f + expf(2.0f * a[i.value] / p.value))); });
+        store<N>((Raw*)p.out + at, a);
+    });
+}
+
 extern "C" __global__ void __launch_bounds__(256) fill(const __grid_constant__ Pointwise p) {
     each(p.count, ((u64)p.out & 15) == 0, [&](u64 at, auto n) {
         constexpr int N = decltype(n)::value;

@@ -21,13 +21,17 @@ pub(crate) enum PointwiseOperation {
     ToF32,
     /// `out = value`.
     Fill,
+    /// `out = value · a`.
+    Scale,
+    /// `out = value · tanh(a / value)`.
+    Bound,
 }
 
 /// The kernels for tensors of one data type, on one device.
 #[derive(Debug, Clone)]
 pub(crate) struct Pointwise {
     dtype: DataType,
-    kernels: [Kernel; 4],
+    kernels: [Kernel; 6],
 }
 
 /// The kernels' parameters, in their memory layout.
@@ -56,7 +60,8 @@ impl Pointwise {
         expect_float_type("an element-wise operation", dtype)?;
         let source = source(dtype);
         let kernel = |name: &str| device.kernel(&source, name);
-        Ok(Self { dtype, kernels: [kernel("add")?, kernel("from_f32")?, kernel("to_f32")?, kernel("fill")?] })
+        let [add, from_f32, to_f32, fill] = [kernel("add")?, kernel("from_f32")?, kernel("to_f32")?, kernel("fill")?];
+        Ok(Self { dtype, kernels: [add, from_f32, to_f32, fill, kernel("scale")?, kernel("bound")?] })
     }
 
     /// Launches an operation.
@@ -77,6 +82,8 @@ impl Pointwise {
             PointwiseOperation::FromF32 => &self.kernels[1],
             PointwiseOperation::ToF32 => &self.kernels[2],
             PointwiseOperation::Fill => &self.kernels[3],
+            PointwiseOperation::Scale => &self.kernels[4],
+            PointwiseOperation::Bound => &self.kernels[5],
         };
         let blocks = blocks_of_elements(parameters.count, 16 / self.dtype.bytes() as u64)?;
         // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
