@@ -21,7 +21,8 @@ pub trait Decoder: fmt::Debug + Send + Sync {
 
     /// Continues `prompt` by up to `count` tokens, calling `f` with each; `f` may stop it.
     ///
-    /// Where the context is full, the sequence begins anew with the later half of what it held, so the text may be of any length.
+    /// Where the context is full, the sequence begins anew with the later half of what it held, so the text may be of
+    /// any length.
     ///
     /// # Errors
     /// [`Error::Setting`] for a bad temperature or an empty prompt; those of [`Sequence::next`].
@@ -59,7 +60,8 @@ pub trait Decoder: fmt::Debug + Send + Sync {
     /// The perplexity of a text, window by window; `progress(done, total)` is told the tokens that are scored.
     ///
     /// # Errors
-    /// Those of [`Windows::validate`]; a text of fewer than two tokens; [`Error::NotFinite`]; those of [`Sequence::negative_log_likelihood`].
+    /// Those of [`Windows::validate`]; a text of fewer than two tokens; [`Error::NotFinite`]; those of
+    /// [`Sequence::negative_log_likelihood`].
     fn perplexity(
         &self,
         tokens: &[u32],
@@ -97,7 +99,8 @@ pub trait Sequence {
     /// No tokens, more than fit, tokens outside the vocabulary; those of the products.
     fn next(&mut self, tokens: &[u32], sampling: Sampling, index: u64) -> Result<u32>;
 
-    /// Feeds tokens to an empty sequence and returns the sum of `-log p`, in nats, of each of the last `count` of them given those before it.
+    /// Feeds tokens to an empty sequence and returns the sum of `-log p`, in nats, of each of the last `count` of them
+    /// given those before it.
     ///
     /// # Errors
     /// Those of [`Sequence::next`]; a `count` that leaves no token in front.

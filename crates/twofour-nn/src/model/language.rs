@@ -33,7 +33,8 @@ pub struct LanguageModel {
 }
 
 impl LanguageModel {
-    /// Loads a model: a [`Checkpoint`]'s directory, a file that [`Gpt::save`](super::Gpt::save) wrote, a directory with such a file, or the file of a
+    /// Loads a model: a [`Checkpoint`]'s directory, a file that [`Gpt::save`](super::Gpt::save) wrote, a directory with
+    /// such a file, or the file of a
     /// training run's checkpoint. It computes in the type of its weights.
     ///
     /// ```no_run
@@ -163,7 +164,8 @@ fn no_dtype(found: DataType) -> Error {
     Error::Setting { what: "the type to compute in", found: found.to_string(), expected: "f32, bf16 or f16" }
 }
 
-/// The type of a model's weights: that of its largest tensor that is stored as f32, f16 or bf16; f32 where there is none.
+/// The type of a model's weights: that of its largest tensor that is stored as f32, f16 or bf16; f32 where there is
+/// none.
 pub(super) fn dtype_of(reader: &Reader) -> DataType {
     let float = |dtype: StoredDType| match dtype {
         StoredDType::BF16 => Some(DataType::BF16),

@@ -11,7 +11,8 @@ use crate::cuda::raw::pointwise::{Pointwise, PointwiseOperation, PointwiseParame
 /// Computes `out = a + b` for tensors of one length and type: f32, f16 or bf16.
 ///
 /// # Errors
-/// [`Error::DataType`] for other types; [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit;
+/// [`Error::DataType`] for other types; [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and
+/// [`Error::Pointer`] for a tensor that does not fit;
 /// [`Error::TooLarge`], [`Error::Driver`].
 pub fn add(context: &LayerContext, a: DeviceSlice<'_>, b: DeviceSlice<'_>, out: DeviceSliceMut<'_>) -> Result<()> {
     let (dtype, len) = (a.dtype(), a.len());
@@ -42,7 +43,8 @@ pub fn add_in_place(context: &LayerContext, x: DeviceSlice<'_>, y: DeviceSliceMu
         value: 0.0,
     };
     let kernels = Pointwise::of(context, dtype)?;
-    // SAFETY: the slices have been found to be equally long, an element of the sum is written by the thread that read it, and the stream is of their device.
+    // SAFETY: the slices have been found to be equally long, an element of the sum is written by the thread that read
+    // it, and the stream is of their device.
     unsafe { kernels.run(context.raw(), PointwiseOperation::Add, &parameters) }
 }
 
@@ -126,6 +128,7 @@ fn in_place(context: &LayerContext, operation: PointwiseOperation, value: f32, y
     let out = y.at("the tensor to be changed", context, dtype, len)?;
     let parameters = PointwiseParameters { a: out, out, count: len as u64, value, ..PointwiseParameters::default() };
     let kernels = Pointwise::of(context, dtype)?;
-    // SAFETY: the slice has that many elements, an element is written by the thread that read it, and the stream is of its device.
+    // SAFETY: the slice has that many elements, an element is written by the thread that read it, and the stream is of
+    // its device.
     unsafe { kernels.run(context.raw(), operation, &parameters) }
 }

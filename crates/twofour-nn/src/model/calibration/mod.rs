@@ -1,4 +1,5 @@
-//! Running texts through a checkpoint block after block, with the weights of one block in memory at a time: what pruning by activations needs.
+//! Running texts through a checkpoint block after block, with the weights of one block in memory at a time: what
+//! pruning by activations needs.
 
 mod decoder;
 mod encoder;
@@ -19,7 +20,8 @@ use crate::{Error, Result};
 /// The input of linear layers.
 #[derive(Debug, Clone, Copy)]
 pub struct Observation<'a> {
-    /// The names of the weights that are multiplied with it, as the checkpoint has them: queries, keys and values share one input, and so do gate and up.
+    /// The names of the weights that are multiplied with it, as the checkpoint has them: queries, keys and values share
+    /// one input, and so do gate and up.
     pub weights: &'a [String],
     /// The input, `[tokens, in_features]`.
     pub x: &'a [f32],
@@ -58,7 +60,8 @@ pub trait BlockwiseCheckpoint: fmt::Debug {
     /// Number of blocks.
     fn blocks(&self) -> usize;
 
-    /// The hidden states of each text before the first block, `[tokens, width]`. Texts have from 1 token to [`BlockwiseCheckpoint::context`].
+    /// The hidden states of each text before the first block, `[tokens, width]`. Texts have from 1 token to
+    /// [`BlockwiseCheckpoint::context`].
     ///
     /// # Errors
     /// A token outside the vocabulary; those of reading the embedding.
@@ -73,7 +76,8 @@ pub trait BlockwiseCheckpoint: fmt::Debug {
 
 /// A block of a [`BlockwiseCheckpoint`], in memory.
 pub trait CheckpointBlock {
-    /// Runs one text's hidden states `x: [tokens, width]` through the block, in place, and shows the inputs of its linear layers.
+    /// Runs one text's hidden states `x: [tokens, width]` through the block, in place, and shows the inputs of its
+    /// linear layers.
     ///
     /// # Errors
     /// Those of the products.
@@ -103,7 +107,8 @@ fn also_encoders(error: Error) -> Error {
     }
 }
 
-/// Texts on their way through a checkpoint. In memory are the hidden states of all texts, in f32, and the weights of one block.
+/// Texts on their way through a checkpoint. In memory are the hidden states of all texts, in f32, and the weights of
+/// one block.
 ///
 /// ```no_run
 /// use twofour_nn::model::{Calibration, Checkpoint};
@@ -135,7 +140,8 @@ impl<'a> Calibration<'a> {
     /// Texts, as tokens, before the first block.
     ///
     /// # Errors
-    /// A text that is empty or longer than the model's context, a token outside the vocabulary; those of reading the embedding.
+    /// A text that is empty or longer than the model's context, a token outside the vocabulary; those of reading the
+    /// embedding.
     pub fn new(checkpoint: &'a dyn BlockwiseCheckpoint, texts: &[Vec<u32>]) -> Result<Self> {
         let context = checkpoint.context();
         for text in texts {
@@ -163,11 +169,13 @@ impl<'a> Calibration<'a> {
         self.block >= self.checkpoint.blocks()
     }
 
-    /// Runs every text through the next block with its stored weights, and shows the inputs of the block's linear layers, text by text. The texts stay in front of the
+    /// Runs every text through the next block with its stored weights, and shows the inputs of the block's linear
+    /// layers, text by text. The texts stay in front of the
     /// block.
     ///
     /// # Errors
-    /// Those of reading the block's weights and of its products; a call after the last block; [`twofour::Error::Interrupted`] where [`Calibration::stopped_by`] asks for it.
+    /// Those of reading the block's weights and of its products; a call after the last block;
+    /// [`twofour::Error::Interrupted`] where [`Calibration::stopped_by`] asks for it.
     pub fn observe(&self, observe: &mut dyn FnMut(Observation<'_>)) -> Result<()> {
         let block = self.next_block(None)?;
         self.texts.iter().try_for_each(|text| {
@@ -176,7 +184,8 @@ impl<'a> Calibration<'a> {
         })
     }
 
-    /// Runs every text through the next block, with the weights that `replace` returns in place of the stored ones. After an error the texts are of no more use.
+    /// Runs every text through the next block, with the weights that `replace` returns in place of the stored ones.
+    /// After an error the texts are of no more use.
     ///
     /// # Errors
     /// Those of [`Calibration::observe`]; a replaced weight of another length.

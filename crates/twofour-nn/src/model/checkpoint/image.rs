@@ -16,7 +16,8 @@ use crate::{
     model::{config::TransformerConfig, families::Kind, image::ImageEncoder},
 };
 
-/// An image encoder's directory whose configuration and headers were read and checked. Weights are read when an [`ImageEncoder`] is made of it.
+/// An image encoder's directory whose configuration and headers were read and checked. Weights are read when an
+/// [`ImageEncoder`] is made of it.
 ///
 /// | `model_type` | the encoder | ignored tensors |
 /// |---|---|---|
@@ -31,10 +32,12 @@ pub struct ImageCheckpoint {
 }
 
 impl ImageCheckpoint {
-    /// Opens a directory with `config.json` of one of the types above, and safetensors, or one file of weights or index in it.
+    /// Opens a directory with `config.json` of one of the types above, and safetensors, or one file of weights or index
+    /// in it.
     ///
     /// # Errors
-    /// [`CheckpointError`] for a configuration or tensors that do not fit, or for sizes that [`TransformerConfig::validate`] refuses; those of [`Reader::open`].
+    /// [`CheckpointError`] for a configuration or tensors that do not fit, or for sizes that
+    /// [`TransformerConfig::validate`] refuses; those of [`Reader::open`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let (opened, _) = Opened::new(path.as_ref(), Kind::Image)?;
         Ok(ImageCheckpoint { opened })
@@ -55,12 +58,14 @@ impl ImageCheckpoint {
         &self.opened.reader
     }
 
-    /// The type of the weights: that of the largest tensor that is stored dense as f32, f16 or bf16; f32 where there is none.
+    /// The type of the weights: that of the largest tensor that is stored dense as f32, f16 or bf16; f32 where there is
+    /// none.
     pub fn dtype(&self) -> DataType {
         self.opened.dtype()
     }
 
-    /// Reads and packs the weights for inference on the CPU. Weights that are compressed, and dense ones that are 2:4, go to the 2:4 kernels.
+    /// Reads and packs the weights for inference on the CPU. Weights that are compressed, and dense ones that are 2:4,
+    /// go to the 2:4 kernels.
     ///
     /// # Errors
     /// [`CheckpointError::DType`]; those of reading and packing.
@@ -68,7 +73,8 @@ impl ImageCheckpoint {
         ImageEncoder::build(self.opened.config.clone(), &self.parts())
     }
 
-    /// [`ImageCheckpoint::inference`] with every linear layer for the dense kernel, in `T`: what a 2:4 encoder is compared with.
+    /// [`ImageCheckpoint::inference`] with every linear layer for the dense kernel, in `T`: what a 2:4 encoder is
+    /// compared with.
     ///
     /// # Errors
     /// Those of [`ImageCheckpoint::inference`].

@@ -14,7 +14,8 @@ use crate::{
     },
 };
 
-/// Whether a head is stored that is not the embedding: it is used then, whatever the configuration says of tying, as in transformers 5.
+/// Whether a head is stored that is not the embedding: it is used then, whatever the configuration says of tying, as in
+/// transformers 5.
 fn has_own_head(reader: &Reader) -> Result<bool> {
     if reader.compressed_info("lm_head.weight").is_ok() {
         return Ok(true);
@@ -32,7 +33,8 @@ fn has_own_head(reader: &Reader) -> Result<bool> {
 /// What the names of heads for other tasks than scoring tokens begin with.
 const TASK_HEADS: [&str; 4] = ["score.", "classifier.", "qa_outputs.", "v_head."];
 
-/// Whether a decoder is stored with a head that scores tokens. The embedding of a classifier is none, even where the configuration ties it to one.
+/// Whether a decoder is stored with a head that scores tokens. The embedding of a classifier is none, even where the
+/// configuration ties it to one.
 fn has_head(reader: &Reader, tied: bool) -> bool {
     let is_stored = reader.tensors().any(|tensor| tensor.name == "lm_head.weight");
     let has_task_head = || {
@@ -69,7 +71,8 @@ impl Opened {
         if let ModelOutput::Vocabulary { tied, .. } = &mut config.output {
             *tied = *tied && has_head && !has_own_head(&reader)?;
         }
-        // Every layer needs tensors: a number of layers that the files cannot hold is refused before anything is made of it.
+        // Every layer needs tensors: a number of layers that the files cannot hold is refused before anything is made
+        // of it.
         if config.layers > reader.tensors().count() {
             return Err(fields.unsupported(family.layers, "the files have fewer tensors than that").into());
         }
@@ -84,7 +87,8 @@ impl Opened {
         Ok((Opened { directory: place::directory_of(path), config, reader, layout }, fields))
     }
 
-    /// The type of the weights: that of the largest tensor that is stored dense as f32, f16 or bf16; f32 where there is none.
+    /// The type of the weights: that of the largest tensor that is stored dense as f32, f16 or bf16; f32 where there is
+    /// none.
     pub(super) fn dtype(&self) -> DataType {
         dtype_of(&self.reader)
     }

@@ -22,8 +22,10 @@ pub struct GptConfig {
 }
 
 impl GptConfig {
-    /// The model of `twofour quickstart`: small enough to see some hundred thousand bytes in a minute or two on two threads, after which
-    /// it writes words. Its 5.4 million weights in linear layers are 20.5 MiB of f32 dense and 11.1 MiB with 2:4 blocks, more than
+    /// The model of `twofour quickstart`: small enough to see some hundred thousand bytes in a minute or two on two
+    /// threads, after which
+    /// it writes words. Its 5.4 million weights in linear layers are 20.5 MiB of f32 dense and 11.1 MiB with 2:4
+    /// blocks, more than
     /// L2 holds.
     #[must_use]
     pub fn quickstart() -> Self {
@@ -58,7 +60,8 @@ impl GptConfig {
                 expected: "a divisor of the width that leaves an even number of elements for each head",
             });
         }
-        // The rotary tables hold an angle for each position and pair of elements, and no tensor of a file vouches for them.
+        // The rotary tables hold an angle for each position and pair of elements, and no tensor of a file vouches for
+        // them.
         let angles = self.context * (self.width / self.heads / 2);
         if angles > MOST_ANGLES {
             let found = format!("{} with heads of {} elements", self.context, self.width / self.heads);

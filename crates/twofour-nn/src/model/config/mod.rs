@@ -14,9 +14,11 @@ pub use self::{
     rope::{Rope, RopeScaling},
 };
 
-/// A transformer: what enters, layers of an attention block and a feed-forward block each, and what follows the last layer.
+/// A transformer: what enters, layers of an attention block and a feed-forward block each, and what follows the last
+/// layer.
 ///
-/// As JSON it has the form in which files and checkpoints of training keep it; that of a model without such files does not exist.
+/// As JSON it has the form in which files and checkpoints of training keep it; that of a model without such files does
+/// not exist.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TransformerConfig {
     /// What enters the first layer.
@@ -74,7 +76,8 @@ pub struct ImageInput {
     pub patch: usize,
     /// Whether a learned token stands before the patches.
     pub class_token: bool,
-    /// Learned tokens between the class token and the patches, without positions (Darcet et al., "Vision Transformers Need Registers", 2024).
+    /// Learned tokens between the class token and the patches, without positions (Darcet et al., "Vision Transformers
+    /// Need Registers", 2024).
     pub registers: usize,
 }
 
@@ -142,8 +145,10 @@ pub struct AttentionConfig {
     pub scale: Option<f32>,
     /// The bound of scores: `soft_cap * tanh(score / soft_cap)`.
     pub soft_cap: Option<f32>,
-    /// For each layer its window; none for the whole sequence. Empty where no layer has one. Of causal attention it is how many tokens back, itself included, a token
-    /// attends to; of an image the side of square windows of patches, which are padded with zeros at the right and the lower edge.
+    /// For each layer its window; none for the whole sequence. Empty where no layer has one. Of causal attention it is
+    /// how many tokens back, itself included, a token
+    /// attends to; of an image the side of square windows of patches, which are padded with zeros at the right and the
+    /// lower edge.
     pub windows: Vec<Option<usize>>,
     /// The rotation in layers with a window, where it is another.
     pub local_rope: Option<Rope>,
@@ -158,7 +163,8 @@ pub struct FeedForwardConfig {
     pub hidden: usize,
     /// The function of the hidden layer.
     pub activation: Nonlinearity,
-    /// Whether the hidden layer is `activation(gate) ⊙ up`, of twice as many output features of the first layer: the gate's, then the other's.
+    /// Whether the hidden layer is `activation(gate) ⊙ up`, of twice as many output features of the first layer: the
+    /// gate's, then the other's.
     pub gated: bool,
     /// Whether the linear layers have biases.
     pub bias: bool,
@@ -269,7 +275,8 @@ impl ImageInput {
     }
 }
 
-/// An error for a size that is zero or above a power of two: it bounds the sizes of a hostile file before anything is allocated by them.
+/// An error for a size that is zero or above a power of two: it bounds the sizes of a hostile file before anything is
+/// allocated by them.
 fn expect_size(what: &'static str, size: usize, bits: u32) -> Result<()> {
     if (1..=1 << bits).contains(&size) {
         return Ok(());
@@ -282,8 +289,10 @@ impl TransformerConfig {
     /// Checks the sizes against each other.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a size that is zero or absurd, a patch that does not divide the image, heads that do not fit each other, a head of an odd number of elements that is to
-    /// be rotated, windows for another number of layers, numbers that are not above 0, a class token beside windows, relative positions or a neck, and a head for
+    /// [`Error::Setting`] for a size that is zero or absurd, a patch that does not divide the image, heads that do not
+    /// fit each other, a head of an odd number of elements that is to
+    /// be rotated, windows for another number of layers, numbers that are not above 0, a class token beside windows,
+    /// relative positions or a neck, and a head for
     /// classes or registers without one.
     pub fn validate(&self) -> Result<()> {
         let AttentionConfig { heads, kv_heads, head_dim, .. } = self.attention;
@@ -588,7 +597,8 @@ impl From<&GptConfig> for TransformerConfig {
 }
 
 impl TransformerConfig {
-    /// A decoder as LLaMA: root-mean-square norms, rotary positions, SiLU with a gate, no biases, and a head of its own.
+    /// A decoder as LLaMA: root-mean-square norms, rotary positions, SiLU with a gate, no biases, and a head of its
+    /// own.
     pub fn llama(sizes: &GptConfig, kv_heads: usize, vocabulary: usize) -> Self {
         let GptConfig { layers, width, heads, context, feed_forward } = *sizes;
         TransformerConfig {
@@ -642,7 +652,8 @@ impl TransformerConfig {
         }
     }
 
-    /// An encoder of images as ViT: layer norms before the blocks, full attention, learned positions and GELU. The context among the sizes is not used.
+    /// An encoder of images as ViT: layer norms before the blocks, full attention, learned positions and GELU. The
+    /// context among the sizes is not used.
     pub fn vit(sizes: &GptConfig, image: ImageInput) -> Self {
         let bert = Self::bert(sizes, 0);
         TransformerConfig {
@@ -652,7 +663,8 @@ impl TransformerConfig {
         }
     }
 
-    /// SAM's image encoder for square images of that side, with windows of a side in all layers but those with global attention.
+    /// SAM's image encoder for square images of that side, with windows of a side in all layers but those with global
+    /// attention.
     pub fn sam(sizes: &GptConfig, side: usize, (window, global): (usize, &[usize])) -> Self {
         let image = ImageInput { image: [side; 2], channels: 3, patch: 16, class_token: false, registers: 0 };
         let vit = Self::vit(sizes, image);

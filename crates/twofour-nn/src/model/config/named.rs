@@ -91,8 +91,10 @@ impl TransformerConfig {
     /// The image encoders that [`TransformerConfig::named`] has a description of.
     pub const IMAGE_ENCODERS: [&'static str; 3] = ["sam-vit-b", "sam-vit-l", "sam-vit-h"];
 
-    /// The description of a published model, a decoder (`llama-3.2-1b`, `llama-3.2-3b`, `llama-3-8b`, `llama-2-7b`) or SAM's image encoder (`sam-vit-b` of 90 M
-    /// parameters, `sam-vit-l` of 308 M, `sam-vit-h` of 637 M, for images of 1024 by 1024 pixels); nothing for another name.
+    /// The description of a published model, a decoder (`llama-3.2-1b`, `llama-3.2-3b`, `llama-3-8b`, `llama-2-7b`) or
+    /// SAM's image encoder (`sam-vit-b` of 90 M
+    /// parameters, `sam-vit-l` of 308 M, `sam-vit-h` of 637 M, for images of 1024 by 1024 pixels); nothing for another
+    /// name.
     pub fn named(name: &str) -> Option<Self> {
         let sam = |width, layers, heads, global: &[usize]| {
             let sizes = GptConfig { layers, width, heads, context: 0, feed_forward: 4 * width };

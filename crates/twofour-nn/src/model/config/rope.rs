@@ -1,4 +1,5 @@
-//! The frequencies of rotary position embedding, and their scaling for contexts longer than the model was first trained on.
+//! The frequencies of rotary position embedding, and their scaling for contexts longer than the model was first trained
+//! on.
 
 use std::f64::consts::TAU;
 
@@ -18,7 +19,8 @@ pub struct Rope {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 pub enum RopeScaling {
-    /// Llama 3's (`rope_type` `llama3`): frequencies whose wavelength exceeds the original context are divided by a factor, short ones are kept, and those between are
+    /// Llama 3's (`rope_type` `llama3`): frequencies whose wavelength exceeds the original context are divided by a
+    /// factor, short ones are kept, and those between are
     /// interpolated.
     Llama3 {
         /// What low frequencies are divided by.

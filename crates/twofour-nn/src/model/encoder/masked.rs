@@ -66,7 +66,8 @@ impl<T: KernelElement + StoredElement> MaskedEncoder<T> {
 }
 
 impl<T: KernelElement> MaskedEncoder<T> {
-    /// How many times a window is read: in each pass every so manieth token is masked, one of seven, which is close to the 15 % of BERT's training.
+    /// How many times a window is read: in each pass every so manieth token is masked, one of seven, which is close to
+    /// the 15 % of BERT's training.
     pub const PASSES: usize = 7;
 
     /// Rows of hidden states whose scores are in memory at once.
@@ -77,12 +78,15 @@ impl<T: KernelElement> MaskedEncoder<T> {
         &self.encoder
     }
 
-    /// The perplexity of the masked tokens of a text: the exponential of the mean of `-log p` over all of its tokens, each of which is masked once, together with every seventh token
-    /// before and after it, in a window of `window` tokens with those that frame a text. Windows do not overlap. `tokens` is the text as its tokenizer encodes it.
+    /// The perplexity of the masked tokens of a text: the exponential of the mean of `-log p` over all of its tokens,
+    /// each of which is masked once, together with every seventh token
+    /// before and after it, in a window of `window` tokens with those that frame a text. Windows do not overlap.
+    /// `tokens` is the text as its tokenizer encodes it.
     /// `progress(done, total)` receives the tokens that are scored.
     ///
     /// # Errors
-    /// A window beyond the context or in which no token fits; a text without tokens, tokens outside the vocabulary; [`Error::NotFinite`]; those of the products.
+    /// A window beyond the context or in which no token fits; a text without tokens, tokens outside the vocabulary;
+    /// [`Error::NotFinite`]; those of the products.
     pub fn perplexity(
         &self,
         tokens: &[u32],

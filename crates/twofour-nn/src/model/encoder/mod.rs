@@ -40,7 +40,8 @@ pub struct EncoderInput<'a> {
     pub types: Option<&'a [u32]>,
 }
 
-/// An encoder's weights packed for the CPU kernels in `T`: dense layers for the dense kernel, 2:4 and compressed ones for the 2:4 kernel. The hidden states, the
+/// An encoder's weights packed for the CPU kernels in `T`: dense layers for the dense kernel, 2:4 and compressed ones
+/// for the 2:4 kernel. The hidden states, the
 /// norms and attention are f32.
 ///
 /// ```no_run
@@ -62,11 +63,13 @@ pub struct Encoder<T: KernelElement> {
 }
 
 impl<T: KernelElement + StoredElement> Encoder<T> {
-    /// Reads a directory with `config.json` of `model_type` `bert` and safetensors. Heads for tasks, whose names begin with `cls.`, `classifier.` or `qa_outputs.`, are
+    /// Reads a directory with `config.json` of `model_type` `bert` and safetensors. Heads for tasks, whose names begin
+    /// with `cls.`, `classifier.` or `qa_outputs.`, are
     /// ignored; the pooler is read where it is stored.
     ///
     /// # Errors
-    /// [`CheckpointError`](super::CheckpointError) for a configuration or tensors that do not fit; those of reading and packing.
+    /// [`CheckpointError`](super::CheckpointError) for a configuration or tensors that do not fit; those of reading and
+    /// packing.
     pub fn load(directory: impl AsRef<Path>) -> Result<Self> {
         EncoderCheckpoint::open(directory)?.inference()
     }
@@ -98,11 +101,13 @@ impl<T: KernelElement> Encoder<T> {
         self.layers.iter().map(Layer::bytes).sum()
     }
 
-    /// The last hidden states of each sequence, `[tokens, width]`. Sequences are not padded: those of a batch go through the linear layers together, and attend to
+    /// The last hidden states of each sequence, `[tokens, width]`. Sequences are not padded: those of a batch go
+    /// through the linear layers together, and attend to
     /// themselves alone.
     ///
     /// # Errors
-    /// A sequence that is empty or longer than the context, tokens or types that do not exist or of another number; those of the products.
+    /// A sequence that is empty or longer than the context, tokens or types that do not exist or of another number;
+    /// those of the products.
     pub fn forward(&self, inputs: &[EncoderInput<'_>]) -> Result<Vec<Vec<f32>>> {
         self.run(inputs, None)
     }
@@ -147,7 +152,8 @@ impl<T: KernelElement> Encoder<T> {
         Ok(parts)
     }
 
-    /// The pooler's output for the hidden states of one sequence, `[width]`: `tanh` of a linear layer of the first token's; none where the checkpoint has no pooler.
+    /// The pooler's output for the hidden states of one sequence, `[width]`: `tanh` of a linear layer of the first
+    /// token's; none where the checkpoint has no pooler.
     ///
     /// # Errors
     /// Hidden states of fewer elements than one token has; those of the product.

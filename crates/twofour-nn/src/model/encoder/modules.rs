@@ -1,4 +1,5 @@
-//! What sentence-transformers makes of a model's last hidden states, as the folders of its modules beside the model say.
+//! What sentence-transformers makes of a model's last hidden states, as the folders of its modules beside the model
+//! say.
 
 use std::{io::ErrorKind, path::Path};
 
@@ -36,7 +37,8 @@ enum Pooling {
 }
 
 impl Pooling {
-    /// Each with its flag and its name in a configuration, in the order in which vectors of several are put one after the other.
+    /// Each with its flag and its name in a configuration, in the order in which vectors of several are put one after
+    /// the other.
     const ALL: [(Pooling, &str, &str); 6] = [
         (Pooling::First, "pooling_mode_cls_token", "cls"),
         (Pooling::Largest, "pooling_mode_max_tokens", "max"),

@@ -57,7 +57,8 @@ fn layout_of_source(source: &Source<'_>, config: &TransformerConfig) -> Result<L
     Ok(layout)
 }
 
-/// Whether the scores of masked tokens have a stored weight with other values than the embedding of tokens: it is used then, as in transformers 5.
+/// Whether the scores of masked tokens have a stored weight with other values than the embedding of tokens: it is used
+/// then, as in transformers 5.
 fn has_own_decoder(source: &Source<'_>) -> Result<bool> {
     let Source { reader, prefix, .. } = *source;
     let names = [format!("{MASKED_DECODER}.weight"), format!("{prefix}embeddings.word_embeddings.weight")];
@@ -90,7 +91,8 @@ fn config(fields: &Fields) -> std::result::Result<TransformerConfig, CheckpointE
     Ok(bert)
 }
 
-/// The stored names of a norm's weight and bias: `gamma` and `beta` in checkpoints that were converted from TensorFlow, such as bert-base-uncased.
+/// The stored names of a norm's weight and bias: `gamma` and `beta` in checkpoints that were converted from TensorFlow,
+/// such as bert-base-uncased.
 fn norm_names(norm: &str, shape_of: ShapeOf<'_>) -> [(&'static str, String); 2] {
     [("weight", "gamma"), ("bias", "beta")].map(|(part, old)| {
         let [name, old] = [part, old].map(|part| format!("{norm}.{part}"));

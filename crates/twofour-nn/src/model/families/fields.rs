@@ -124,7 +124,8 @@ impl Fields {
         self.of(field, "a number", Value::as_f64)
     }
 
-    /// A number above 0 that f32 holds, or `default` where the field is absent: an epsilon, or the base of rotary frequencies.
+    /// A number above 0 that f32 holds, or `default` where the field is absent: an epsilon, or the base of rotary
+    /// frequencies.
     pub(in crate::model) fn positive(&self, field: &str, default: f64) -> Result<f64> {
         let positive = |value: &Value| value.as_f64().filter(|v| (*v as f32) > 0.0 && (*v as f32).is_finite());
         Ok(self.of(field, "a number above 0", positive)?.unwrap_or(default))

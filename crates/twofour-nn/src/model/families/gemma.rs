@@ -114,7 +114,8 @@ fn bound(fields: &Fields, field: &str, default: Option<f64>) -> Result<Option<f3
     Ok(bound.map(|bound| bound as f32))
 }
 
-/// The rotations of layers that attend to the whole sequence, and of those with a window: an object for each type of layer in `rope_parameters`, or the fields of older
+/// The rotations of layers that attend to the whole sequence, and of those with a window: an object for each type of
+/// layer in `rope_parameters`, or the fields of older
 /// configurations, of which `rope_scaling` is for the whole sequence.
 fn ropes(fields: &Fields) -> Result<[Rope; 2]> {
     let parameters = fields.object_if("rope_parameters")?;

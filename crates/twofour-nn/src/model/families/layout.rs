@@ -97,7 +97,8 @@ impl Layout {
         self.tensors.contains_key(ours) || of(".weight").is_some() || is_bias
     }
 
-    /// Checks that every tensor is there with its shape, and that there are no others but those that are ignored: buffers that older versions stored, and the
+    /// Checks that every tensor is there with its shape, and that there are no others but those that are ignored:
+    /// buffers that older versions stored, and the
     /// head of a model whose head is its embedding.
     pub(crate) fn check(&self, reader: &Reader) -> Result<(), CheckpointError> {
         let mut known = HashSet::new();

@@ -102,7 +102,8 @@ pub(super) fn activation(fields: &Fields, field: &str, default: &str) -> Result<
     })
 }
 
-/// Rotary positions: `rope_scaling`, as older versions and users write it, comes before `rope_parameters`, and with either, `rope_theta` may be in it or beside it.
+/// Rotary positions: `rope_scaling`, as older versions and users write it, comes before `rope_parameters`, and with
+/// either, `rope_theta` may be in it or beside it.
 /// transformers 5 has the same order.
 pub(super) fn rope(fields: &Fields) -> Result<Rope> {
     let parameters = match fields.object_if("rope_scaling")?.filter(|scaling| !scaling.is_empty()) {
@@ -137,7 +138,8 @@ pub(super) fn rope_of(fields: &Fields, parameters: Option<Fields>, default_base:
     Ok(Rope { base, scaling })
 }
 
-/// The context that positions were trained for: the configuration's own field, that of the scaling, or the whole context, in this order, as in transformers 5.
+/// The context that positions were trained for: the configuration's own field, that of the scaling, or the whole
+/// context, in this order, as in transformers 5.
 fn original_context(fields: &Fields, scaling: &Fields) -> Result<f64> {
     const FIELD: &str = "original_max_position_embeddings";
     match [fields, scaling].into_iter().find(|holder| holder.get(FIELD).is_some()) {
@@ -146,7 +148,8 @@ fn original_context(fields: &Fields, scaling: &Fields) -> Result<f64> {
     }
 }
 
-/// The sliding window of each layer: of all layers, of those from `max_window_layers` on, or of those that `layer_types` lists.
+/// The sliding window of each layer: of all layers, of those from `max_window_layers` on, or of those that
+/// `layer_types` lists.
 fn windows(fields: &Fields, family: Kin, layers: usize) -> Result<Vec<Option<usize>>> {
     let is_used = match family {
         Kin::Llama => return Ok(vec![]),

@@ -1,4 +1,5 @@
-//! Families of models: what the fields of `config.json` mean, and how tensors are named. A family is a file here, and its line in [`FAMILIES`].
+//! Families of models: what the fields of `config.json` mean, and how tensors are named. A family is a file here, and
+//! its line in [`FAMILIES`].
 
 pub(crate) mod bert;
 pub(super) mod fields;

@@ -36,7 +36,8 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// An image encoder's weights packed for the CPU kernels in `T`: dense layers for the dense kernel, 2:4 and compressed ones for the 2:4 kernel. The hidden states, the norms and
+/// An image encoder's weights packed for the CPU kernels in `T`: dense layers for the dense kernel, 2:4 and compressed
+/// ones for the 2:4 kernel. The hidden states, the norms and
 /// attention are f32; the embedding of patches, the neck and the head are dense.
 ///
 /// ```no_run
@@ -64,10 +65,12 @@ enum End<T: KernelElement> {
 }
 
 impl<T: KernelElement + StoredElement> ImageEncoder<T> {
-    /// Reads a directory with `config.json` of `model_type` `vit`, `dinov2`, `dinov2_with_registers`, `sam` or `sam_vision_model` and safetensors, as [`ImageCheckpoint::open`] does.
+    /// Reads a directory with `config.json` of `model_type` `vit`, `dinov2`, `dinov2_with_registers`, `sam` or
+    /// `sam_vision_model` and safetensors, as [`ImageCheckpoint::open`] does.
     ///
     /// # Errors
-    /// [`CheckpointError`](super::CheckpointError) for a configuration or tensors that do not fit; those of reading and packing.
+    /// [`CheckpointError`](super::CheckpointError) for a configuration or tensors that do not fit; those of reading and
+    /// packing.
     pub fn load(directory: impl AsRef<Path>) -> Result<Self> {
         ImageCheckpoint::open(directory)?.inference()
     }
@@ -106,8 +109,10 @@ impl<T: KernelElement> ImageEncoder<T> {
         self.layers.iter().map(Layer::bytes).sum()
     }
 
-    /// The last hidden states of each image of `pixels`, `[images, channels, height, width]`: of ViT and DINOv2 behind the last norm, `[tokens, width]`, the class token first, then registers; of SAM
-    /// behind the neck, `[rows · columns, channels]`, row by row. Pixel values are as the model's preprocessing makes them: scaled to the model's size and normalized.
+    /// The last hidden states of each image of `pixels`, `[images, channels, height, width]`: of ViT and DINOv2 behind
+    /// the last norm, `[tokens, width]`, the class token first, then registers; of SAM
+    /// behind the neck, `[rows · columns, channels]`, row by row. Pixel values are as the model's preprocessing makes
+    /// them: scaled to the model's size and normalized.
     ///
     /// # Errors
     /// Values that are no whole number of images of the model's size; those of the products.
@@ -125,7 +130,8 @@ impl<T: KernelElement> ImageEncoder<T> {
         Ok(hidden.chunks_exact(tokens * width).map(<[f32]>::to_vec).collect())
     }
 
-    /// The scores of classes for one image's hidden states, [`ImageEncoder::forward`]'s; none where the checkpoint has no head for classes.
+    /// The scores of classes for one image's hidden states, [`ImageEncoder::forward`]'s; none where the checkpoint has
+    /// no head for classes.
     ///
     /// # Errors
     /// Hidden states of another number; those of the product.

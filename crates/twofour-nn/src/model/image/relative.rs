@@ -3,7 +3,8 @@
 use crate::{Result, cpu::vector, model::inference::build::Parts};
 use twofour::kernel::KernelElement;
 
-/// The vectors of the distances of rows and of columns, `[2 · span - 1, head_dim]` each: that of the query `q` and the key `k` is vector `q - k + span - 1`.
+/// The vectors of the distances of rows and of columns, `[2 · span - 1, head_dim]` each: that of the query `q` and the
+/// key `k` is vector `q - k + span - 1`.
 #[derive(Debug)]
 pub(in crate::model) struct RelativePositions {
     /// Rows and columns of the tokens that a query sees.

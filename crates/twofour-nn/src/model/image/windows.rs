@@ -37,7 +37,8 @@ impl WindowGrid {
         })
     }
 
-    /// The tokens `[images, rows · columns, width]` by windows, `[images, windows, positions, width]`; zeros for padding.
+    /// The tokens `[images, rows · columns, width]` by windows, `[images, windows, positions, width]`; zeros for
+    /// padding.
     pub(in crate::model) fn partition<T: bytemuck::Zeroable + Copy>(self, x: &[T], width: usize) -> Vec<T> {
         let of_image = self.grid[0] * self.grid[1] * width;
         let mut windows = Vec::with_capacity(x.len() / of_image.max(1) * self.windows() * self.positions() * width);

@@ -64,7 +64,8 @@ pub(super) fn bound(scores: &mut [f32], cap: Option<f32>) {
     }
 }
 
-/// Attention of tokens `qkv: [tokens, qkv_width]` of a layer, before the output projection: `[tokens, query_width]`. Keys and values are added to the cache, where there is
+/// Attention of tokens `qkv: [tokens, qkv_width]` of a layer, before the output projection: `[tokens, query_width]`.
+/// Keys and values are added to the cache, where there is
 /// one; queries and keys are rotated first, where the model does.
 pub(crate) fn attend<T: KernelElement>(
     (config, layer): (&TransformerConfig, usize),

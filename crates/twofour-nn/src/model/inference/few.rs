@@ -1,6 +1,7 @@
 //! Attention of one token: for each group of query heads that share keys and values, over the cache where it lies.
 //!
-//! A block of keys has a register of neighbouring positions for each element, so scores accumulate in registers and are never added up across one. Values are
+//! A block of keys has a register of neighbouring positions for each element, so scores accumulate in registers and are
+//! never added up across one. Values are
 //! added up in registers of neighbouring elements. All sums are f32.
 
 use twofour::kernel::KernelElement;
@@ -20,7 +21,8 @@ const SIDE_BY_SIDE: usize = 4;
 /// Elements of values that are added up side by side.
 const LANES: usize = 16;
 
-/// `softmax(bound(scale q kᵀ)) v` of the query heads in `q: [heads, dim]`, over the cache's positions from `first` on, into `o: [heads, dim]`. `scores` is working memory.
+/// `softmax(bound(scale q kᵀ)) v` of the query heads in `q: [heads, dim]`, over the cache's positions from `first` on,
+/// into `o: [heads, dim]`. `scores` is working memory.
 pub(super) fn attend<T: KernelElement>(
     (cache, first): (&HeadCache<T>, usize),
     scaled: ScoreScale,

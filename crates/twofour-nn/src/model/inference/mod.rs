@@ -40,7 +40,8 @@ use super::Gpt;
 use super::{Decoder, Sampling, Sequence, config::TransformerConfig};
 use crate::{Error, Result};
 
-/// A decoder's weights packed for the CPU kernels in `T`: dense layers for the dense kernel, 2:4 and compressed ones for the 2:4 kernel. Of a [`Gpt`] it is a
+/// A decoder's weights packed for the CPU kernels in `T`: dense layers for the dense kernel, 2:4 and compressed ones
+/// for the 2:4 kernel. Of a [`Gpt`] it is a
 /// copy: training the model further does not change it.
 ///
 /// GEMMs run in `T`, and the cache is in `T`; the residual stream and the sums of norms and of attention are f32.
@@ -148,7 +149,8 @@ fn no_token(token: u32, position: usize, vocabulary: usize) -> Error {
     Error::Token { what: "inputs", token, position, vocabulary }
 }
 
-/// The rows of the embedding that tokens name, which `row` returns, times the model's scale, with the learned vectors of `position` and after added.
+/// The rows of the embedding that tokens name, which `row` returns, times the model's scale, with the learned vectors
+/// of `position` and after added.
 pub(super) fn embed<T: KernelElement>(
     (row, config): (&dyn Fn(usize) -> Option<Vec<f32>>, &TransformerConfig),
     positions: Option<&[T]>,

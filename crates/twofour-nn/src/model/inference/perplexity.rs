@@ -55,7 +55,8 @@ impl Windows {
         Ok(())
     }
 
-    /// Beginning and end of each window of a text of that many tokens, and how many of its last tokens are scored: those that no earlier window scored, but
+    /// Beginning and end of each window of a text of that many tokens, and how many of its last tokens are scored:
+    /// those that no earlier window scored, but
     /// never its first.
     pub fn of(self, tokens: usize) -> impl Iterator<Item = (std::ops::Range<usize>, usize)> {
         let mut scored = 0;

@@ -14,7 +14,8 @@ pub struct Session<'a, T: KernelElement> {
     position: usize,
 }
 
-/// Tokens that go through the layers at once: enough for the kernels, and few enough for the scores of attention to stay small.
+/// Tokens that go through the layers at once: enough for the kernels, and few enough for the scores of attention to
+/// stay small.
 const MOST_AT_ONCE: usize = 512;
 
 /// Elements of logits that are computed at once where all tokens are scored.
@@ -44,7 +45,8 @@ impl<'a, T: KernelElement> Session<'a, T> {
     /// Feeds one or more tokens and returns the scores of the token that follows the last, `[vocabulary]`.
     ///
     /// # Errors
-    /// [`Error::Setting`] for no tokens or more than [`Session::remaining`], [`Error::Token`] for one outside the vocabulary; those of the products.
+    /// [`Error::Setting`] for no tokens or more than [`Session::remaining`], [`Error::Token`] for one outside the
+    /// vocabulary; those of the products.
     pub fn feed(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
         let (model, width) = (self.model, self.model.config.width);
         let x = self.hidden(tokens)?;
@@ -60,7 +62,8 @@ impl<'a, T: KernelElement> Session<'a, T> {
         model.head_of(&self.hidden(tokens)?)
     }
 
-    /// Feeds tokens and returns the sum of `-log p`, in nats, of each of the last `count` of them given those before it.
+    /// Feeds tokens and returns the sum of `-log p`, in nats, of each of the last `count` of them given those before
+    /// it.
     ///
     /// # Errors
     /// Those of [`Session::feed`]; a `count` that leaves no token in front.

@@ -25,10 +25,12 @@ use crate::{
 pub(in crate::model) const MOST_WIDTH: usize = 8192;
 
 impl CudaInference {
-    /// Reads a checkpoint's weights onto a device, to compute in `dtype`: f32, f16 or bf16. It times no GEMMs to choose among them, so that texts repeat bit for bit.
+    /// Reads a checkpoint's weights onto a device, to compute in `dtype`: f32, f16 or bf16. It times no GEMMs to choose
+    /// among them, so that texts repeat bit for bit.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for heads of another size than 32, 64, 128 and 256, a width above 8192, 2:4 weights in f32; another type; those of [`Checkpoint::expect_head`], of reading and of the device's memory.
+    /// [`Error::Unsupported`] for heads of another size than 32, 64, 128 and 256, a width above 8192, 2:4 weights in
+    /// f32; another type; those of [`Checkpoint::expect_head`], of reading and of the device's memory.
     pub fn of_checkpoint(device: &Device, checkpoint: &Checkpoint, dtype: DataType) -> Result<Self> {
         checkpoint.expect_head()?;
         let (context, config, parts) = (repeatable(device)?, checkpoint.config(), checkpoint.parts());
@@ -40,10 +42,12 @@ impl CudaInference {
         }
     }
 
-    /// Reads a file that [`Gpt::save`](crate::model::Gpt::save) wrote onto a device, as [`CudaInference::of_checkpoint`] does.
+    /// Reads a file that [`Gpt::save`](crate::model::Gpt::save) wrote onto a device, as
+    /// [`CudaInference::of_checkpoint`] does.
     ///
     /// # Errors
-    /// A file that is not a model's, lacks a tensor or holds one of another shape; those of [`CudaInference::of_checkpoint`].
+    /// A file that is not a model's, lacks a tensor or holds one of another shape; those of
+    /// [`CudaInference::of_checkpoint`].
     pub fn from_reader(device: &Device, reader: &Reader, dtype: DataType) -> Result<Self> {
         let config = file::config_of(reader)?;
         let (context, parts) = (repeatable(device)?, OfFile { reader, config: &config });

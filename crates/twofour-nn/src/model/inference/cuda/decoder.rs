@@ -44,7 +44,8 @@ impl Sequence for CudaSequence<'_> {
         self.chosen = None;
     }
 
-    /// The most likely token is chosen on the device; to sample, scores are copied to the host, and the choice is the CPU's.
+    /// The most likely token is chosen on the device; to sample, scores are copied to the host, and the choice is the
+    /// CPU's.
     fn next(&mut self, tokens: &[u32], sampling: Sampling, index: u64) -> Result<u32> {
         let session = &mut self.session;
         if sampling.temperature >= GREEDY {

@@ -1,4 +1,5 @@
-//! Inference on an NVIDIA GPU: weights packed for the GPU's kernels, a cache of keys and values of fixed size, and decoding by a captured CUDA graph.
+//! Inference on an NVIDIA GPU: weights packed for the GPU's kernels, a cache of keys and values of fixed size, and
+//! decoding by a captured CUDA graph.
 
 pub(in crate::model) mod build;
 mod decoder;
@@ -21,10 +22,13 @@ use crate::model::{
     inference::rotation::Rotations,
 };
 
-/// A decoder's weights in the memory of a GPU, in f32, f16 or bf16: dense layers for cuBLASLt, 2:4 layers in that type, in int8 or in int4 for the 2:4 kernels.
+/// A decoder's weights in the memory of a GPU, in f32, f16 or bf16: dense layers for cuBLASLt, 2:4 layers in that type,
+/// in int8 or in int4 for the 2:4 kernels.
 ///
-/// GEMMs run in the type, the residual stream and all sums are f32, and the cache of keys and values is of the type. Queries, keys and values are one GEMM, and so are gate and up; where a
-/// file has them in different forms they are multiplied dense. Inputs of int8 layers are quantized with a scale for each token.
+/// GEMMs run in the type, the residual stream and all sums are f32, and the cache of keys and values is of the type.
+/// Queries, keys and values are one GEMM, and so are gate and up; where a
+/// file has them in different forms they are multiplied dense. Inputs of int8 layers are quantized with a scale for
+/// each token.
 #[derive(Debug)]
 pub struct CudaInference {
     context: LayerContext,

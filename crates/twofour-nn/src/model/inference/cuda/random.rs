@@ -41,7 +41,8 @@ impl CudaInference {
     /// A model with random weights, without biases, which are made on the device. Its texts mean nothing.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a model with biases or learned positions, and those of [`CudaInference::of_checkpoint`].
+    /// [`Error::Unsupported`] for a model with biases or learned positions, and those of
+    /// [`CudaInference::of_checkpoint`].
     pub fn random(
         context: LayerContext,
         config: &TransformerConfig,

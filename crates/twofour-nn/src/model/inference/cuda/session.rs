@@ -104,7 +104,8 @@ impl CudaInference {
     /// Continues each prompt by `count` most likely tokens, all sequences at once. Prompts may differ in length.
     ///
     /// # Errors
-    /// [`Error::Setting`] for no prompts, an empty one, or one that with its tokens exceeds the context; [`Error::Token`] for one outside the vocabulary.
+    /// [`Error::Setting`] for no prompts, an empty one, or one that with its tokens exceeds the context;
+    /// [`Error::Token`] for one outside the vocabulary.
     pub fn generate_batch(&self, prompts: &[&[u32]], count: usize) -> Result<Vec<Vec<u32>>> {
         let longest = prompts.iter().map(|prompt| prompt.len()).max().unwrap_or(0);
         let mut session = self.session(prompts.len(), longest + count)?;
@@ -141,7 +142,8 @@ impl CudaSession<'_> {
     /// Feeds tokens to one sequence; the scores of the token that follows them are then [`CudaSession::scores`].
     ///
     /// # Errors
-    /// [`Error::Setting`] for no tokens, more than [`CudaSession::remaining`] or a sequence that does not exist; [`Error::Token`] for one outside the vocabulary.
+    /// [`Error::Setting`] for no tokens, more than [`CudaSession::remaining`] or a sequence that does not exist;
+    /// [`Error::Token`] for one outside the vocabulary.
     pub fn prefill(&mut self, sequence: usize, tokens: &[u32]) -> Result<()> {
         let last = self.feed(sequence, tokens, |_, _, _| Ok(()))?;
         let vocabulary = self.model.config.vocabulary();
@@ -150,7 +152,8 @@ impl CudaSession<'_> {
         self.work.head(self.model, (last, last), logits)
     }
 
-    /// Runs tokens through the layers, in chunks, and calls `f` with each chunk's first token and length; returns the length of the last chunk.
+    /// Runs tokens through the layers, in chunks, and calls `f` with each chunk's first token and length; returns the
+    /// length of the last chunk.
     fn feed(
         &mut self,
         sequence: usize,
@@ -228,7 +231,8 @@ impl CudaSession<'_> {
         Ok(self.ids.ids_to_host()?)
     }
 
-    /// Feeds each sequence its chosen token and chooses the next, by a replayed graph. The first call launches the step itself, the second captures it.
+    /// Feeds each sequence its chosen token and chooses the next, by a replayed graph. The first call launches the step
+    /// itself, the second captures it.
     ///
     /// # Errors
     /// [`Error::Setting`] where a cache is full; those of the device.
@@ -311,7 +315,8 @@ impl CudaSession<'_> {
         Ok(prompts.iter().enumerate().map(text).collect())
     }
 
-    /// Feeds tokens to an empty first sequence and returns the sum of `-log p`, in nats, of each of the last `count` of them given those before it.
+    /// Feeds tokens to an empty first sequence and returns the sum of `-log p`, in nats, of each of the last `count` of
+    /// them given those before it.
     pub(super) fn negative_log_likelihood(&mut self, tokens: &[u32], count: usize) -> Result<f64> {
         if count >= tokens.len() {
             let found = format!("{count} of {}", tokens.len());

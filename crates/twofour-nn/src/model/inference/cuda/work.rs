@@ -90,7 +90,8 @@ impl Work {
         self.tokens
     }
 
-    /// Launches new tokens' way through all layers; what is left is [`Work::head`]. Launches of a step of one token: norm, GEMM, attention, GEMM, norm, GEMM, gate, GEMM.
+    /// Launches new tokens' way through all layers; what is left is [`Work::head`]. Launches of a step of one token:
+    /// norm, GEMM, attention, GEMM, norm, GEMM, gate, GEMM.
     pub(super) fn run(&mut self, model: &CudaInference, step: Step<'_>, caches: Caches<'_>) -> Result<()> {
         let (config, context) = (&model.config, &model.context);
         let batch = step.attention.shape().batch;
@@ -161,7 +162,8 @@ impl Work {
         out.forward(context, Input::Floats(o), tokens, first(&mut self.delta, tokens * width)?)
     }
 
-    /// Launches the norm of a block's output, where it has one. The kernel normalizes a residual stream, here zeros, to which the output is added.
+    /// Launches the norm of a block's output, where it has one. The kernel normalizes a residual stream, here zeros, to
+    /// which the output is added.
     fn normalize_output(&mut self, model: &CudaInference, norm: Option<&CudaNorm>, tokens: usize) -> Result<()> {
         let (Some(norm), Some([sums, output])) = (norm, &mut self.normalized) else { return Ok(()) };
         let (width, context) = (model.config.width, &model.context);
@@ -180,7 +182,8 @@ impl Work {
         Ok(())
     }
 
-    /// Launches the addition of the last block's output and the norm in front of a layer, for the last of every `every` tokens.
+    /// Launches the addition of the last block's output and the norm in front of a layer, for the last of every `every`
+    /// tokens.
     fn normalize(
         &mut self,
         model: &CudaInference,
