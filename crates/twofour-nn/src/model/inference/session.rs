@@ -5,7 +5,11 @@ use std::fmt;
 use twofour::kernel::KernelElement;
 
 use super::{Inference, attention::Seen, cache::Cache};
-use crate::{Error, Result, cpu::cross_entropy};
+use crate::{
+    Error, Result,
+    cpu::cross_entropy,
+    model::{Sampling, Sequence},
+};
 
 /// A sequence in progress: the keys and values of what was fed so far.
 pub struct Session<'a, T: KernelElement> {
