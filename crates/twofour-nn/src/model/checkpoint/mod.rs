@@ -13,6 +13,8 @@
 //! | `qwen2` | biases of queries, keys and values |
 //! | `qwen3` | norms of queries and keys |
 //! | `gpt2` | learned positions, transposed weights, GELU by tanh |
+//! | `gemma2` | norms around blocks, scaled embeddings, bounded scores, windows in every other layer |
+//! | `gemma3_text` | as `gemma2`, norms of queries and keys, another rotation in windows |
 //!
 //! [`EncoderCheckpoint`] reads `bert`, and [`ImageCheckpoint`] `vit`, `dinov2`, `sam` and `sam_vision_model`.
 
