@@ -24,7 +24,7 @@ pub(crate) enum Weight<E: Engine> {
     InputPruned(Transposable),
 }
 
-/// A [`Weight`] without its memory.
+/// What a linear layer computes with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LayerForm {
     /// The dense weight.
