@@ -47,7 +47,7 @@ fn compiled() -> BTreeSet<String> {
         twofour_candle::SparseLinear,
         twofour_candle::linear,
         twofour_cuda::cache,
-        twofour_cuda::dispatch,
+        twofour_cuda::compare,
         twofour_cuda::layer,
         twofour_cuda::layer::SparseLinear,
         twofour_cuda::raw::adamw,

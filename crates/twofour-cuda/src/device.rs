@@ -294,12 +294,12 @@ impl Launch {
     /// # Errors
     /// [`Error::Launch`].
     pub fn expect_within(self, architecture: Architecture) -> Result<()> {
-        let Launch { grid, block, shared, cluster } = self;
+        let (Launch { grid, block, shared, cluster }, features) = (self, architecture.features());
         let is_within = (1..=MOST_GRID_COLUMNS).contains(&grid.0)
             && (1..=MOST_GRID_ROWS as u32).contains(&grid.1)
             && (1..=MOST_THREADS).contains(&block)
-            && shared <= architecture.shared_bytes()
-            && (1..=MOST_CLUSTER).contains(&cluster)
+            && shared <= features.shared_bytes
+            && (1..=features.cluster).contains(&cluster)
             && grid.0.is_multiple_of(cluster);
         if is_within { Ok(()) } else { Err(Error::Launch { grid, block, shared, cluster, architecture }) }
     }
@@ -310,9 +310,6 @@ const MOST_GRID_COLUMNS: u32 = i32::MAX as u32;
 
 /// Most threads of a CTA.
 const MOST_THREADS: u32 = 1024;
-
-/// Most CTAs of a cluster on every device that has clusters.
-const MOST_CLUSTER: u32 = 8;
 
 impl Kernel {
     /// Allows CTAs to use as much dynamic shared memory as the device has; required once for more than 48 KiB.
@@ -331,7 +328,7 @@ impl Kernel {
         unsafe { sys::cuFuncGetAttribute(&mut fixed, Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, self.function) }
             .result()
             .map_err(failed)?;
-        let most = self.device.architecture().shared_bytes() as i32 - fixed;
+        let most = self.device.architecture().features().shared_bytes as i32 - fixed;
         let limit = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function is loaded in this context.
         unsafe { result::function::set_function_attribute(self.function, limit, most) }.map_err(failed)

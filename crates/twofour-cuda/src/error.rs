@@ -2,11 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{
-    Architecture, DataType,
-    problem::GemmProblem,
-    raw::{engine::Engine, gemm::GemmMethod},
-};
+use crate::{Architecture, DataType, problem::GemmProblem};
 
 /// Every error of this crate; messages say what to do about it.
 #[derive(Debug, thiserror::Error)]
@@ -125,12 +121,12 @@ pub enum Error {
     },
 
     /// A GEMM method does not compute a problem.
-    #[error("there is no kernel for {problem:?} by {method:?}: choose one of GemmMethod::all")]
-    GemmMethod {
+    #[error("there is no kernel for {problem} by {method}: choose one of GemmMethod::all or Int4Method::all")]
+    Method {
         /// The method.
-        method: GemmMethod,
+        method: String,
         /// The problem.
-        problem: GemmProblem,
+        problem: String,
     },
 
     /// A call has an epilogue, but its plan has none.
@@ -141,22 +137,22 @@ pub enum Error {
 
     /// An engine does not compute a problem.
     #[error(
-        "{engine:?} does not compute {problem:?}: cuSPARSELt is used for plain problems only, and cuBLASLt for W and X of the same type; choose one of Libraries::engines"
+        "{engine} does not compute {problem:?}: cuSPARSELt is used for plain problems only, and cuBLASLt for W and X of the same type; choose one of Libraries::engines"
     )]
     NotComputed {
-        /// The engine.
-        engine: Engine,
+        /// The engine's name.
+        engine: &'static str,
         /// The problem.
         problem: GemmProblem,
     },
 
     /// A weight lacks the form that an engine reads or compresses.
     #[error(
-        "{engine:?} requires the dense weight, and only the compressed one is present: pass Weight::dense, or choose one of this crate's kernels"
+        "{engine} requires the dense weight, and only the compressed one is present: pass Weight::dense, or choose one of this crate's kernels"
     )]
     NoForm {
-        /// The engine.
-        engine: Engine,
+        /// The engine's name.
+        engine: &'static str,
     },
 
     /// Neither this crate's kernels nor an installed library computes a problem on the device.
@@ -281,15 +277,6 @@ pub enum Error {
         found: String,
         /// What is allowed.
         expected: &'static str,
-    },
-
-    /// A method for int4 weights does not compute a problem.
-    #[error("there is no int4 kernel for {problem:?} by {method:?}: choose one of int4::Int4Method::all")]
-    Int4Method {
-        /// The method.
-        method: crate::raw::gemm::int4::Int4Method,
-        /// The problem.
-        problem: crate::problem::Int4Problem,
     },
 
     /// A shape is larger than a launch can be.

@@ -1,49 +1,57 @@
 //! The list of this crate's kernel sources, for compiling them ahead of time.
 
+use std::collections::HashSet;
+
 use sha2::{Digest, Sha256};
 
 use crate::{
-    measure,
+    compare,
     raw::{self, gemm},
     source::Source,
 };
 
 /// Returns every source that a program can need.
 pub fn all() -> Vec<Source> {
-    raw::sources().into_iter().chain([measure::read::source()]).collect()
+    raw::sources().into_iter().chain([compare::read::source()]).collect()
 }
 
-/// Returns the first 64 bits, in hexadecimal, of the SHA-256 of the GEMM sources without comments. Timings recorded with another digest are those of other kernels.
+/// Returns the first 64 bits, in hexadecimal, of the SHA-256 of the GEMM sources without comments. Timings recorded
+/// with another digest are those of other kernels.
 pub fn gemm_digest() -> String {
-    let mut digest = Sha256::new();
-    gemm::sources().iter().for_each(|source| digest.update(without_comments(&source.text())));
-    digest.finalize()[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+    hexadecimal(sources_digest(gemm::sources()))
 }
 
-/// Returns a source's lines of code, each without its comment and surrounding space.
-fn without_comments(text: &str) -> String {
-    let code = text.lines().map(|line| line.split("//").next().unwrap_or("").trim());
-    code.filter(|line| !line.is_empty() && !line.starts_with("#line")).flat_map(|line| [line, "\n"]).collect()
+/// Returns a digest, as [`gemm_digest`], of the GEMM sources and of the model of time that says which methods are worth
+/// measuring. A choice made with another one is stale.
+pub(crate) fn choice_digest() -> String {
+    hexadecimal(sources_digest(gemm::sources()).chain_update(gemm::coefficients()))
+}
+
+fn sources_digest(mut sources: Vec<Source>) -> Sha256 {
+    sources.sort_by(|a, b| a.name().cmp(b.name()));
+    let (mut digest, mut added) = (Sha256::new(), HashSet::new());
+    sources.iter().for_each(|source| source.add_code_to(&mut digest, |file| added.insert(file)));
+    digest
+}
+
+fn hexadecimal(digest: Sha256) -> String {
+    digest.finalize()[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
     use super::*;
 
     #[test]
-    fn the_digest_repeats() {
+    fn the_digest_repeats_whatever_the_order_and_differs_with_any_source() {
         let digest = gemm_digest();
         assert_eq!((digest.len(), &digest), (16, &gemm_digest()));
-    }
-
-    #[test]
-    fn comments_and_their_lines_do_not_count() {
-        assert_eq!(
-            without_comments("#line 1 \"a.cu\"\n// What it is.\n\n  int a; // One.\nint b;\n"),
-            "int a;\nint b;\n"
-        );
+        let mut sources = gemm::sources();
+        sources.reverse();
+        assert_eq!(hexadecimal(sources_digest(sources.clone())), digest);
+        sources.pop();
+        assert_ne!(hexadecimal(sources_digest(sources)), digest);
+        assert_ne!(choice_digest(), digest);
     }
 
     #[test]

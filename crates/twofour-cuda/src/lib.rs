@@ -1,7 +1,7 @@
 //! CUDA kernels for 2:4 sparsity, and the sparse layer that they make up.
 //!
-//! The crate builds on a machine without CUDA: it loads the driver and NVRTC at run time. It compiles the kernel sources it carries for the device at
-//! hand, and caches the machine code on disk.
+//! The crate builds on a machine without CUDA: it loads the driver and NVRTC at run time. It compiles the kernel
+//! sources it carries for the device at hand, and caches the machine code on disk.
 //!
 //! Each module uses those above it:
 //!
@@ -12,30 +12,29 @@
 //! | [`device`] | a device and its loaded kernels |
 //! | [`arguments`] | validation of what calls are given |
 //! | [`problem`] | GEMM problems: shapes, data types and memory orders |
-//! | [`libraries`] | cuBLASLt, cuSPARSELt and NCCL |
+//! | [`libraries`] | cuBLASLt and NCCL |
 //! | [`raw`] | the kernels, over raw pointers: pruning, compression, GEMM, element-wise passes, AdamW |
-//! | [`kernels`] | the list of their sources |
-//! | [`dispatch`] | choosing the fastest GEMM engine by measurement |
 //! | [`layer`] | the sparse layer, a safe API over length-checked device memory, owned or borrowed from another framework |
+//! | [`compare`] | comparing GEMM engines by measurement |
+//! | [`kernels`] | the list of all kernels' sources |
 //!
-//! Most programs need [`Device`] and [`layer`]. A framework with pointers of its own calls [`raw`]. A crate with kernels of its
-//! own makes a [`source::Source`] of each, implements [`layer::DeviceKernel`], and launches them on a
-//! [`LayerContext`](layer::LayerContext): `twofour-transformer` does.
+//! Most programs need [`Device`] and [`layer`]. A framework with pointers of its own calls [`raw`]. A crate with
+//! kernels of its own makes a [`source::Source`] of each, and launches them on a
+//! [`LayerContext`](layer::LayerContext), which keeps what is loaded: `twofour-transformer` does.
 //!
 //! Masks and compressed bytes are those of the `twofour` crate, bit for bit.
 
 pub mod architecture;
 pub mod arguments;
 pub mod cache;
+pub mod compare;
 pub mod compiler;
 pub mod device;
-pub mod dispatch;
 mod error;
 pub mod kernels;
 pub mod layer;
 pub mod libraries;
-#[doc(hidden)]
-pub mod measure;
+mod marks;
 mod once_map;
 pub mod problem;
 pub mod raw;
@@ -45,5 +44,6 @@ mod tile_scheduler;
 pub use architecture::Architecture;
 pub use device::{Device, DevicePtr, PooledMemory, Stream};
 pub use error::{Error, Result};
+pub use marks::PhaseMarks;
 pub use tile_scheduler::TileScheduler;
 pub use twofour::{DataType, kernel::Activation};

@@ -1,6 +1,6 @@
 //! GEMM problems: shapes, data types and memory orders, without pointers.
 //!
-//! The kernels of [`crate::raw`] are planned for a problem, the libraries' GEMMs too, and the dispatcher measures which of them is the fastest.
+//! The kernels of [`crate::raw`] are planned for a problem, and so are the libraries' GEMMs; [`crate::compare`] measures which of them is the fastest.
 
 use serde::{Deserialize, Serialize};
 use twofour::int4::Granularity;

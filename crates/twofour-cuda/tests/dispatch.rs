@@ -9,12 +9,9 @@ use twofour::{Axis, Compressed, MatrixRef, Pattern, int4::Granularity, select};
 use twofour_cuda::{
     Activation, DataType, Error,
     cache::Cache,
-    dispatch::Dispatcher,
+    compare::{Dispatcher, Engine, Weight},
     problem::{EpilogueKind, GemmProblem, Int4Problem, Order, XOrder},
-    raw::{
-        engine::{Engine, Weight},
-        gemm::{Epilogue, int4},
-    },
+    raw::gemm::{Epilogue, int4},
 };
 
 fn problem(features: usize, tokens: usize, reduction: usize) -> GemmProblem {

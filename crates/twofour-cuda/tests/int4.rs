@@ -11,7 +11,7 @@ use activation::{activated, inexact};
 use cudarc::driver::CudaSlice;
 use half::{bf16, f16};
 use support::{
-    Bench, device,
+    Bench, bench,
     numbers::{GUARD, Random, result},
 };
 use twofour::{
@@ -24,7 +24,8 @@ use twofour_cuda::{
     problem::{EpilogueKind, Int4Problem, Order},
     raw::gemm::{
         Epilogue,
-        int4::{Int4Gemm, Int4Method, Int4Weight, staged},
+        generic::staged::StagedShape,
+        int4::{Int4Gemm, Int4Method, Int4Weight},
     },
 };
 
@@ -35,15 +36,6 @@ fn weight(random: &mut Random, rows: usize, cols: usize, granularity: Granularit
     let scales = rows * granularity.scales_per_row(cols);
     let scales = (0..scales).map(|_| f16::from_f32(2f32.powf(random.number() * 2.5) / 16.0)).collect();
     Int4::from_parts(Compressed::from_parts(rows, cols, values, meta).unwrap(), scales, granularity).unwrap()
-}
-
-fn bench() -> Option<Bench> {
-    let device = device()?;
-    if device.architecture().capability().0 < 8 {
-        eprintln!("skipped: a GPU before Ampere");
-        return None;
-    }
-    Some(Bench::new(device))
 }
 
 /// A weight that was brought to the device.
@@ -457,8 +449,8 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     ));
     assert!(matches!(plan(Int4Problem { tokens: 0, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
     assert!(matches!(plan(Int4Problem { tokens: 65, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
-    let more_tokens = Int4Method::Staged(staged::StagedShape { tokens: 16, k_warps: 4, height: 1 });
-    assert!(matches!(Int4Gemm::with(&bench.device, problem, more_tokens), Err(Error::Int4Method { .. })));
+    let more_tokens = Int4Method::Staged(StagedShape { tokens: 16, k_warps: 4, height: 1 });
+    assert!(matches!(Int4Gemm::with(&bench.device, problem, more_tokens), Err(Error::Method { .. })));
     let decode = plan(problem).unwrap();
     let memory = bench.poisoned(1 << 16, 0u32);
     let at = bench.at(&memory);

@@ -335,7 +335,7 @@ fn check_floats<T: Arithmetic + DeviceRepr, O: Element + Arithmetic>(bench: &Ben
 #[test]
 fn tensors_of_8_bit_floats_use_their_whole_range() {
     let Some(bench) = bench() else { return };
-    if bench.device.architecture().capability() < (8, 9) {
+    if bench.device.architecture().features().float8 == twofour_cuda::architecture::Float8::Missing {
         eprintln!("skipped: no 8-bit floats");
         return;
     }

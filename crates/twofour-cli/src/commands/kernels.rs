@@ -28,6 +28,7 @@ use crate::{
 /// that the cache can be copied to a machine with a driver but no compiler. Kernels that are in it are not compiled
 /// again, so that an interrupted command goes on where it was. It requires NVRTC (of the CUDA toolkit, or of the Python
 /// package nvidia-cuda-nvrtc; TWOFOUR_NVRTC names its folder), but no GPU.
+/// Kernels for sm_90a (H100, H200) were tuned and timed; those for other architectures were only compiled.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

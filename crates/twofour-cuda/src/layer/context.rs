@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
-    libraries::Libraries,
+    libraries::cublaslt::CublasLt,
     problem::{GemmProblem, Int4Problem},
     raw::{
         column_sums::ColumnSums,
@@ -46,7 +46,8 @@ pub struct LayerContext {
 
 pub(super) struct Shared {
     device: Device,
-    pub(super) libraries: Libraries,
+    /// For dense GEMMs; none where it is not installed.
+    pub(super) cublaslt: Option<CublasLt>,
     /// Whether cuBLASLt's algorithms are chosen by timing them.
     pub(super) times_plans: bool,
     plans: PlanCache,
@@ -187,7 +188,7 @@ impl LayerContext {
     fn with(device: &Device, stream: Arc<CudaStream>, times_plans: bool) -> Self {
         let shared = Shared {
             device: device.clone(),
-            libraries: Libraries::found(device),
+            cublaslt: CublasLt::open(device).ok(),
             times_plans,
             plans: PlanCache::default(),
             freed: FreeCount::default(),

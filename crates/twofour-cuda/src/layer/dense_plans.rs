@@ -108,6 +108,6 @@ impl LayerContext {
     }
 
     fn cublaslt(&self) -> Result<&CublasLt> {
-        self.shared.libraries.dense.as_ref().ok_or(cublaslt::MISSING)
+        self.shared.cublaslt.as_ref().ok_or(cublaslt::MISSING)
     }
 }

@@ -18,7 +18,8 @@ impl<K, V> Default for Plans<K, V> {
 }
 
 impl<K: Eq + Hash, V: Clone> Plans<K, V> {
-    /// Returns the value of a key, or else the result of `plan`, which is kept. Two threads may plan the same concurrently; either plan is valid.
+    /// Returns the value of a key, or else the result of `plan`, which is kept. Two threads may plan the same
+    /// concurrently; either plan is valid.
     ///
     /// # Errors
     /// Those of `plan`.

@@ -27,7 +27,7 @@ macro_rules! functions {
     };
 }
 
-pub(super) use functions;
+pub(crate) use functions;
 
 /// Returns a library's functions with these bodies, for tests without the library.
 #[cfg(test)]
@@ -45,28 +45,28 @@ macro_rules! fake_functions {
 }
 
 #[cfg(test)]
-pub(super) use fake_functions;
+pub(crate) use fake_functions;
 
 /// A library that stays loaded, with its functions or another `T` that was looked up in it; `None` where it is not installed.
-pub(super) type Loaded<T> = OnceLock<Option<(Library, T)>>;
+pub(crate) type Loaded<T> = OnceLock<Option<(Library, T)>>;
 
 /// Where a library is searched.
-pub(super) struct Search {
+pub(crate) struct Search {
     /// An environment variable that may name its folder.
-    pub(super) variable: &'static str,
+    pub(crate) variable: &'static str,
     /// The folder of the library's Python package, in `site-packages/nvidia`.
-    pub(super) package: &'static str,
+    pub(crate) package: &'static str,
     /// Names for the system's loader, in order of preference.
-    pub(super) names: &'static [&'static str],
+    pub(crate) names: &'static [&'static str],
     /// Prefix of the library's file name in a folder.
-    pub(super) file: &'static str,
+    pub(crate) file: &'static str,
     /// Prefixes of the names of files that the library loads by name: they are loaded before it.
-    pub(super) needs: &'static [&'static str],
+    pub(crate) needs: &'static [&'static str],
 }
 
 impl Search {
     /// Loads the library at the first call, and returns what `look_up` finds in it.
-    pub(super) fn load_once<T>(
+    pub(crate) fn load_once<T>(
         &self,
         loaded: &'static Loaded<T>,
         look_up: impl FnOnce(&Library) -> Option<T>,

@@ -1,4 +1,4 @@
-//! Kernels and GEMM engines over raw device pointers.
+//! Kernels over raw device pointers.
 //!
 //! Calls take device pointers ([`DevicePtr`](crate::DevicePtr)) and a stream, so that any framework can call them. They are `unsafe`: a pointer is
 //! checked for null and alignment, but not for the length of the memory that it points to, nor for its device. Each call's `# Safety` section says what
@@ -14,7 +14,6 @@
 //! | 2:4 estimates as dense matrices | [`estimate`] |
 //! | quantization to 8 bits | [`quantize`] |
 //! | GEMM with a compressed weight | [`gemm`] |
-//! | a GEMM by a given engine: these kernels, cuSPARSELt or cuBLASLt | [`engine`] |
 //! | element-wise activations and their gradients | [`elementwise`] |
 //! | column sums: bias gradients | [`column_sums`] |
 //! | an AdamW step | [`adamw`] |
@@ -27,7 +26,6 @@ pub mod adamw;
 pub mod column_sums;
 pub mod compress;
 pub mod elementwise;
-pub mod engine;
 pub mod estimate;
 pub(crate) mod flips;
 pub mod float_types;

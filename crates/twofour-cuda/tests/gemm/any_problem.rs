@@ -7,7 +7,7 @@ use twofour::{F8E4M3, F8E5M2};
 use twofour_cuda::{
     Activation, DataType,
     problem::{Order, XOrder},
-    raw::gemm::{Gemm, GemmMethod, mma},
+    raw::gemm::{Gemm, GemmMethod, generic::tiled::MmaTile},
 };
 
 use crate::{
@@ -50,7 +50,7 @@ fn any_problem<T: Number, X: Number>(outputs: &[DataType]) {
                 let given = Given::<T, X>::new(&bench, &case);
                 let mut methods = GemmMethod::likely(given.problem, architecture);
                 assert!(!methods.is_empty(), "{:?}", given.problem);
-                methods.extend(mma::MmaTile::all(T::ELEMENT, architecture).into_iter().map(GemmMethod::Mma));
+                methods.extend(MmaTile::all(T::ELEMENT, architecture).into_iter().map(GemmMethod::Mma));
                 let mut kinds = BTreeSet::new();
                 for method in methods {
                     // Some of each kind: two shapes of the same kernel family read and store alike.

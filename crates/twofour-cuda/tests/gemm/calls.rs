@@ -6,7 +6,10 @@ use twofour_cuda::{
     problem::{EpilogueKind, GemmProblem},
     raw::{
         Packed,
-        gemm::{Epilogue, Gemm, GemmMethod, GemmOperands, stream},
+        gemm::{
+            Epilogue, Gemm, GemmMethod, GemmOperands,
+            hopper::cluster::{StreamShape, StreamTile},
+        },
     },
 };
 
@@ -68,8 +71,7 @@ fn calls_can_be_captured_in_a_graph() {
     let w = weight::<bf16>(&mut random, features, reduction);
     let (values, meta) = (bench.up(&bytes_of(w.values())), bench.up(&bf16::meta(&w)));
     let packed = Packed { values: bench.at(&values), meta: bench.at(&meta) };
-    let streamed =
-        GemmMethod::Streamed(stream::StreamShape { tile: stream::StreamTile { features: 224, tokens: 64 }, split: 2 });
+    let streamed = GemmMethod::Streamed(StreamShape { tile: StreamTile { features: 224, tokens: 64 }, split: 2 });
     for (tokens, method) in [(2, None), (5, None), (40, None), (40, Some(streamed)), (400, None)] {
         let problem = GemmProblem::plain(DataType::BF16, DataType::BF16, features, tokens, reduction);
         let gemm = planned(&bench, problem, method);
@@ -122,10 +124,7 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     let problem = GemmProblem::plain(DataType::BF16, DataType::BF16, 64, 8, 64);
     let plan = |problem| Gemm::new(&bench.device, problem);
     let few = GemmMethod::all(problem, bench.device.architecture())[0];
-    assert!(matches!(
-        Gemm::with(&bench.device, GemmProblem { tokens: 9, ..problem }, few),
-        Err(Error::GemmMethod { .. })
-    ));
+    assert!(matches!(Gemm::with(&bench.device, GemmProblem { tokens: 9, ..problem }, few), Err(Error::Method { .. })));
     assert!(matches!(plan(GemmProblem { output: DataType::F16, ..problem }), Err(Error::Product { .. })));
     assert!(matches!(plan(GemmProblem { tokens: 0, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
     assert!(matches!(

@@ -7,7 +7,7 @@ use twofour::{F8E4M3, F8E5M2};
 use twofour_cuda::{
     Activation, DataType,
     problem::{Order, XOrder},
-    raw::gemm::{GemmMethod, mma},
+    raw::gemm::{GemmMethod, generic::tiled::MmaTile},
 };
 
 use crate::{
@@ -43,7 +43,7 @@ fn kernels_once<T: Number>(way: &Way, features: usize, columns: impl Fn(&GemmMet
         // Two steps of clusters, for methods of two blocks to be among them.
         let mut methods = GemmMethod::all(case(512 / T::ELEMENT.bytes()).problem(T::ELEMENT, T::ELEMENT), architecture);
         if x_order == XOrder::TokensFirst {
-            methods.extend(mma::MmaTile::all(T::ELEMENT, architecture).into_iter().map(GemmMethod::Mma));
+            methods.extend(MmaTile::all(T::ELEMENT, architecture).into_iter().map(GemmMethod::Mma));
         }
         methods.retain(|method| !matches!(method, GemmMethod::Streamed(shape) if shape.split > 2));
         for reduction in methods.iter().map(&columns).collect::<BTreeSet<_>>() {

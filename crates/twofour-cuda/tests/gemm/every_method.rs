@@ -5,7 +5,7 @@ use twofour::{F8E4M3, F8E5M2};
 use twofour_cuda::{
     Activation, DataType,
     problem::{Order, XOrder},
-    raw::gemm::{GemmMethod, mma},
+    raw::gemm::{GemmMethod, generic::tiled::MmaTile},
 };
 
 use crate::{
@@ -47,7 +47,7 @@ fn is_for_few(method: &GemmMethod) -> bool {
 fn products<T: Number>(outputs: &[DataType], few: bool) {
     let Some(bench) = bench_for(T::ELEMENT) else { return };
     let architecture = bench.device.architecture();
-    let tiles = mma::MmaTile::all(T::ELEMENT, architecture);
+    let tiles = MmaTile::all(T::ELEMENT, architecture);
     let case = |shape, output, order, after| Case { order, after, ..Case::plain(shape, output) };
     let by_all_methods = |case: Case| {
         let mut methods = GemmMethod::all(case.problem(T::ELEMENT, T::ELEMENT), architecture);
@@ -124,7 +124,7 @@ products! {
 fn products_by_mma() {
     let Some(bench) = bench() else { return };
     let architecture = bench.device.architecture();
-    for tile in mma::MmaTile::all(DataType::BF16, architecture) {
+    for tile in MmaTile::all(DataType::BF16, architecture) {
         let method = Some(GemmMethod::Mma(tile));
         for (features, tokens, reduction) in [(64, 1, 64), (192, 13, 128), (320, 133, 1152)] {
             for order in [Order::TokensFirst, Order::FeaturesFirst] {

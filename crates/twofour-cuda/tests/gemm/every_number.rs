@@ -8,7 +8,7 @@ use twofour_cuda::{
     problem::{EpilogueKind, GemmProblem},
     raw::{
         Packed,
-        gemm::{Epilogue, Gemm, GemmMethod, GemmOperands, mma, packed_bytes},
+        gemm::{Epilogue, Gemm, GemmMethod, GemmOperands, generic::tiled::MmaTile, packed_bytes},
     },
 };
 
@@ -49,7 +49,7 @@ fn check_all<T: Number>(bench: &Bench, output: DataType, value: fn(u16) -> f64) 
             let problem = GemmProblem { epilogue: Some(EpilogueKind::of(false, activation)), ..plain };
             let mut kinds = HashSet::new();
             let mut methods = GemmMethod::likely(problem, bench.device.architecture());
-            methods.extend(mma::MmaTile::all(T::ELEMENT, bench.device.architecture()).into_iter().map(GemmMethod::Mma));
+            methods.extend(MmaTile::all(T::ELEMENT, bench.device.architecture()).into_iter().map(GemmMethod::Mma));
             methods.retain(|method| kinds.insert(discriminant(method)));
             for method in methods {
                 let gemm = Gemm::with(&bench.device, problem, method).unwrap();

@@ -21,7 +21,7 @@ use crate::{
 #[test]
 fn a_layer_of_8_bit_floats_is_the_dense_one_of_its_rounded_numbers() {
     let Some(bench) = bench() else { return };
-    if bench.device.architecture().capability() < (8, 9) {
+    if bench.device.architecture().features().float8 == twofour_cuda::architecture::Float8::Missing {
         eprintln!("skipped: no 8-bit floats");
         return;
     }
@@ -91,7 +91,7 @@ fn a_layer_of_8_bit_floats_is_the_dense_one_of_its_rounded_numbers() {
 #[test]
 fn a_mask_along_rows_has_forward_passes_in_8_bit_floats() {
     let Some(bench) = bench() else { return };
-    if bench.device.architecture().capability() < (8, 9) {
+    if bench.device.architecture().features().float8 == twofour_cuda::architecture::Float8::Missing {
         eprintln!("skipped: no 8-bit floats");
         return;
     }

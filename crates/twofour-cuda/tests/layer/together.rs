@@ -81,7 +81,7 @@ fn layers_that_are_refreshed_together_have_the_bits_of_each_alone() {
 #[test]
 fn layers_in_8_bit_floats_are_refreshed_too() {
     let Some(bench) = bench() else { return };
-    if bench.device.architecture().capability() < (8, 9) {
+    if bench.device.architecture().features().float8 == twofour_cuda::architecture::Float8::Missing {
         return;
     }
     let engine = Cuda::<bf16>::new(&bench.device);

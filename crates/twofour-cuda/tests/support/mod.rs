@@ -14,9 +14,8 @@ use cudarc::driver::{
 };
 use twofour_cuda::{
     Architecture, Device, Error, Stream,
-    dispatch::Dispatcher,
+    compare::{Dispatcher, Engine, Product, Weight},
     problem::GemmProblem,
-    raw::engine::{Engine, Product, Weight},
 };
 
 /// The first device, or a message why the test is skipped. With `TWOFOUR_REQUIRE_GPU` set, as `bench/remote/gpu_run.sh` does, a missing

@@ -15,8 +15,8 @@ use twofour_cli::{
 };
 use twofour_cuda::{
     DataType, Device,
+    compare::{Contender, Time, Timer},
     layer::{DeviceBuffer, LayerContext},
-    measure::{Contender, Time, Timer},
 };
 use twofour_transformer::cuda::{
     AttentionEngine, AttentionGradients, AttentionInputs, attention_backward, attention_forward, prepare_attention,

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 use twofour_cli::present::table::Table;
-use twofour_cuda::{DataType, cache::Cache, dispatch::Dispatcher};
+use twofour_cuda::{DataType, cache::Cache, compare::Dispatcher};
 
 use super::{
     gemm::{GemmRow, Gemms, RandomLayer},

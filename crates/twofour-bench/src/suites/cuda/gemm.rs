@@ -14,13 +14,9 @@ use twofour_cli::present::{
 use twofour_cuda::{
     DataType, Device, Stream,
     cache::Cache,
-    dispatch::Dispatcher,
-    measure::{Contender, Int4Trial, RandomInt4, RandomWeight, Time, Timer, Trial, read::Reader},
+    compare::{Contender, Dispatcher, Engine, Int4Trial, RandomInt4, RandomWeight, Time, Timer, Trial, read::Reader},
     problem::{GemmProblem, Int4Problem, Order},
-    raw::{
-        engine::{Engine, dense_output},
-        gemm::int4::Int4Gemm,
-    },
+    raw::gemm::int4::Int4Gemm,
 };
 
 use super::{
@@ -239,7 +235,6 @@ impl<'a> RandomLayer<'a> {
 
         let operations = 2.0 * (tokens * reduction * features) as f64;
         let row = |(time, sustained_us): (Time, Option<f64>)| {
-            let dense = time.contender == "cublaslt";
             let weights = match time.contender {
                 "cublaslt" => features * reduction * element.bytes(),
                 INT4 | READ_INT4 => four_bits.weight_bytes(),
@@ -247,7 +242,7 @@ impl<'a> RandomLayer<'a> {
             };
             GemmRow {
                 dtype: element.name(),
-                output: if dense { dense_output(problem) } else { output }.name(),
+                output: output.name(),
                 shape: [tokens, reduction, features],
                 contender: time.contender,
                 kernel: time.kernel,
@@ -268,7 +263,7 @@ impl<'a> RandomLayer<'a> {
         let problem = trial.problem();
         // Every kernel computes the first results in its first wave and with all of its CTAs.
         let sample = problem.tokens.min(64) * problem.features;
-        let dense = read(&self.stream, trial.out(*dense), 0..sample, dense_output(problem))?;
+        let dense = read(&self.stream, trial.out(*dense), 0..sample, problem.output)?;
         let size = dense.iter().map(|v| v.abs()).sum::<f64>() / dense.len() as f64;
         for engine in engines.iter().filter(|engine| !matches!(engine, Engine::CublasLt(_))) {
             let found = read(&self.stream, trial.out(*engine), 0..sample, problem.output)?;

@@ -13,13 +13,12 @@ use twofour_cli::present::{
 };
 use twofour_cuda::{
     DataType, Device, DevicePtr as Address, Stream,
+    compare::{Contender, HEURISTICS, Time, Timer, random},
     layer::{
         Accumulate, DeviceSlice, DeviceSliceMut, Forward, InputGradient, LayerContext, MaskRule, SparseLinear,
         SparseLinearSettings, WeightGradient, bias_gradient,
     },
     libraries::cublaslt::{CublasLtPlan, DenseEpilogue, DenseProblem, PartialSums, WORKSPACE_BYTES},
-    measure::{Contender, Time, Timer, random},
-    raw::engine::HEURISTICS,
 };
 
 use super::{

@@ -15,7 +15,7 @@ use twofour_cli::{
 };
 use twofour_cuda::{
     DataType, Device, Error, Stream,
-    measure::{Contender, Timer},
+    compare::{Contender, Timer},
     raw::{
         DenseWeight, MetaOrder, Packed,
         prune::{BothWays, MaskChoice, NO_NAN, Pruner, Watch, first_nan},

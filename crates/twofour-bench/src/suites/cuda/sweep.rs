@@ -20,13 +20,9 @@ use twofour_cli::{
 };
 use twofour_cuda::{
     DataType, Device,
-    libraries::Libraries,
-    measure::{Timer, Trial},
+    compare::{Engine, Libraries, Timer, Trial},
     problem::GemmProblem,
-    raw::{
-        engine::Engine,
-        gemm::{Gemm, GemmMethod},
-    },
+    raw::gemm::{Gemm, GemmMethod},
 };
 
 use super::{grid::GridEpilogue, suite::GpuOption};

@@ -6,10 +6,9 @@ use anyhow::{Context, Result, bail};
 use twofour::int4::Granularity;
 use twofour_cuda::{
     DataType, Device,
-    dispatch::Dispatcher,
-    measure::{Contender, Int4Trial, RandomInt4, RandomWeight, Timer, Trial},
+    compare::{Contender, Dispatcher, Engine, Int4Trial, RandomInt4, RandomWeight, Timer, Trial},
     problem::{GemmProblem, Int4Problem, Order},
-    raw::{engine::Engine, gemm::int4::Int4Gemm},
+    raw::gemm::int4::Int4Gemm,
 };
 
 use super::{
@@ -62,6 +61,12 @@ pub(super) fn measure(
              folder in \
              TWOFOUR_CUBLASLT"
         );
+    }
+    if !device.architecture().features().measured {
+        screen.warn(format!(
+            "the kernels for this GPU ({}) are compiled by tests and were never tuned; those for Hopper (sm_90a) were",
+            device.architecture()
+        ));
     }
     let mut bench = Bench { device: &device, dispatcher: &dispatcher, limits: None };
     let mut progress = screen.progress();

@@ -3,8 +3,12 @@
 use crate::{
     Activation, DataType, DevicePtr, Error, Result,
     arguments::expect_pointers,
-    problem::{EpilogueKind, GemmProblem, Order},
+    problem::{EpilogueKind, GemmProblem, Int4Problem, Order},
+    source::File,
 };
+
+/// Epilogues and stores.
+pub(super) const SOURCE: File = File::new("gemm/epilogue.cuh", include_str!("epilogue.cuh"));
 
 /// The operations on accumulators before they are stored: scales, then biases, then an activation.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -17,7 +21,8 @@ pub struct Epilogue {
     pub token_scales: Option<DevicePtr>,
     /// Bias of each feature, of the result's type; added after the scales.
     pub bias: Option<DevicePtr>,
-    /// Bias of each token, of the result's type; added after the scales. It is the bias of a layer whose operands are exchanged.
+    /// Bias of each token, of the result's type; added after the scales. It is the bias of a layer whose operands are
+    /// exchanged.
     pub token_bias: Option<DevicePtr>,
     /// Activation; applied after the biases.
     pub activation: Activation,
@@ -45,8 +50,8 @@ impl Epilogue {
     }
 }
 
-/// The epilogues that a kernel has fast code for. One with an epilogue computes any other, too, one result at a time. A kernel has few, because code that a launch does not run
-/// slows it down (docs/explanation/kernels/cuda-gemm.md).
+/// The epilogues that a kernel has fast code for. One with an epilogue computes any other, too, one result at a time. A
+/// kernel has few, because code that a launch does not run slows it down (docs/explanation/kernels/cuda-gemm.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KernelEpilogue {
     /// For no epilogue.
@@ -98,7 +103,8 @@ impl KernelEpilogue {
     }
 }
 
-/// Which stores a kernel can use, as `Ending` in `headers/epilogue.cuh`. Those of eights are used where type and order of the results allow it.
+/// Which stores a kernel can use, as `Ending` in `headers/epilogue.cuh`. Those of eights are used where type and order
+/// of the results allow it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 enum Ending {
@@ -115,7 +121,8 @@ enum Ending {
 }
 
 impl Ending {
-    /// Returns that of a result that begins at a multiple of 16 bytes and whose tokens have a multiple of eight features each.
+    /// Returns that of a result that begins at a multiple of 16 bytes and whose tokens have a multiple of eight
+    /// features each.
     fn of(epilogue: Epilogue) -> Self {
         let Epilogue { bias, .. } = epilogue;
         if epilogue == Epilogue::default() {
@@ -158,15 +165,23 @@ impl RawOutput {
         let GemmProblem { features, tokens, order, accumulate, .. } = problem;
         let mut output = Self::new((features, tokens), order, data, epilogue);
         output.accumulate = u32::from(accumulate);
-        // A thread can store eight 16-bit results, or four 32-bit ones, at once where each token's results begin at a multiple of 16 bytes.
+        // A thread can store eight 16-bit results, or four 32-bit ones, at once where each token's results begin at a
+        // multiple of 16 bytes.
         if accumulate || !features.is_multiple_of(8) || !data.is_multiple_of(16) {
             output.ending = output.ending.one_by_one();
         }
         output
     }
 
-    /// Returns an output that begins at a multiple of 16 bytes, and whose tokens have a multiple of eight features each.
-    pub(super) fn new((features, tokens): (usize, usize), order: Order, data: DevicePtr, epilogue: Epilogue) -> Self {
+    /// Returns the output of a problem with an int4 weight: it begins at a multiple of 16 bytes, and its tokens have a
+    /// multiple of eight features each.
+    pub(super) fn of_int4(problem: Int4Problem, data: DevicePtr, epilogue: Epilogue) -> Self {
+        Self::new((problem.features, problem.tokens), problem.order, data, epilogue)
+    }
+
+    /// Returns an output that begins at a multiple of 16 bytes, and whose tokens have a multiple of eight features
+    /// each.
+    fn new((features, tokens): (usize, usize), order: Order, data: DevicePtr, epilogue: Epilogue) -> Self {
         let (stride_feature, stride_token) = match order {
             Order::TokensFirst => (1, features as u64),
             Order::FeaturesFirst => (tokens as u64, 1),
@@ -192,7 +207,8 @@ impl RawOutput {
     }
 }
 
-/// Returns an error for an epilogue where none was planned, and for a pointer of an epilogue that is not aligned to its elements.
+/// Returns an error for an epilogue where none was planned, and for a pointer of an epilogue that is not aligned to its
+/// elements.
 pub(crate) fn expect_epilogue(epilogue: Epilogue, planned: Option<EpilogueKind>, output: DataType) -> Result<()> {
     if planned.is_none() && epilogue != Epilogue::default() {
         return Err(Error::Epilogue);

@@ -16,8 +16,9 @@ pub struct GemmOperands {
     pub x: DevicePtr,
     /// The result: aligned to its elements.
     pub out: DevicePtr,
-    /// Memory for copies of operands that a kernel cannot read or write in place, aligned to 16 bytes. It has [`super::Gemm::workspace_bytes`] bytes,
-    /// or [`super::Gemm::unaligned_workspace_bytes`] where X or the result is not aligned to 16 bytes. Null where that is 0.
+    /// Memory for copies of operands that a kernel cannot read or write in place, aligned to 16 bytes. It has
+    /// [`super::Gemm::workspace_bytes`] bytes, or [`super::Gemm::unaligned_workspace_bytes`] where X or the result is
+    /// not aligned to 16 bytes. Null where that is 0.
     pub workspace: DevicePtr,
 }
 
@@ -37,8 +38,9 @@ impl PackedBytes {
     }
 }
 
-/// Returns the bytes of a compressed weight `[features, reduction]` in the GEMMs' order ([`super::Gemm::meta_order_of`]), padding included. Rows are
-/// padded to a multiple of 64, columns to a multiple of 64 for 16-bit elements and of 128 for 8-bit ones.
+/// Returns the bytes of a compressed weight `[features, reduction]` in the GEMMs' order
+/// ([`super::Gemm::meta_order_of`]), padding included. Rows are padded to a multiple of 64, columns to a multiple of 64
+/// for 16-bit elements and of 128 for 8-bit ones.
 ///
 /// ```
 /// use twofour_cuda::{DataType, raw::gemm::packed_bytes};

@@ -1,8 +1,13 @@
 //! The tile scheduler of GEMMs of many tokens: tiles are ordered by panels.
 
 use super::GemmProblem;
+use crate::source::File;
 
-/// The parameters of `panels.cuh`. Tiles are computed panel by panel; a panel is `width` tiles of features wide. CTAs that run concurrently then share operands in L2.
+/// The scheduler's code.
+pub(super) const SOURCE: File = File::new("gemm/panels.cuh", include_str!("panels.cuh"));
+
+/// The parameters of `panels.cuh`. Tiles are computed panel by panel; a panel is `width` tiles of features wide. CTAs
+/// that run concurrently then share operands in L2.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct Panels {
@@ -12,7 +17,8 @@ pub(super) struct Panels {
 }
 
 impl Panels {
-    /// Returns the panels of a problem in tiles of `features` by `tokens`. A panel is `panel_features` wide, or one tile if a tile is wider.
+    /// Returns the panels of a problem in tiles of `features` by `tokens`. A panel is `panel_features` wide, or one
+    /// tile if a tile is wider.
     pub(super) fn new(problem: GemmProblem, (features, tokens): (u32, u32), panel_features: u32) -> Self {
         Self {
             feature_tiles: problem.features.div_ceil(features as usize) as u32,

@@ -80,10 +80,12 @@ impl Staging {
     /// Launches a kernel between the copies that it needs, with operands that it supports.
     ///
     /// # Errors
-    /// [`crate::Error::Pointer`] where a copy is needed and there is no workspace; those of launching, and of the kernel.
+    /// [`crate::Error::Pointer`] where a copy is needed and there is no workspace; those of launching, and of the
+    /// kernel.
     ///
     /// # Safety
-    /// The operands are valid for what the problem reads and writes until the stream has passed this call, and so is the workspace; the stream is of the device.
+    /// The operands are valid for what the problem reads and writes until the stream has passed this call, and so is
+    /// the workspace; the stream is of the device.
     pub(super) unsafe fn run(
         &self,
         stream: Stream,

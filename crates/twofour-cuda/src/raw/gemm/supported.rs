@@ -18,7 +18,8 @@ pub(super) const TYPES: &[(DataType, &[DataType])] = &[
 ];
 
 impl GemmProblem {
-    /// Returns an error for data types that no kernel has, and for dimensions that are 0 or larger than kernels support.
+    /// Returns an error for data types that no kernel has, and for dimensions that are 0 or larger than kernels
+    /// support.
     pub(crate) fn expect_known(self) -> Result<()> {
         let GemmProblem { element, x_element, output, features, tokens, reduction, epilogue, .. } = self;
         let known = TYPES.iter().any(|(e, outputs)| *e == element && outputs.contains(&output));
@@ -34,9 +35,10 @@ impl GemmProblem {
         Ok(())
     }
 
-    /// Returns the problem that the architecture's kernels compute. They read X as `[reduction, tokens]` only for some problems; for others X is transposed first.
+    /// Returns the problem that the architecture's kernels compute. They read X as `[reduction, tokens]` only for some
+    /// problems; for others X is transposed first.
     pub(super) fn computed(self, architecture: Architecture) -> GemmProblem {
-        let read = is_hopper(architecture) && self.element.bytes() == 2 && self.epilogue.is_none();
+        let read = architecture.features().wgmma && self.element.bytes() == 2 && self.epilogue.is_none();
         if read { self } else { GemmProblem { x: XOrder::TokensFirst, ..self } }
     }
 
@@ -45,7 +47,8 @@ impl GemmProblem {
         MetaOrder::Sm90(tile_k(self.element)).padded(self.features, self.reduction)
     }
 
-    /// Returns the elements of a row of X, rounded up to a multiple of 16 bytes as TMA requires. Elements beyond the reduction are read as zeros.
+    /// Returns the elements of a row of X, rounded up to a multiple of 16 bytes as TMA requires. Elements beyond the
+    /// reduction are read as zeros.
     pub(super) fn x_row_by_tma(self) -> usize {
         let row = match self.x {
             XOrder::TokensFirst => self.reduction,
@@ -73,8 +76,3 @@ fn is_float_8(element: DataType) -> bool {
 
 /// The largest dimension that kernels support.
 pub(super) const MOST: usize = (1 << 30) - 1;
-
-/// Returns whether the architecture has `wgmma.sp`.
-pub(super) fn is_hopper(architecture: Architecture) -> bool {
-    architecture.capability() == (9, 0)
-}

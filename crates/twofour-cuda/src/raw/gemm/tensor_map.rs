@@ -26,7 +26,8 @@ impl TensorMap {
     /// A map of no matrix, for kernels that do not use it.
     pub const NONE: Self = Self(sys::CUtensorMap { opaque: [0; 16] });
 
-    /// Returns the map of a row-major matrix of (rows, columns) with elements of `width` bytes, and a box of (rows, columns). Copies read zeros outside the matrix.
+    /// Returns the map of a row-major matrix of (rows, columns) with elements of `width` bytes, and a box of (rows,
+    /// columns). Copies read zeros outside the matrix.
     ///
     /// # Errors
     /// [`Error::Driver`] where the driver rejects an address or a pitch that is not a multiple of 16 bytes.
@@ -65,8 +66,9 @@ impl TensorMap {
         Self::encode(data, (kind, element.bytes()), shape, tile, swizzle)
     }
 
-    /// Returns the map of a tensor of four dimensions with elements of 16 bits. Dimensions, steps and boxes are in the order of memory: the contiguous dimension
-    /// first. `steps` are the bytes between neighbours in the other three. Copies read zeros outside the tensor.
+    /// Returns the map of a tensor of four dimensions with elements of 16 bits. Dimensions, steps and boxes are in the
+    /// order of memory: the contiguous dimension first. `steps` are the bytes between neighbours in the other three.
+    /// Copies read zeros outside the tensor.
     ///
     /// # Errors
     /// [`Error::Driver`] where the driver rejects an address or a step that is not a multiple of 16 bytes.
@@ -122,7 +124,8 @@ impl TensorMap {
                 [1; N].as_ptr(),
                 sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
                 swizzle,
-                // L2 promotion to 256 bytes where 128 are requested made small-batch GEMMs slower by 1.3 to 2 us, and large-batch ones no faster.
+                // L2 promotion to 256 bytes where 128 are requested made small-batch GEMMs slower by 1.3 to 2 us, and
+                // large-batch ones no faster.
                 sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_NONE,
                 sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )

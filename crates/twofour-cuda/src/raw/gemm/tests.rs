@@ -1,7 +1,7 @@
 //! Launch configurations are arithmetic, so that a sweep over problems needs no device.
 
-use super::*;
-use crate::problem::Int4Problem;
+use super::{supported::TYPES, *};
+use crate::{device::Launch, problem::Int4Problem};
 use int4::Int4Method;
 use twofour::int4::Granularity;
 
@@ -41,10 +41,10 @@ fn every_method_of_every_problem_is_within_what_devices_launch() {
                     for method in GemmMethod::all(computed, architecture) {
                         let what = format!("{method:?} for {computed:?}");
                         for multiprocessors in MULTIPROCESSORS {
-                            expect_launches(&what, method.launch(computed, multiprocessors), tiles_fit, architecture);
-                        }
-                        if let GemmMethod::Tiled(tile) = method {
-                            expect_launches(&what, tile.launch_by_hardware(computed), tiles_fit, architecture);
+                            let (launch, by_hardware) = method.method().launches(computed, multiprocessors);
+                            for launch in [launch].into_iter().chain(by_hardware) {
+                                expect_launches(&what, launch, tiles_fit, architecture);
+                            }
                         }
                     }
                 }
@@ -71,7 +71,8 @@ fn every_method_of_every_int4_problem_is_within_what_devices_launch() {
                     epilogue: None,
                 };
                 for method in Int4Method::all(problem, architecture) {
-                    expect_launches(&format!("{method:?} for {problem:?}"), method.launch(problem), true, architecture);
+                    let (launch, _) = method.method().launches(problem, MULTIPROCESSORS[0]);
+                    expect_launches(&format!("{method:?} for {problem:?}"), launch, true, architecture);
                 }
             }
         }
@@ -85,7 +86,7 @@ fn problems_of_one_kernel_need_different_amounts_of_shared_memory() {
         let problem = GemmProblem::plain(DataType::BF16, DataType::BF16, features, 8, reduction);
         let methods = GemmMethod::all(problem, Architecture::SM_90);
         let direct = methods.into_iter().find(|method| matches!(method, GemmMethod::Direct(_)));
-        direct.map(|method| method.launch(problem, 132).shared)
+        direct.map(|method| method.method().launches(problem, 132).0.shared)
     };
     assert!(shared(8192, 64) < shared(64, 8192), "{:?} {:?}", shared(8192, 64), shared(64, 8192));
 }

@@ -12,8 +12,9 @@ pub(super) enum Weights {
     Registers,
 }
 
-/// Returns a header with the type `Sum` of an accumulator and two functions. Each multiplies 64 rows of compressed weights by `tokens` rows of X, for
-/// the `k` extent of one instruction. `first_product<SELECTOR>(sums, w, x, codes)` overwrites the accumulators, and `product` adds to them.
+/// Returns a header with the type `Sum` of an accumulator and two functions. Each multiplies 64 rows of compressed
+/// weights by `tokens` rows of X, for the `k` extent of one instruction. `first_product<SELECTOR>(sums, w, x, codes)`
+/// overwrites the accumulators, and `product` adds to them.
 /// `elements` are the data types of W and of X.
 pub(super) fn products(elements: (DataType, DataType), tokens: u32, x: XOrder, weights: Weights) -> File {
     let sum = if elements.0 == DataType::I8 { "int" } else { "float" };
@@ -30,7 +31,8 @@ fn product(
 ) -> String {
     let registers = tokens / 2;
     let constraint = if element == DataType::I8 { "r" } else { "f" };
-    // The last immediate is X's transpose bit (1: MN-major). The one before it is W's, which exists only for W in shared memory.
+    // The last immediate is X's transpose bit (1: MN-major). The one before it is W's, which exists only for W in
+    // shared memory.
     let sixteen = match (weights, x) {
         (Weights::Shared, XOrder::TokensFirst) => ", 1, 1, 0, 0",
         (Weights::Shared, XOrder::ReductionFirst) => ", 1, 1, 0, 1",

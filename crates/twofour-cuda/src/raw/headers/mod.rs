@@ -1,4 +1,5 @@
-//! Headers that several kernels' sources share, those of other crates included. Sources have no `#include`: their modules list the files in order.
+//! Headers that kernels of several modules share, those of other crates included; those of the GEMMs are in
+//! [`super::gemm`]. Sources have no `#include`: their modules list the files in order.
 
 use crate::source::File;
 
@@ -29,22 +30,6 @@ headers! {
     META_BLOCK = "meta_block.cuh";
     /// Estimators of groups.
     ESTIMATE = "estimate.cuh";
-    /// Epilogues and stores.
-    EPILOGUE = "epilogue.cuh";
     /// Instructions of Hopper: TMA, barriers, clusters.
     HOPPER = "hopper.cuh";
-    /// The tile scheduler.
-    PANELS = "panels.cuh";
-    /// `mma.sp`.
-    SPARSE_PRODUCT = "sparse_product.cuh";
-    /// Shared parts of kernels whose weight goes straight into registers.
-    DIRECT = "direct.cuh";
-    /// Shared parts of kernels with a pipeline for each warp.
-    RINGS = "rings.cuh";
-    /// Shared parts of kernels with clusters and split-K.
-    STREAM = "stream.cuh";
-    /// int4 weights.
-    INT4 = "int4.cuh";
-    /// Tensor maps of int4 weights.
-    MAPS_INT4 = "maps_int4.cuh";
 }

@@ -25,7 +25,7 @@ pub(crate) const TYPES: [(DataType, DataType); 10] = {
 /// Returns the definitions of data types, and the architectures that have them.
 pub(crate) fn types(input: DataType, output: DataType) -> (String, Support) {
     // Earlier architectures have no 8-bit floats.
-    let support = if output.bytes() > 1 { Support::ALL } else { Support::From((8, 9)) };
+    let support = if output.bytes() > 1 { Support::ALL } else { Support::FLOAT8 };
     (format!("#define IN {}\n#define OUT {}\n", input.definition(), output.definition()), support)
 }
 
@@ -34,10 +34,5 @@ pub(crate) fn expect_types(device: &Device, input: DataType, output: DataType, s
     if !TYPES.contains(&(input, output)) {
         return Err(Error::Types { input, output });
     }
-    if !source.is_for(device.architecture()) {
-        let (major, minor) = device.architecture().capability();
-        let operation = "compressing to 8-bit floats";
-        return Err(Error::Unsupported { operation, major, minor, needs: "8.9 (Ada) or later" });
-    }
-    Ok(())
+    source.expect("compressing to 8-bit floats", device.architecture())
 }

@@ -16,7 +16,7 @@ use crate::{
         grid::BLOCK,
         headers,
     },
-    source::{File, Source},
+    source::{File, Source, Support},
 };
 
 /// The kernels for matrices of one data type, on one device.
@@ -90,7 +90,7 @@ impl Quantizer {
         expect_float_type("quantization", dtype)?;
         let source = source(dtype);
         let kernel = |name: &str| device.kernel(&source, name);
-        let has_floats = device.architecture().capability() >= (8, 9);
+        let has_floats = Support::FLOAT8.includes(device.architecture());
         let floats = if has_floats { Some([kernel("to_e4m3")?, kernel("to_e5m2")?]) } else { None };
         Ok(Self {
             dtype,

@@ -22,7 +22,7 @@ pub struct RowCtas {
 impl RowCtas {
     /// Returns the configurations for rows of a data type. CTAs of a cluster have at least `least` vectors of 16 bytes each.
     pub fn new(device: &Device, dtype: DataType, least: u32) -> Self {
-        let has_clusters = matches!(device.architecture().capability().0, 9 | 10);
+        let has_clusters = device.architecture().features().cluster >= CLUSTERS[0];
         Self { multiprocessors: device.multiprocessors(), has_clusters, vector: 16 / dtype.bytes() as u32, least }
     }
 

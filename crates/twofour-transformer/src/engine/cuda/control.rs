@@ -5,7 +5,7 @@ use std::{
     sync::{MutexGuard, PoisonError},
 };
 
-use twofour_cuda::measure::PhaseMarks;
+use twofour_cuda::PhaseMarks;
 
 use super::{
     CudaEngine,

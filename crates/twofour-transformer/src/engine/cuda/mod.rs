@@ -28,9 +28,8 @@ use repeat::Repeats;
 pub use sparse::CudaSparseLinear;
 use twofour::DataType;
 use twofour_cuda::{
-    Device,
+    Device, PhaseMarks,
     layer::{DeviceBuffer, LayerContext},
-    measure::PhaseMarks,
 };
 
 use super::{Buffer as _, Engine, Kind};

@@ -15,12 +15,8 @@ use cudarc::driver::CudaStream;
 use rayon::prelude::*;
 use twofour_cuda::{
     Device, Error,
-    libraries::Libraries,
-    measure::{Contender, PLANNING, REST, Time, Timer, Trial, TrialTensors},
-    raw::{
-        engine::{Engine, Product, dense_output},
-        gemm::{Gemm, GemmMethod},
-    },
+    compare::{Contender, Engine, Libraries, PLANNING, Product, REST, Time, Timer, Trial, TrialTensors},
+    raw::gemm::{Gemm, GemmMethod},
 };
 
 use super::{
@@ -267,11 +263,10 @@ impl<'a> GridTimer<'a> {
     fn sample(&self, trial: &Trial, engine: Engine) -> Result<Vec<f64>> {
         const PART: usize = 1 << 16;
         let problem = trial.problem();
-        let output = if matches!(engine, Engine::CublasLt(_)) { dense_output(problem) } else { problem.output };
         let all = problem.features * problem.tokens;
         let part = all.min(PART);
-        let mut sample = read(self.stream, trial.out(engine), 0..part, output)?;
-        sample.extend(read(self.stream, trial.out(engine), all - part..all, output)?);
+        let mut sample = read(self.stream, trial.out(engine), 0..part, problem.output)?;
+        sample.extend(read(self.stream, trial.out(engine), all - part..all, problem.output)?);
         Ok(sample)
     }
 }
@@ -346,7 +341,7 @@ fn row(cell: &GridCell<'_>, contender: &str, time: &Time) -> GridRow {
     let bytes = if is_dense { elements * width } else { elements * width / 2 + elements / 8 };
     GridRow {
         dtype: cell.element.to_string(),
-        output: if is_dense { dense_output(problem) } else { problem.output }.to_string(),
+        output: problem.output.to_string(),
         shape: cell.shape(),
         contender: contender.to_owned(),
         kernel: time.kernel.clone(),

@@ -39,7 +39,7 @@ use twofour_cli::{
         units,
     },
 };
-use twofour_cuda::{Device, Error, measure::TrialTensors};
+use twofour_cuda::{Device, Error, compare::TrialTensors};
 
 use self::{
     cell::GridTimer,
@@ -93,7 +93,7 @@ impl Grid {
         let device = Device::open(self.runs.gpu.device)?;
         let installed = Libraries::open(&device);
         installed.missing().into_iter().for_each(|missing| screen.warn(missing));
-        let libraries = twofour_cuda::libraries::Libraries::found(&device);
+        let libraries = twofour_cuda::compare::Libraries::found(&device);
         let mut record = GridRecord::new(measure::gpu(&device)?, installed.versions()?, self.epilogue, self.told());
         if let Some(path) = self.runs.output.file().filter(|_| !self.runs.output.is_forced()) {
             record.continue_from(path)?;

@@ -1,4 +1,5 @@
-//! Copies of X and of results for shapes and addresses that a GEMM kernel cannot use: rows that are not multiples of 16 bytes, or the transpose of X.
+//! Copies of X and of results for shapes and addresses that a GEMM kernel cannot use: rows that are not multiples of 16
+//! bytes, or the transpose of X.
 
 use crate::{
     Device, DevicePtr, Result, Stream,
@@ -63,7 +64,8 @@ impl Copies {
     /// Copies `rows` rows of `bytes` bytes, and writes zeros up to `length` bytes of each row of `to`.
     ///
     /// # Safety
-    /// The rows are valid for what is read and written until the stream has passed this call; the stream is of the kernels' device.
+    /// The rows are valid for what is read and written until the stream has passed this call; the stream is of the
+    /// kernels' device.
     pub(crate) unsafe fn rows(
         &self,
         stream: Stream,
@@ -87,11 +89,13 @@ impl Copies {
         };
         let blocks = (length / unit).div_ceil(BLOCK_UNITS).clamp(1, MOST_GRID_ROWS);
         let launch = Launch::simple((rows as u32, blocks as u32), THREADS);
-        // SAFETY: the structure has the kernel's layout; the rows are valid, and the stream is of the device, as this function requires.
+        // SAFETY: the structure has the kernel's layout; the rows are valid, and the stream is of the device, as this
+        // function requires.
         unsafe { self.rows[which].launch(stream, launch, &parameters) }
     }
 
-    /// Writes the transpose of a `[rows, cols]` matrix of elements of `width` bytes (1 or 2) to rows of `length` elements, with zeros past `rows` of each.
+    /// Writes the transpose of a `[rows, cols]` matrix of elements of `width` bytes (1 or 2) to rows of `length`
+    /// elements, with zeros past `rows` of each.
     ///
     /// # Safety
     /// That of [`Copies::rows`].
@@ -114,7 +118,8 @@ impl Copies {
         };
         let grid = (cols.div_ceil(SIDE) as u32, length.div_ceil(SIDE).clamp(1, MOST_GRID_ROWS) as u32);
         let kernel = &self.transposes[usize::from(width == 2)];
-        // SAFETY: the structure has the kernel's layout; the matrices are valid, and the stream is of the device, as this function requires.
+        // SAFETY: the structure has the kernel's layout; the matrices are valid, and the stream is of the device, as
+        // this function requires.
         unsafe { kernel.launch(stream, Launch::simple(grid, THREADS), &parameters) }
     }
 }

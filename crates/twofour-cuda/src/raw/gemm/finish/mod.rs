@@ -1,6 +1,9 @@
 //! The epilogue as a kernel of its own, after a GEMM of a library that lacks the epilogue or the output type.
 
-use super::{Epilogue, GemmProblem, Order, epilogue::RawOutput};
+use super::{
+    Epilogue, GemmProblem, Order,
+    epilogue::{self, RawOutput},
+};
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
     device::{Kernel, Launch},
@@ -32,7 +35,7 @@ pub(super) fn source() -> Source {
     let kernel = File::new("gemm/finish/kernel.cu", include_str!("kernel.cu"));
     Source::new("gemm-finish".into(), Support::ALL).define("typedef float Sum;\n").with([
         headers::COMMON,
-        headers::EPILOGUE,
+        epilogue::SOURCE,
         kernel,
     ])
 }
@@ -46,14 +49,15 @@ impl Finish {
         Ok(Self(device.kernel(&source(), "finish")?))
     }
 
-    /// Writes a problem's results, or adds them to the output, from a library's results of type `sum_type` (f32, f16, bf16 or i32) in the output's
-    /// order. `sums` may be `out` where the types are the same and nothing is accumulated.
+    /// Writes a problem's results, or adds them to the output, from a library's results of type `sum_type` (f32, f16,
+    /// bf16 or i32) in the output's order. `sums` may be `out` where the types are the same and nothing is accumulated.
     ///
     /// # Errors
     /// [`Error::TooLarge`], [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid for the problem's results until the stream has passed this call; the stream is of the kernel's device.
+    /// The pointers are valid for the problem's results until the stream has passed this call; the stream is of the
+    /// kernel's device.
     pub unsafe fn run(
         &self,
         stream: Stream,
@@ -83,7 +87,8 @@ impl Finish {
             across: u32::from(order == Order::FeaturesFirst),
             in_fours: u32::from(in_fours),
         };
-        // SAFETY: the structure has the kernel's layout; sums and results are valid, and the stream is of the device, as this function requires.
+        // SAFETY: the structure has the kernel's layout; sums and results are valid, and the stream is of the device,
+        // as this function requires.
         unsafe { self.0.launch(stream, Launch::simple((blocks as u32, 1), THREADS), &parameters) }
     }
 }

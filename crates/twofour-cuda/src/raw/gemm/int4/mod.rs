@@ -1,33 +1,43 @@
 //! GEMM of small batches with an int4 2:4 weight ([`twofour::int4`]), on every architecture from sm_80 on.
 //!
-//! W is in the order of [`twofour::layout::lanes`]. X has 16-bit elements. Kernels convert int4 values to X's type, which is exact, and accumulate in
-//! f32; scales multiply accumulators, not weights. With at most eight tokens W goes straight into registers ([`Int4Method::Direct`]). With more it
-//! goes through shared memory: on Hopper by circular buffers of stages ([`Int4Method::Rings`]) or by clusters ([`Int4Method::Streamed`]), elsewhere
-//! by [`staged`].
+//! W is in the order of [`twofour::layout::lanes`]. X has 16-bit elements. Kernels convert int4 values to X's type,
+//! which is exact, and accumulate in f32; scales multiply accumulators, not weights. With at most eight tokens W goes
+//! straight into registers ([`Int4Method::Direct`]). With more it goes through shared memory: on Hopper by a pipeline
+//! for each warp ([`Int4Method::Rings`]) or by clusters ([`Int4Method::Streamed`]), elsewhere by
+//! [`Int4Method::Staged`]. The families are those of other weights, each with a file `int4.rs` beside its kernels.
 
-mod kernel;
 mod maps;
-mod method;
-mod rings;
-pub mod staged;
-mod stream;
 
-use super::{Epilogue, RawOutput, direct, expect_epilogue, supported::MOST};
-use crate::{
-    DataType, Device, DevicePtr, Error, Result, Stream,
-    arguments::{expect_dimension, expect_multiple, expect_pointers},
-    device::{Kernel, Launch},
-    problem::Int4Problem,
+use std::sync::Arc;
+
+use super::{
+    Epilogue, RawOutput, choice,
+    epilogue::{self, expect_epilogue},
+    family::Plan,
+    mma,
+    supported::MOST,
 };
+use crate::{
+    Architecture, DataType, Device, DevicePtr, Error, Result, Stream,
+    arguments::{expect_dimension, expect_multiple, expect_pointers},
+    problem::Int4Problem,
+    raw::headers,
+    source::{File, Source, Support},
+};
+use twofour::int4::Granularity;
 
-pub use kernel::Int4Kernel;
-pub use method::Int4Method;
+pub use super::families::Int4Method;
+use choice::Methods;
+pub(super) use maps::Maps;
 
 /// Most tokens of a GEMM.
 pub const MOST_TOKENS: usize = 64;
 
 /// Rows and columns of a unit, the part of W that a warp multiplies at a time.
-const UNIT: (usize, usize) = (16, 128);
+pub(super) const UNIT: (usize, usize) = (16, 128);
+
+/// Conversions of int4 weights.
+pub(super) const SOURCE: File = File::new("gemm/int4/int4.cuh", include_str!("int4.cuh"));
 
 impl Int4Problem {
     /// Returns an error for a problem that no kernel supports.
@@ -48,13 +58,13 @@ impl Int4Problem {
     }
 
     /// Returns the units of a row.
-    fn steps(self) -> usize {
+    pub(super) fn steps(self) -> usize {
         self.reduction / UNIT.1
     }
 
-    /// Returns the bytes of shared memory of a direct kernel.
-    fn shared_bytes(self, shape: direct::DirectShape) -> usize {
-        shape.shared_bytes(self.tokens, self.steps(), UNIT.1 * 2)
+    /// Returns whether the rows of W are at most three units for each SM.
+    pub(super) fn has_few_rows(self, multiprocessors: u32) -> bool {
+        self.features <= (3 * UNIT.0) * multiprocessors as usize
     }
 }
 
@@ -69,19 +79,17 @@ pub struct Int4Weight {
     pub scales: DevicePtr,
 }
 
-/// A planned GEMM: its kernel is loaded and its launch configuration is fixed.
-#[derive(Debug, Clone)]
-pub struct Int4Gemm {
-    problem: Int4Problem,
-    variant: Int4Kernel,
-    kernel: Kernel,
-    launch: Launch,
-    resident: bool,
+/// The device pointers of a call.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Int4Operands {
+    pub(super) weight: Int4Weight,
+    pub(super) x: DevicePtr,
+    pub(super) out: DevicePtr,
 }
 
-/// The kernel's parameters, in their memory layout.
+/// The parameters of kernels without tensor maps, in their memory layout.
 #[repr(C)]
-struct Int4Parameters {
+pub(super) struct Int4Parameters {
     values: DevicePtr,
     meta: DevicePtr,
     scales: DevicePtr,
@@ -94,11 +102,94 @@ struct Int4Parameters {
     resident: u32,
 }
 
+impl Int4Parameters {
+    /// Returns the parameters of a call. `resident` tells whether all of X stays in shared memory.
+    pub(super) fn new(problem: Int4Problem, operands: Int4Operands, epilogue: Epilogue, resident: bool) -> Self {
+        let Int4Operands { weight, x, out } = operands;
+        Self {
+            values: weight.values,
+            meta: weight.meta,
+            scales: weight.scales,
+            x,
+            to: RawOutput::of_int4(problem, out, epilogue),
+            output: problem.output as u32,
+            features: problem.features as u32,
+            tokens: problem.tokens as u32,
+            reduction: problem.reduction as u32,
+            resident: u32::from(resident),
+        }
+    }
+}
+
+/// What the kernels of every family are compiled for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Int4Types {
+    /// Data type of X.
+    pub(super) element: DataType,
+    /// Granularity of the scales.
+    pub(super) granularity: Granularity,
+}
+
+impl Int4Types {
+    /// Returns those that kernels are compiled for.
+    pub(super) fn all() -> impl Iterator<Item = Self> {
+        let of = |element| [Granularity::Row, Granularity::Group].map(|granularity| Self { element, granularity });
+        [DataType::F16, DataType::BF16].into_iter().flat_map(of)
+    }
+
+    /// Returns those of a problem.
+    pub(super) fn of(problem: Int4Problem) -> Self {
+        Self { element: problem.element, granularity: problem.granularity }
+    }
+
+    pub(super) fn is_by_row(self) -> bool {
+        self.granularity == Granularity::Row
+    }
+
+    /// Returns the name of the kernel with a shape of this name.
+    pub(super) fn kernel(self, shape: &str) -> String {
+        let scales = match self.granularity {
+            Granularity::Row => "row",
+            Granularity::Group => "g128",
+            // `twofour::layout::lanes` packs no such weight, so none comes here.
+            Granularity::Group64 => "g64",
+        };
+        format!("{}-{scales}-{shape}", self.element)
+    }
+
+    /// Returns the beginning of the source of a kernel by `mma.sp`, with the name and the definitions of its shape.
+    pub(super) fn source_by_mma(self, shape: &str, support: Support, definitions: &str) -> Source {
+        let instruction = mma::instruction(self.element, self.element);
+        let definitions = format!("{instruction}#define BY_ROW {}\n{definitions}", self.is_by_row());
+        let source = Source::new(format!("int4-{}", self.kernel(shape)), support).define(definitions);
+        source.with([headers::COMMON, epilogue::SOURCE, mma::SOURCE, SOURCE])
+    }
+}
+
+impl Int4Method {
+    /// Returns the methods that compute a problem. The list is empty for too many tokens.
+    pub fn all(problem: Int4Problem, architecture: Architecture) -> Vec<Int4Method> {
+        Methods::all(problem, architecture)
+    }
+
+    /// Returns the method that best balances the work over the SMs, as measured on an H200; `None` for too many tokens.
+    pub fn best(problem: Int4Problem, architecture: Architecture, multiprocessors: u32) -> Option<Int4Method> {
+        choice::best(problem, architecture, multiprocessors)
+    }
+}
+
+/// A planned GEMM: its kernel is loaded and its launch configuration is fixed.
+#[derive(Debug, Clone)]
+pub struct Int4Gemm {
+    problem: Int4Problem,
+    plan: Arc<dyn Plan<Int4Problem>>,
+}
+
 impl Int4Gemm {
-    /// Plans with [`Int4Method`]'s default for the problem and device.
+    /// Plans with [`Int4Method::best`].
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for the device; [`Error::Product`] for a combination of data types that no kernel has; [`Error::Multiple`] and
+    /// [`Error::Product`] for a combination of data types that no kernel has; [`Error::Multiple`] and
     /// [`Error::Dimension`] for a shape; those of compiling and loading.
     pub fn new(device: &Device, problem: Int4Problem) -> Result<Self> {
         problem.expect_known()?;
@@ -110,47 +201,22 @@ impl Int4Gemm {
     /// Plans with a given method, one of [`Int4Method::all`].
     ///
     /// # Errors
-    /// Those of [`Int4Gemm::new`]; [`Error::Int4Method`] for another method.
+    /// Those of [`Int4Gemm::new`]; [`Error::Method`] and [`Error::Unsupported`] for another method.
     pub fn with(device: &Device, problem: Int4Problem, method: Int4Method) -> Result<Self> {
-        let (major, minor) = device.architecture().capability();
-        if major < 8 {
-            return Err(Error::Unsupported {
-                operation: "GEMM by mma.sp",
-                major,
-                minor,
-                needs: "8.0 (Ampere) or later",
-            });
-        }
         problem.expect_known()?;
-        if !Int4Method::all(problem, device.architecture()).contains(&method) {
-            return Err(Error::Int4Method { method, problem });
-        }
-        let variant = Int4Kernel::of(problem, method);
-        let kernel = device.kernel(&variant.compiled().source(), "decode")?;
-        let mut launch = method.launch(problem);
-        launch.expect_within(device.architecture())?;
-        kernel.allow_shared()?;
-        let resident = match method {
-            Int4Method::Direct(_) => true,
-            Int4Method::Rings(_) | Int4Method::Streamed(_) => false,
-            Int4Method::Staged(shape) => {
-                let at_once = kernel.blocks_per_multiprocessor(launch.block, launch.shared)? * device.multiprocessors();
-                launch.grid.0 = launch.grid.0.min(at_once);
-                shape.shared(problem).0
-            }
-        };
-        Ok(Self { problem, variant, kernel, launch, resident })
+        Ok(Self { problem, plan: method.method().plan(device, problem)? })
     }
 
     /// Launches the GEMM.
     ///
     /// # Errors
-    /// [`Error::Pointer`] for pointers that are null or not aligned to 16 bytes (scales of features and tokens and bias: to their elements);
-    /// [`Error::Epilogue`] for an epilogue where the problem has none; [`Error::Driver`].
+    /// [`Error::Pointer`] for pointers that are null or not aligned to 16 bytes (scales of features and tokens and
+    /// bias: to their elements); [`Error::Epilogue`] for an epilogue where the problem has none; [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid for what the problem reads and writes until the stream has passed this call, and nothing else writes there. Each
-    /// metadata code is one of the six valid ones of sixteen, as [`twofour::layout::lanes::encode`] writes them. The stream is of the plan's device.
+    /// The pointers are valid for what the problem reads and writes until the stream has passed this call, and nothing
+    /// else writes there. Each metadata code is one of the six valid ones of sixteen, as
+    /// [`twofour::layout::lanes::encode`] writes them. The stream is of the plan's device.
     pub unsafe fn run(
         &self,
         stream: Stream,
@@ -166,40 +232,14 @@ impl Int4Gemm {
             ("X", x, 16),
             ("result", out, 16),
         ])?;
-        let Int4Problem { output, features, tokens, reduction, order, .. } = self.problem;
-        expect_epilogue(epilogue, self.problem.epilogue, output)?;
-        let to = RawOutput::new((features, tokens), order, out, epilogue);
-        match self.variant.method {
-            Int4Method::Rings(shape) => {
-                let parameters = rings::Int4RingsParameters::new(self.problem, shape, weight, x, to)?;
-                // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
-                return unsafe { self.kernel.launch(stream, self.launch, &parameters) };
-            }
-            Int4Method::Streamed(shape) => {
-                let parameters = stream::Int4StreamParameters::new(self.problem, shape, weight, x, to)?;
-                // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
-                return unsafe { self.kernel.launch(stream, self.launch, &parameters) };
-            }
-            Int4Method::Direct(_) | Int4Method::Staged(_) => {}
-        }
-        let parameters = Int4Parameters {
-            values: weight.values,
-            meta: weight.meta,
-            scales: weight.scales,
-            x,
-            to,
-            output: output as u32,
-            features: features as u32,
-            tokens: tokens as u32,
-            reduction: reduction as u32,
-            resident: u32::from(self.resident),
-        };
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
-        unsafe { self.kernel.launch(stream, self.launch, &parameters) }
+        expect_epilogue(epilogue, self.problem.epilogue, self.problem.output)?;
+        // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as
+        // this function requires.
+        unsafe { self.plan.run(stream, Int4Operands { weight, x, out }, epilogue) }
     }
 
-    /// The kernel's name, which tells its shape.
+    /// Returns the kernel's name, which includes its shape.
     pub fn kernel(&self) -> String {
-        self.variant.name()
+        self.plan.kernel()
     }
 }

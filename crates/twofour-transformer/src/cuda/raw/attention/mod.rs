@@ -116,7 +116,7 @@ impl FusedAttention {
             return Err(Error::DataType { operation, dtype, supported });
         }
         let dim = dim as u32;
-        let is_hopper = device.architecture().capability() == (9, 0);
+        let is_hopper = device.architecture().features().wgmma;
         let instruction = if is_hopper { Instruction::Warpgroup } else { Instruction::Warp };
         let tiles = TileAttention::new(device, instruction, dtype, (dim, options))?;
         let has_hopper = is_hopper && !options && hopper::DIMS.contains(&dim);

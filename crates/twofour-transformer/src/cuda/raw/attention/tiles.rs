@@ -77,7 +77,7 @@ fn source(instruction: Instruction, dtype: DataType, (dim, options): (u32, bool)
             } else {
                 [2, 2, 3]
             };
-            ("attention-wgmma", Support::Only((9, 0)), files, ctas)
+            ("attention-wgmma", Support::WGMMA, files, ctas)
         }
     };
     let definitions = format!(

@@ -97,7 +97,7 @@ fn source(dtype: DataType, dim: u32) -> Source {
         "#define ELEMENT {}\n#define DIM {dim}\n#define FORWARD_GROUPS {forward}\n#define QUERIES_GROUPS {queries}\n#define KEYS_GROUPS {keys}\n",
         dtype.definition(),
     );
-    Source::new(format!("attention-hopper-{dtype}-{dim}"), Support::Only((9, 0)))
+    Source::new(format!("attention-hopper-{dtype}-{dim}"), Support::WGMMA)
         .define(definitions)
         .with([headers::COMMON, headers::DENSE_PRODUCT, headers::HOPPER])
         .with([products::products(dtype, &[FORWARD_KEYS[0], FORWARD_KEYS[1], COLUMNS[0], COLUMNS[1], dim]), TILES])
