@@ -32,7 +32,8 @@ impl<E: Engine> Linear<E> {
     /// [`Linear::make_sparse`] with GEMMs of a precision.
     ///
     /// # Errors
-    /// Those of [`Linear::make_sparse`], and of [`LinearOperations::float8_sparse_linear`](crate::engine::LinearOperations::float8_sparse_linear).
+    /// Those of [`Linear::make_sparse`], and of
+    /// [`LinearOperations::float8_sparse_linear`](crate::engine::LinearOperations::float8_sparse_linear).
     pub fn make_sparse_in(
         &mut self,
         engine: &E,
@@ -75,8 +76,9 @@ impl<E: Engine> Linear<E> {
         Ok(())
     }
 
-    /// Makes the weight dense and prunes the input to 2:4 at each pass ([`LinearOperations::pack_squared_relu`](crate::engine::LinearOperations::pack_squared_relu)): for the second layer of a feed-forward block with squared
-    /// ReLU, which asks the layer.
+    /// Makes the weight dense and prunes the input to 2:4 at each pass
+    /// ([`LinearOperations::pack_squared_relu`](crate::engine::LinearOperations::pack_squared_relu)): for the second
+    /// layer of a feed-forward block with squared ReLU, which asks the layer.
     ///
     /// # Errors
     /// Those of [`Linear::make_dense`].
@@ -86,7 +88,8 @@ impl<E: Engine> Linear<E> {
         Ok(())
     }
 
-    /// Makes the layer 3:4: every group of four weights keeps its three largest magnitudes, anew at every [`Linear::refresh`], in dense GEMMs.
+    /// Makes the layer 3:4: every group of four weights keeps its three largest magnitudes, anew at every
+    /// [`Linear::refresh`], in dense GEMMs.
     ///
     /// # Errors
     /// Not enough memory.

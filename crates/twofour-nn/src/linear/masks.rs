@@ -9,8 +9,8 @@ use crate::{
 };
 
 impl<E: Engine> Linear<E> {
-    /// Makes the layer compute under a mask of the weight, of any pattern, in dense GEMMs. The mask stays until [`Linear::set_mask`]; it is applied anew at every
-    /// [`Linear::refresh`].
+    /// Makes the layer compute under a mask of the weight, of any pattern, in dense GEMMs. The mask stays until
+    /// [`Linear::set_mask`]; it is applied anew at every [`Linear::refresh`].
     ///
     /// # Errors
     /// [`Error::InLayer`] for a mask of another shape; not enough memory.
@@ -74,7 +74,8 @@ impl<E: Engine> Linear<E> {
         matches!(self.operand, Weight::Sparse(_) | Weight::Masked(_))
     }
 
-    /// Whether at most two of every four weights of a row are nonzero in what the layer computes with, so that it can be stored as a 2:4 weight.
+    /// Whether at most two of every four weights of a row are nonzero in what the layer computes with, so that it can
+    /// be stored as a 2:4 weight.
     pub fn is_two_of_four(&self) -> bool {
         match &self.operand {
             Weight::Sparse(_) => true,
@@ -83,8 +84,8 @@ impl<E: Engine> Linear<E> {
         }
     }
 
-    /// The dense weight in f32, with zeros where [`Linear::make_masked`] prunes it: what [`Sparsifier::squash_mask`](twofour::sparsify::Sparsifier::squash_mask) leaves.
-    /// Waits.
+    /// The dense weight in f32, with zeros where [`Linear::make_masked`] prunes it: what
+    /// [`Sparsifier::squash_mask`](twofour::sparsify::Sparsifier::squash_mask) leaves. Waits.
     ///
     /// # Errors
     /// Those of the device.

@@ -24,8 +24,8 @@ use weight::Weight;
 
 /// A linear layer, `y = x · Wᵀ + bias`.
 ///
-/// The master weight is the same whether the layer is dense or 2:4, and so are its gradient's place and its moments. A 2:4 layer computes with its packed
-/// weight, which [`Linear::refresh`] makes anew once after each optimizer step.
+/// The master weight is the same whether the layer is dense or 2:4, and so are its gradient's place and its moments. A
+/// 2:4 layer computes with its packed weight, which [`Linear::refresh`] makes anew once after each optimizer step.
 #[derive(Debug)]
 pub struct Linear<E: Engine> {
     name: String,
@@ -117,8 +117,8 @@ impl<E: Engine> Linear<E> {
         }
     }
 
-    /// Selects the mask that these settings would have, now and after every step of a trainer, without computing with it. The soft threshold's is that of the
-    /// largest magnitudes.
+    /// Selects the mask that these settings would have, now and after every step of a trainer, without computing with
+    /// it. The soft threshold's is that of the largest magnitudes.
     ///
     /// # Errors
     /// Those of [`Linear::make_sparse`].
@@ -147,7 +147,8 @@ impl<E: Engine> Linear<E> {
         self.observed = None;
     }
 
-    /// Packs the master weight after it has changed, under a new mask or the present one; applies the mask of a masked layer; nothing for a dense one.
+    /// Packs the master weight after it has changed, under a new mask or the present one; applies the mask of a masked
+    /// layer; nothing for a dense one.
     ///
     /// # Errors
     /// [`Error::InLayer`] with that of [`SparseLayer::remask`](crate::engine::SparseLayer::remask).
@@ -156,8 +157,8 @@ impl<E: Engine> Linear<E> {
         outcome.map_err(|error| error.in_layer(&self.name))
     }
 
-    /// What an update that the guard may have skipped changes beside the weight: the layer's own mask and packed weight, unless `selects_mask` is `None`, and the observed mask.
-    /// A 3:4 or masked weight is pruned at once.
+    /// What an update that the guard may have skipped changes beside the weight: the layer's own mask and packed
+    /// weight, unless `selects_mask` is `None`, and the observed mask. A 3:4 or masked weight is pruned at once.
     pub(crate) fn refreshes(
         &mut self,
         engine: &E,
@@ -260,8 +261,8 @@ impl<E: Engine> Linear<E> {
         })
     }
 
-    /// Turns the gradient of an activation of the layer's output into that of the output, `dy ← dy · activation'(y)`, and writes or adds the gradients of weight
-    /// and bias.
+    /// Turns the gradient of an activation of the layer's output into that of the output, `dy ← dy · activation'(y)`,
+    /// and writes or adds the gradients of weight and bias.
     ///
     /// # Errors
     /// Operands that do not fit.

@@ -104,7 +104,8 @@ pub(super) fn read_model(s: &mut Section<'_>, from: Option<PathBuf>, m: &mut Mis
     }
 }
 
-/// The sizes of an encoder that training starts from; those that the recipe gives must be the same, but for a shorter context.
+/// The sizes of an encoder that training starts from; those that the recipe gives must be the same, but for a shorter
+/// context.
 pub(super) fn sizes(saved: &EncoderCheckpoint, from: &Path, s: &mut Section<'_>, m: &mut Mistakes) -> ModelSettings {
     let config = saved.config();
     let TransformerConfig { layers, width, .. } = *config;

@@ -103,7 +103,8 @@ fn padding(out_features: usize, in_features: usize, transposable: bool) -> Strin
     parts.join(", ")
 }
 
-/// Notes patterns that are malformed or match no linear layer, with the closest names, and layers that are in two overrides.
+/// Notes patterns that are malformed or match no linear layer, with the closest names, and layers that are in two
+/// overrides.
 pub(super) fn check(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
     let settings = &recipe.sparsity;
     let names: Vec<String> = recipe.model_config().linear_layers().into_iter().map(|(name, ..)| name).collect();

@@ -56,7 +56,8 @@ pub struct Recipe {
     /// Which layers are 2:4, when, and how they are trained.
     #[serde(default)]
     pub sparsity: SparsitySettings,
-    /// What the files say that [`ModelSettings::from`] and [`DataSettings::tokenizer`] name; absent where they name none. [`Recipe::parse`] reads it.
+    /// What the files say that [`ModelSettings::from`] and [`DataSettings::tokenizer`] name; absent where they name
+    /// none. [`Recipe::parse`] reads it.
     #[serde(skip)]
     pub source: Option<ModelSource>,
 }

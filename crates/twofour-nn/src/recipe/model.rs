@@ -19,7 +19,8 @@ pub enum ModelKind {
     /// A decoder with layer norms, rotary positions and a GELU feed-forward block.
     #[default]
     Gpt,
-    /// A decoder as LLaMA's: root-mean-square norms, rotary positions, grouped queries and a SwiGLU feed-forward block, without biases.
+    /// A decoder as LLaMA's: root-mean-square norms, rotary positions, grouped queries and a SwiGLU feed-forward block,
+    /// without biases.
     Llama,
     /// A vision transformer: classes of images.
     Vit,
@@ -45,8 +46,9 @@ impl Named for Pooling {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelSettings {
-    /// The model that training starts from ([`SavedModel`](crate::model::SavedModel), [`EncoderCheckpoint`](crate::model::EncoderCheckpoint)): its path, and its weights instead of random ones; relative to the recipe. The sizes are
-    /// then the model's own.
+    /// The model that training starts from ([`SavedModel`](crate::model::SavedModel),
+    /// [`EncoderCheckpoint`](crate::model::EncoderCheckpoint)): its path, and its weights instead of random ones;
+    /// relative to the recipe. The sizes are then the model's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<PathBuf>,
     /// The architecture.

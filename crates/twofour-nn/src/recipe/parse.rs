@@ -33,12 +33,14 @@ pub(super) struct Sections<'a> {
 }
 
 impl Recipe {
-    /// Reads a recipe's text, with values replaced by the overrides. Paths in the recipe are relative to `folder`; those of overrides to the working directory. The
-    /// model that training starts from and the tokenizer are looked into, where the recipe names some; text is not.
+    /// Reads a recipe's text, with values replaced by the overrides. Paths in the recipe are relative to `folder`;
+    /// those of overrides to the working directory. The model that training starts from and the tokenizer are looked
+    /// into, where the recipe names some; text is not.
     ///
     /// # Errors
-    /// Every mistake: syntax, unknown keys and names with near misses, values out of range, settings that exclude each other, layers that
-    /// the model does not have, a model or a tokenizer that cannot be read or contradicts the recipe.
+    /// Every mistake: syntax, unknown keys and names with near misses, values out of range, settings that exclude each
+    /// other, layers that the model does not have, a model or a tokenizer that cannot be read or contradicts the
+    /// recipe.
     ///
     /// ```
     /// use twofour_nn::recipe::Recipe;

@@ -22,7 +22,8 @@ pub enum DeviceKind {
     Cuda,
 }
 
-/// Bytes of a run on one device. Activations are estimated from the shapes; the rest is exact but for an engine's workspace.
+/// Bytes of a run on one device. Activations are estimated from the shapes; the rest is exact but for an engine's
+/// workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct MemoryPlan {
     /// f32 master weights.
@@ -122,7 +123,8 @@ pub struct RecipePlan {
     pub masked_weights: usize,
     /// Optimizer steps.
     pub steps: u64,
-    /// When the first layers become 2:4 or masked, and the step before which the last ones become dense again; absent where no layer is ever sparse.
+    /// When the first layers become 2:4 or masked, and the step before which the last ones become dense again; absent
+    /// where no layer is ever sparse.
     pub sparse: Option<(SparseBegin, u64)>,
     /// The same for each part: the layers of the method, and those of each override.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -300,8 +302,9 @@ impl Recipe {
         }
     }
 
-    /// Elements that a forward pass keeps for each token: of a block its input twice (one for each residual branch), both norms, queries, keys
-    /// and values, probabilities of attention, merged heads, pre-activation and activation; and the logits.
+    /// Elements that a forward pass keeps for each token: of a block its input twice (one for each residual branch),
+    /// both norms, queries, keys and values, probabilities of attention, merged heads, pre-activation and activation;
+    /// and the logits.
     fn activations(&self, element: u64, devices: usize) -> u64 {
         let config = self.model_config();
         let [layers, width, context, heads, hidden, outputs] = match &config {

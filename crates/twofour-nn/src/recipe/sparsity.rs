@@ -22,8 +22,9 @@ impl Recipe {
         SparsityPlan::new(&self.sparsity_of_layers(), self.training.steps, &names)
     }
 
-    /// The trial runs that decide the strength of the decay of pruned weights, where the recipe asks for them (`decay = "auto"`). Trials take as many steps as
-    /// the warm-up of the learning rate, but at least 20 and at most all steps, unless the recipe says how many.
+    /// The trial runs that decide the strength of the decay of pruned weights, where the recipe asks for them (`decay =
+    /// "auto"`). Trials take as many steps as the warm-up of the learning rate, but at least 20 and at most all steps,
+    /// unless the recipe says how many.
     pub fn decay_search(&self) -> Option<DecaySearch> {
         let settings = &self.sparsity;
         settings.decay.filter(|decay| decay.strength().is_none())?;

@@ -23,8 +23,8 @@ use crate::{
 pub struct ModelSource {
     /// The model, with the recipe's context.
     pub config: ModelConfig,
-    /// The linear layers of the model that training starts from whose weights are not 2:4, with the first group that is not. Looked up only where the method `fixed`
-    /// keeps zeros.
+    /// The linear layers of the model that training starts from whose weights are not 2:4, with the first group that is
+    /// not. Looked up only where the method `fixed` keeps zeros.
     pub violations: BTreeMap<String, String>,
 }
 
@@ -63,12 +63,14 @@ impl Recipe {
         }
     }
 
-    /// Whether the zeros of the model that training starts from are kept, in the layers that the section's method is for.
+    /// Whether the zeros of the model that training starts from are kept, in the layers that the section's method is
+    /// for.
     pub(super) fn keeps_zeros(&self) -> bool {
         self.model.from.is_some() && self.sparsity.method.keeps_zeros()
     }
 
-    /// The section of sparsity with its layers, where they follow from the zeros of the model that training starts from.
+    /// The section of sparsity with its layers, where they follow from the zeros of the model that training starts
+    /// from.
     pub(super) fn sparsity_of_layers(&self) -> Cow<'_, SparsitySettings> {
         match &self.source {
             Some(source) if self.keeps_zeros() && self.sparsity.layers.is_none() => {
@@ -118,7 +120,8 @@ pub(super) fn open(s: &mut Section<'_>, folder: &Path, m: &mut Mistakes) -> (Opt
     }
 }
 
-/// The sizes of a model that training starts from; those that the recipe gives must be the same, but for a shorter context.
+/// The sizes of a model that training starts from; those that the recipe gives must be the same, but for a shorter
+/// context.
 pub(super) fn sizes(saved: &SavedModel, from: &Path, s: &mut Section<'_>, m: &mut Mistakes) -> ModelSettings {
     let config = saved.config();
     let kind = if config.feed_forward.gated { ModelKind::Llama } else { ModelKind::Gpt };
@@ -267,7 +270,8 @@ fn vocabulary(
     Some(tokenizer)
 }
 
-/// Notes settings that contradict zeros which are kept: layers that have none, another rule of masks, a part of the run without them.
+/// Notes settings that contradict zeros which are kept: layers that have none, another rule of masks, a part of the run
+/// without them.
 pub(super) fn check_zeros(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
     let (Some(source), Some(from)) = (&recipe.source, &recipe.model.from) else { return };
     let settings = recipe.sparsity_of_layers();

@@ -39,7 +39,8 @@ pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Declares a struct of settings: of each its type, its default, and how it is read. `read` takes from a section what is there, and the defaults for the rest.
+/// Declares a struct of settings: of each its type, its default, and how it is read. `read` takes from a section what
+/// is there, and the defaults for the rest.
 macro_rules! settings {
     (
         $(#[$own:meta])*

@@ -1,7 +1,7 @@
 //! Near misses: the known names that a wrong one was probably meant to be.
 
-/// The least number of characters inserted, deleted, replaced, or swapped with their neighbour that turn one text into the other
-/// (optimal string alignment). Texts longer than this bound are compared by their first characters.
+/// The least number of characters inserted, deleted, replaced, or swapped with their neighbour that turn one text into
+/// the other (optimal string alignment). Texts longer than this bound are compared by their first characters.
 const LONGEST: usize = 64;
 
 fn distance(a: &str, b: &str) -> usize {
@@ -22,8 +22,8 @@ fn distance(a: &str, b: &str) -> usize {
     rows[a.len()][b.len()]
 }
 
-/// Returns the names that are nearest to the wrong one, nearest first, at most `most` of them; none that differ in more than a third of
-/// their characters.
+/// Returns the names that are nearest to the wrong one, nearest first, at most `most` of them; none that differ in more
+/// than a third of their characters.
 pub(crate) fn near<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>, most: usize) -> Vec<&'a str> {
     let plain = |text: &str| text.to_lowercase().replace(['-', ' '], "_");
     let wrong = plain(wrong);

@@ -45,7 +45,8 @@ impl Value {
     }
 }
 
-/// Parses a recipe's text and applies the overrides, later ones last. Syntax errors are all reported; the rest is still read.
+/// Parses a recipe's text and applies the overrides, later ones last. Syntax errors are all reported; the rest is still
+/// read.
 pub(crate) fn parse(text: &str, overrides: &[Override], mistakes: &mut Mistakes) -> BTreeMap<String, Node> {
     let (document, errors) = DeTable::parse_recoverable(text);
     for error in errors {

@@ -1,10 +1,13 @@
 //! Checkpoints: everything that training goes on from, in one file, replaced in one step.
 //!
-//! The file is safetensors: `model.<name>` for each parameter (f32 masters), `optimizer.<name>.first_moment` and `.second_moment` (with gradient descent the
-//! momentum as the first moment alone), and for each layer that
-//! is 2:4 `masks.<name>.mask`, u32 of shape `[out, 2 * ceil(in / 64)]`, the words of the mask with the lower half of each first. Masks and levels of the method
-//! `sparsifier` are what [`Sparsifier::load`](twofour::sparsify::Sparsifier::load) reads, by the names of the weights. Settings, step, scales and
-//! seeds are in the metadata. `checksums`, u32, holds the CRC-32 of the metadata and of the bytes of every other tensor, by name; files of earlier versions have none. Nothing in it depends on the engine. The batches to come depend on seed and step alone, so there is no generator to save.
+//! The file is safetensors: `model.<name>` for each parameter (f32 masters), `optimizer.<name>.first_moment` and
+//! `.second_moment` (with gradient descent the momentum as the first moment alone), and for each layer that is 2:4
+//! `masks.<name>.mask`, u32 of shape `[out, 2 * ceil(in / 64)]`, the words of the mask with the lower half of each
+//! first. Masks and levels of the method `sparsifier` are what
+//! [`Sparsifier::load`](twofour::sparsify::Sparsifier::load) reads, by the names of the weights. Settings, step, scales
+//! and seeds are in the metadata. `checksums`, u32, holds the CRC-32 of the metadata and of the bytes of every other
+//! tensor, by name; files of earlier versions have none. Nothing in it depends on the engine. The batches to come
+//! depend on seed and step alone, so there is no generator to save.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -116,8 +119,8 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         })
     }
 
-    /// Writes a checkpoint to `directory`, which is made if it does not exist. The one before it stays until the new one is
-    /// complete and on the disk: whenever the process is killed, one of the two is there.
+    /// Writes a checkpoint to `directory`, which is made if it does not exist. The one before it stays until the new
+    /// one is complete and on the disk: whenever the process is killed, one of the two is there.
     ///
     /// # Errors
     /// Those of the file system and of the engine.
@@ -163,13 +166,13 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         writer.finish()
     }
 
-    /// Goes back to the checkpoint in `directory`: parameters, moments, masks and step. The trainer must have been made as
-    /// the one that saved it was: same sizes, settings, plan and data; the engine may be another. Training then goes on as if it
-    /// had never stopped, on the same engine bit for bit.
+    /// Goes back to the checkpoint in `directory`: parameters, moments, masks and step. The trainer must have been made
+    /// as the one that saved it was: same sizes, settings, plan and data; the engine may be another. Training then goes
+    /// on as if it had never stopped, on the same engine bit for bit.
     ///
     /// # Errors
-    /// No checkpoint; [`Error::OtherRun`] where another run saved it; [`Error::State`] where it is damaged or a tensor does not fit. The trainer is unchanged then. Those of
-    /// the engine.
+    /// No checkpoint; [`Error::OtherRun`] where another run saved it; [`Error::State`] where it is damaged or a tensor
+    /// does not fit. The trainer is unchanged then. Those of the engine.
     pub fn resume(&mut self, directory: impl AsRef<Path>) -> Result<()> {
         self.resume_from_reader(&Reader::open(directory.as_ref().join(CHECKPOINT_FILE))?)
     }

@@ -78,7 +78,8 @@ impl Corpus {
     }
 }
 
-/// A sample is a stretch of the text, at a random place in the training part; its targets are the stretch that begins one token later.
+/// A sample is a stretch of the text, at a random place in the training part; its targets are the stretch that begins
+/// one token later.
 impl TrainingData for Corpus {
     type Model<E: Engine> = Gpt<E>;
 

@@ -9,10 +9,11 @@ use crate::{Result, engine::Engine};
 
 /// Trial runs that compare strengths of the decay of pruned weights, λ.
 ///
-/// Each trial is the beginning of the run itself: the same initial weights, batches and learning rates. The rule's mask is selected after every step of a trial,
-/// also where the run selects it rarely, and also in a dense trial, where nothing computes with it. The ratio μ of a strength is the trial's flip rate over that
-/// of the dense trial, both over the second half of the trials. FST's authors find strengths with μ from 0.60 to 0.95 to be good: pruned weights that decay too
-/// little let masks change as if at random, and those that decay too much freeze the masks.
+/// Each trial is the beginning of the run itself: the same initial weights, batches and learning rates. The rule's mask
+/// is selected after every step of a trial, also where the run selects it rarely, and also in a dense trial, where
+/// nothing computes with it. The ratio μ of a strength is the trial's flip rate over that of the dense trial, both over
+/// the second half of the trials. FST's authors find strengths with μ from 0.60 to 0.95 to be good: pruned weights that
+/// decay too little let masks change as if at random, and those that decay too much freeze the masks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DecaySearch {
     /// The strengths.
@@ -70,7 +71,8 @@ impl DecaySearch {
         std::iter::once(None).chain(self.grid.iter().copied().map(Some))
     }
 
-    /// Runs a trial: of the plan with this strength, or of a dense model whose masks are observed. Returns the engine too.
+    /// Runs a trial: of the plan with this strength, or of a dense model whose masks are observed. Returns the engine
+    /// too.
     ///
     /// # Errors
     /// Those of [`Trainer::new`] and [`Trainer::step`].
@@ -111,8 +113,9 @@ impl DecaySearch {
         trial
     }
 
-    /// The strength by the trials' flip rates: of the feasible ones that whose ratio is nearest to the middle of [`DecaySearch::RATIOS`], and otherwise the
-    /// one nearest to them; the smaller of two that are equally near. None where the dense trial or every other one is missing.
+    /// The strength by the trials' flip rates: of the feasible ones that whose ratio is nearest to the middle of
+    /// [`DecaySearch::RATIOS`], and otherwise the one nearest to them; the smaller of two that are equally near. None
+    /// where the dense trial or every other one is missing.
     pub fn choose(&self, trials: &[DecayTrial]) -> Option<DecayChoice> {
         let of = |strength: Option<f64>| trials.iter().find(|trial| trial.strength == strength);
         let dense = of(None)?.flip_rate;

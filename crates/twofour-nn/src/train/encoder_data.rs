@@ -19,7 +19,8 @@ use crate::{
 /// | masked text | tokens of a stretch, then the positions of those that are masked | the tokens that are masked |
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EncoderData {
-    /// Questions whose answers are in a text. Every pass over the training part takes each window once, in an order of its own.
+    /// Questions whose answers are in a text. Every pass over the training part takes each window once, in an order of
+    /// its own.
     Questions(Arc<QuestionSet>),
     /// Text with masked tokens. A sample is a stretch at a random place.
     MaskedText(MaskedText),

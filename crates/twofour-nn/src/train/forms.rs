@@ -47,7 +47,8 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         self.model.linears().map(of).collect()
     }
 
-    /// The layers whose flips are read after a step: of each linear layer the mask that was selected, then the one that is observed.
+    /// The layers whose flips are read after a step: of each linear layer the mask that was selected, then the one that
+    /// is observed.
     pub(super) fn flipping<'a>(
         model: &'a D::Model<E>,
         refreshes: &'a [Refresh],
@@ -58,7 +59,8 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         })
     }
 
-    /// Gives the plan's layers the form that the next step requires, where the gradients of the last one are times `loss_scale`; returns the indices, in the model's order, of those that changed.
+    /// Gives the plan's layers the form that the next step requires, where the gradients of the last one are times
+    /// `loss_scale`; returns the indices, in the model's order, of those that changed.
     pub(super) fn change_form(&mut self, loss_scale: f32) -> Result<Vec<usize>> {
         let (step, seeds) = (self.progress.step, Stream::new(self.settings.seed, "mvue"));
         let (has_settled, offset) = (self.has_settled(), self.seed_offset());
@@ -100,8 +102,8 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         Ok(changed)
     }
 
-    /// Flip rates, after the forms of the next step have been given: of the flips that [`Trainer::flipping`]'s layers have, and of the masks that methods have
-    /// chosen.
+    /// Flip rates, after the forms of the next step have been given: of the flips that [`Trainer::flipping`]'s layers
+    /// have, and of the masks that methods have chosen.
     pub(super) fn flips(&self, found: &[u64], refreshes: &[Refresh], (changed, chosen): (&[usize], &Chosen)) -> Flips {
         let (mut flips, mut layers, mut observed) = (Share::default(), vec![], Share::default());
         let mut found = found.iter().copied();

@@ -22,7 +22,8 @@ pub struct ImageSet {
 }
 
 impl ImageSet {
-    /// Images of `[height, width, channels]` one after the other, with a label for each. `validation_share` of them (rounded down) is for validation.
+    /// Images of `[height, width, channels]` one after the other, with a label for each. `validation_share` of them
+    /// (rounded down) is for validation.
     ///
     /// # Errors
     /// [`Error::Setting`] for a share outside 0 to 0.5, or images without pixels; [`Error::Length`] where pixels and labels are not of one number of images.
@@ -43,7 +44,8 @@ impl ImageSet {
         if pixels.len() != labels.len() * size {
             return Err(Error::Length { what: "pixels of images", expected: labels.len() * size, found: pixels.len() });
         }
-        // By a stream of its own: files may be sorted by class, and runs of all seeds are to be validated on the same images.
+        // By a stream of its own: files may be sorted by class, and runs of all seeds are to be validated on the same
+        // images.
         let stream = Stream::new(0, "validation images");
         let mut training: Vec<u32> = (0..labels.len() as u32).collect();
         training.sort_by_key(|image| stream.bits(u64::from(*image)));
@@ -54,7 +56,8 @@ impl ImageSet {
     /// Reads images and labels of `classes` classes from two IDX files, as they are or in gzip.
     ///
     /// # Errors
-    /// Those of [`Idx::images`] and [`Idx::labels`]; other numbers of labels than of images; a label beyond the classes; those of [`ImageSet::new`].
+    /// Those of [`Idx::images`] and [`Idx::labels`]; other numbers of labels than of images; a label beyond the
+    /// classes; those of [`ImageSet::new`].
     pub fn read(images: &Path, labels: &Path, classes: usize, validation_share: f64) -> Result<Self> {
         let (Idx { sizes, values }, Idx { values: found, .. }) = (Idx::images(images)?, Idx::labels(labels)?);
         let shape = [sizes[1], sizes[2], sizes.get(3).copied().unwrap_or(1)];
@@ -118,7 +121,8 @@ impl ImageSet {
     }
 }
 
-/// A sample is an image, whose inputs are the numbers of its tokens among those of all images. Every pass over the training part takes each image once, in an order of its own.
+/// A sample is an image, whose inputs are the numbers of its tokens among those of all images. Every pass over the
+/// training part takes each image once, in an order of its own.
 impl TrainingData for ImageSet {
     type Model<E: Engine> = Vit<E>;
 

@@ -3,8 +3,9 @@
 use serde::{Deserialize, Serialize};
 use twofour::DataType;
 
-/// The factor that gradients are multiplied by on their way through f16, whose smallest normal number is 6e-5. It falls where a gradient overflows and
-/// rises again after a while without overflow (Micikevicius et al., "Mixed Precision Training", ICLR 2018).
+/// The factor that gradients are multiplied by on their way through f16, whose smallest normal number is 6e-5. It falls
+/// where a gradient overflows and rises again after a while without overflow (Micikevicius et al., "Mixed Precision
+/// Training", ICLR 2018).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LossScale {
     scale: f32,

@@ -8,8 +8,9 @@ use crate::{
     text::{SpecialTokens, Tokenizer},
 };
 
-/// A text whose samples are stretches, framed as the model reads texts, of which 15 % of the tokens are to be predicted (Devlin et al., "BERT", 2019): 80 % of those are
-/// replaced by the token for what is masked, 10 % by a random one, and 10 % stay. What is chosen depends on the seed and the sample's number alone.
+/// A text whose samples are stretches, framed as the model reads texts, of which 15 % of the tokens are to be predicted
+/// (Devlin et al., "BERT", 2019): 80 % of those are replaced by the token for what is masked, 10 % by a random one, and
+/// 10 % stay. What is chosen depends on the seed and the sample's number alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskedText {
     text: Corpus,
@@ -29,7 +30,8 @@ pub struct MaskedSample {
 }
 
 impl MaskedText {
-    /// The tokens of a text, as its tokenizer encodes it whole; `validation_share` of them, at the end, is for validation.
+    /// The tokens of a text, as its tokenizer encodes it whole; `validation_share` of them, at the end, is for
+    /// validation.
     ///
     /// # Errors
     /// Those of [`Tokenizer::special`], [`Corpus::of_tokens`] and [`MaskedText::new`].

@@ -82,11 +82,13 @@ pub(super) fn restore<E: Engine>(
     linear.make_masked(engine, mask, part.method.masking(part))
 }
 
-/// The layers whose masks were chosen after a step, by their index in the model's order, with the elements that changed.
+/// The layers whose masks were chosen after a step, by their index in the model's order, with the elements that
+/// changed.
 pub(super) type Chosen = Vec<(usize, u64)>;
 
 impl<E: Engine, D: TrainingData> Trainer<E, D> {
-    /// Chooses the masks that are due after the steps done, but for those of layers that have just `changed` their form. The gradients of the last step are times `loss_scale`.
+    /// Chooses the masks that are due after the steps done, but for those of layers that have just `changed` their
+    /// form. The gradients of the last step are times `loss_scale`.
     pub(super) fn choose_masks(&mut self, changed: &[usize], loss_scale: f32) -> Result<Chosen> {
         let step = self.progress.step;
         let Trainer { engine, model, plan, parts, masks, .. } = self;

@@ -1,4 +1,5 @@
-//! Training a [`Gpt`](crate::model::Gpt) on text, a [`Bert`](crate::model::Bert) on questions or masked text, or a [`Vit`](crate::model::Vit) on images, dense or 2:4.
+//! Training a [`Gpt`](crate::model::Gpt) on text, a [`Bert`](crate::model::Bert) on questions or masked text, or a
+//! [`Vit`](crate::model::Vit) on images, dense or 2:4.
 //!
 //! | item | |
 //! |---|---|
@@ -12,11 +13,12 @@
 //! | [`Trainer::save`], [`Trainer::resume`] | checkpoints, from which training goes on, on either engine |
 //! | [`ranks`] | data parallel training: several engines, each with its share of every batch |
 //!
-//! A step does this, in this order: forward and backward passes of all micro-batches, whose gradients are added; the global norm; clipping; decay of pruned
-//! weights; AdamW; new masks and packed weights for the next step; masks that a method chooses on the host, where they are due.
+//! A step does this, in this order: forward and backward passes of all micro-batches, whose gradients are added; the
+//! global norm; clipping; decay of pruned weights; AdamW; new masks and packed weights for the next step; masks that a
+//! method chooses on the host, where they are due.
 //!
-//! Everything random depends on the seed and the step number alone, so a run can be repeated and resumed bit for bit (on a CPU with one number of threads:
-//! GEMMs may add in another order elsewhere).
+//! Everything random depends on the seed and the step number alone, so a run can be repeated and resumed bit for bit
+//! (on a CPU with one number of threads: GEMMs may add in another order elsewhere).
 
 mod checkpoint;
 mod corpus;

@@ -23,8 +23,9 @@ pub struct LinearProbe {
 }
 
 impl ImageSet {
-    /// Fits logistic regression ([`LogisticRegression::fit`], strength 1) to the features that the head of a model reads of the training images, in batches of `batch`. The
-    /// model is one that these images were [prepared](crate::train::TrainingData::prepare) for.
+    /// Fits logistic regression ([`LogisticRegression::fit`], strength 1) to the features that the head of a model
+    /// reads of the training images, in batches of `batch`. The model is one that these images were
+    /// [prepared](crate::train::TrainingData::prepare) for.
     ///
     /// # Errors
     /// Those of [`Vit::features`]; features that are NaN or infinite.

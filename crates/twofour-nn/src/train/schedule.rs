@@ -3,7 +3,8 @@
 use super::{ScheduleKind, TrainingSettings};
 use crate::{Error, Result};
 
-/// A linear warm-up to the peak, then a fall to the floor. The floor is reached one step after the last step of the run, and kept from there on.
+/// A linear warm-up to the peak, then a fall to the floor. The floor is reached one step after the last step of the
+/// run, and kept from there on.
 ///
 /// ```
 /// use twofour_nn::train::{Schedule, TrainingSettings};

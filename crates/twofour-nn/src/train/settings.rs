@@ -61,8 +61,8 @@ pub enum ScheduleKind {
     /// Half a cosine down towards the final rate.
     #[default]
     Cosine,
-    /// Constant, then linear down towards the final rate over the last `decay_steps` steps (warm-up, stable, decay). The first of them still has the
-    /// constant rate.
+    /// Constant, then linear down towards the final rate over the last `decay_steps` steps (warm-up, stable, decay).
+    /// The first of them still has the constant rate.
     Wsd,
 }
 
@@ -79,24 +79,28 @@ settings! {
         steps: u64 = 1000, |s, key, m| s.integer(key, 1, MOST_STEPS, m);
         /// Sequences in an optimizer step.
         batch: usize = 16, |s, key, m| s.size(key, m);
-        /// Sequences in a forward pass; `batch` must be a multiple of it. Gradients of the passes of a step are added. All of them if absent.
+        /// Sequences in a forward pass; `batch` must be a multiple of it. Gradients of the passes of a step are added.
+        /// All of them if absent.
         micro_batch: Option<usize> = None, |s, key, m| s.size(key, m).map(Some);
         /// The learning rate after the warm-up.
         learning_rate: f64 = 1e-3, |s, key, m| s.number(key, POSITIVE, m);
-        /// The learning rate that the fall goes to. It would be reached one step after the last one, so the last step's rate is a little higher.
+        /// The learning rate that the fall goes to. It would be reached one step after the last one, so the last step's
+        /// rate is a little higher.
         final_learning_rate: f64 = 1e-4, |s, key, m| s.number(key, NOT_NEGATIVE, m);
         /// Steps over which the learning rate rises linearly.
         warm_up: u64 = 50, |s, key, m| s.integer(key, 0, MOST_STEPS, m);
         /// How it falls.
         schedule: ScheduleKind = ScheduleKind::Cosine, |s, key, m| s.choice(key, m);
-        /// Steps of the fall of the schedule `wsd`: at least 2, or 0 for a constant rate; a fifth of all steps if absent.
+        /// Steps of the fall of the schedule `wsd`: at least 2, or 0 for a constant rate; a fifth of all steps if
+        /// absent.
         decay_steps: Option<u64> = None, |s, key, m| s.integer(key, 0, MOST_STEPS, m).map(Some);
         /// The optimizer.
         #[serde(skip_serializing_if = "is_default")]
         optimizer: OptimizerKind = OptimizerKind::Adamw, |s, key, m| s.choice(key, m);
         /// The share of the momentum that a step of [`OptimizerKind::Sgd`] keeps.
         momentum: f64 = 0.9, |s, key, m| s.number(key, MOMENT, m);
-        /// Weight decay of matrices; biases and norms have none. Decoupled in AdamW, added to the gradient in gradient descent.
+        /// Weight decay of matrices; biases and norms have none. Decoupled in AdamW, added to the gradient in gradient
+        /// descent.
         weight_decay: f64 = 0.1, |s, key, m| s.number(key, NOT_NEGATIVE, m);
         /// Decay rate of the first moment.
         beta1: f64 = 0.9, |s, key, m| s.number(key, MOMENT, m);
@@ -118,7 +122,8 @@ settings! {
         checkpoint_every: u64 = 100, |s, key, m| s.integer(key, 0, MOST_STEPS, m);
         /// Checkpoints to keep beside the best one.
         keep_checkpoints: usize = 1, |s, key, m| s.integer(key, 1, 1000, m).map(|n| n as usize);
-        /// Whether a run of a `vit` ends with logistic regression on its features ([`ImageSet::probe`](super::ImageSet::probe)).
+        /// Whether a run of a `vit` ends with logistic regression on its features
+        /// ([`ImageSet::probe`](super::ImageSet::probe)).
         #[serde(skip_serializing_if = "is_default")]
         linear_probe: bool = false, |s, key, m| s.boolean(key, m);
     }

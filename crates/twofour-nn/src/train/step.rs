@@ -76,8 +76,9 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         Ok(batch.targets.len())
     }
 
-    /// Launches all work of a step: passes, clipping, update, and the packed weights of the next step. The guard decides whether the update happens, where the
-    /// gradients are. The engine may repeat what an earlier step of the same kind launched. `targets` are those of the whole batch.
+    /// Launches all work of a step: passes, clipping, update, and the packed weights of the next step. The guard
+    /// decides whether the update happens, where the gradients are. The engine may repeat what an earlier step of the
+    /// same kind launched. `targets` are those of the whole batch.
     pub(super) fn launch(&mut self, learning_rate: f64, refreshes: &[Refresh], targets: usize) -> Result<Launched> {
         let (shape, update) = (self.micro_batch(), self.progress.updates + 1);
         let steps = self.numbers(learning_rate, update);
@@ -111,8 +112,9 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         Ok(launch.launched)
     }
 
-    /// Whether all that a step launches can be captured and repeated. The change of a watched second moment is read while the step is launched, sums over ranks are
-    /// begun once, the numbers of gradient descent come with each launch, and all weights of a step that is repeated have one learning rate.
+    /// Whether all that a step launches can be captured and repeated. The change of a watched second moment is read
+    /// while the step is launched, sums over ranks are begun once, the numbers of gradient descent come with each
+    /// launch, and all weights of a step that is repeated have one learning rate.
     fn can_repeat(&self, steps: &Steps) -> bool {
         let step = self.progress.step;
         if !self.plan.parts().all(|part| part.method.trains_weights(part, step)) {
@@ -321,7 +323,8 @@ impl<E: Engine, M: TrainedModel<E>> StepLaunch<'_, E, M> {
     }
 }
 
-/// The key of a kind of step: of everything that its calls are given, but for AdamW's learning rate and the number of the update.
+/// The key of a kind of step: of everything that its calls are given, but for AdamW's learning rate and the number of
+/// the update.
 fn key_of(kind: &impl Debug, steps: &Steps) -> u64 {
     let steps = steps.of_parts.iter().chain([&steps.other]).map(|step| match *step {
         OptimizerStep::AdamW(step) => OptimizerStep::AdamW(AdamWStep { learning_rate: 0.0, step: 0, ..step }),

@@ -10,11 +10,13 @@ use crate::{Error, Result, engine::Engine, model::ModelParts as _, parameter::Pa
 const COMPARED_EVERY: u64 = 100;
 
 impl<E: Engine, D: TrainingData> Trainer<E, D> {
-    /// The trainer as one of several ranks: it computes its share of each batch, and its updates are those of the whole batch. Losses, norms and masks are the same
-    /// on all ranks. Waits until every rank has come here, and compares their masks and weights.
+    /// The trainer as one of several ranks: it computes its share of each batch, and its updates are those of the whole
+    /// batch. Losses, norms and masks are the same on all ranks. Waits until every rank has come here, and compares
+    /// their masks and weights.
     ///
     /// # Errors
-    /// A batch that is not divided evenly; [`Error::RanksDiffer`] for trainers that were made or resumed differently; [`Error::Rank`] where another rank has failed.
+    /// A batch that is not divided evenly; [`Error::RanksDiffer`] for trainers that were made or resumed differently;
+    /// [`Error::Rank`] where another rank has failed.
     pub fn take(mut self, seat: Seat<E>) -> Result<Self> {
         let seated = seat.share(self.settings.batch, self.settings.micro_batch).and_then(|_| {
             let offset = seat.seed_offset();
@@ -49,8 +51,8 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         self.told(begun)
     }
 
-    /// Tells the other ranks of an error; returns the one that came first. What every rank finds in the same step is no failure of one of them: rank 0 tells of it, and
-    /// returns it whichever rank found it first.
+    /// Tells the other ranks of an error; returns the one that came first. What every rank finds in the same step is no
+    /// failure of one of them: rank 0 tells of it, and returns it whichever rank found it first.
     pub(super) fn told<T>(&self, outcome: Result<T>) -> Result<T> {
         if let (Err(error), Some(seat)) = (&outcome, &self.seat) {
             let is_common = matches!(error, Error::Diverged { .. } | Error::RanksDiffer { .. });
@@ -63,7 +65,8 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         outcome
     }
 
-    /// Compares masks and weights with those of the other ranks, where it is time to, or whenever layers `changed` their form.
+    /// Compares masks and weights with those of the other ranks, where it is time to, or whenever layers `changed`
+    /// their form.
     pub(super) fn compare_if_due(&mut self, changed: bool) -> Result<()> {
         // After the first step too: a gradient that was not summed shows there.
         let is_due = changed || self.progress.step == 1 || self.progress.step.is_multiple_of(COMPARED_EVERY);

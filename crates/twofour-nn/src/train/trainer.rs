@@ -23,7 +23,8 @@ use crate::{
     parameter::Parameter,
 };
 
-/// Trains a model with an [`Engine`]: on a [`Corpus`] a [`Gpt`](crate::model::Gpt), on other data the model that learns from them.
+/// Trains a model with an [`Engine`]: on a [`Corpus`] a [`Gpt`](crate::model::Gpt), on other data the model that learns
+/// from them.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -222,7 +223,8 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         self.progress.step >= self.settings.steps
     }
 
-    /// The step after which the second moments had settled, so that STEP's layers became 2:4; none before, and of other methods.
+    /// The step after which the second moments had settled, so that STEP's layers became 2:4; none before, and of other
+    /// methods.
     pub fn settled_at(&self) -> Option<u64> {
         self.progress.switch.as_ref().and_then(PhaseSwitch::switched_at)
     }
@@ -233,8 +235,8 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         self.model.linears().any(|linear| is_sparse(linear.form()))
     }
 
-    /// One step: forward and backward passes, clipping, update, new masks. Where the loss or a gradient is not finite, nothing is updated and the report
-    /// says so.
+    /// One step: forward and backward passes, clipping, update, new masks. Where the loss or a gradient is not finite,
+    /// nothing is updated and the report says so.
     ///
     /// # Errors
     /// [`Error::Diverged`] after 30 such steps in a row; those of the engine. Among other ranks: [`Error::Rank`] where another has failed, and
@@ -308,8 +310,8 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         })
     }
 
-    /// The mean loss, in nats a target, over at most `limit` samples that cover the validation part evenly: the same ones at every call. It is computed
-    /// with the weights of the next step, and changes nothing.
+    /// The mean loss, in nats a target, over at most `limit` samples that cover the validation part evenly: the same
+    /// ones at every call. It is computed with the weights of the next step, and changes nothing.
     ///
     /// # Errors
     /// Those of the forward pass.

@@ -1,4 +1,5 @@
-//! The folder of a training run, as models are read from it: the checkpoint's file, the weights in it, and the tokenizer.
+//! The folder of a training run, as models are read from it: the checkpoint's file, the weights in it, and the
+//! tokenizer.
 
 mod file;
 mod weights;

@@ -1,5 +1,5 @@
-//! Squared ReLU in feed-forward blocks, pruned to 2:4 at each pass; weights are dense (Haziza et al., "Accelerating Transformer Inference and Training with 2:4
-//! Activation Sparsity", 2025).
+//! Squared ReLU in feed-forward blocks, pruned to 2:4 at each pass; weights are dense (Haziza et al., "Accelerating
+//! Transformer Inference and Training with 2:4 Activation Sparsity", 2025).
 
 use twofour::{layer::MaskRule, select::Transposable};
 

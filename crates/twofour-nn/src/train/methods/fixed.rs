@@ -1,4 +1,5 @@
-//! The mask of the first weights, kept; the gradient is masked. The zeros of a model that training starts from are kept.
+//! The mask of the first weights, kept; the gradient is masked. The zeros of a model that training starts from are
+//! kept.
 
 use twofour::layer::WeightGradient;
 

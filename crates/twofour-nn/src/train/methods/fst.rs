@@ -1,4 +1,5 @@
-//! Transposable masks, masked decay on gradients, MVUE weight gradients, the last sixth dense (FST; Hu et al., ICML 2024).
+//! Transposable masks, masked decay on gradients, MVUE weight gradients, the last sixth dense (FST; Hu et al., ICML
+//! 2024).
 
 use twofour::{
     layer::{MaskRule, WeightGradient},

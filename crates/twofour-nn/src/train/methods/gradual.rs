@@ -1,5 +1,5 @@
-//! Hard threshold in two stages: three of four, then two of four (structure decay; Kao et al., "Training Recipe for N:M Structured Sparsity with Decaying Pruning
-//! Mask", 2022).
+//! Hard threshold in two stages: three of four, then two of four (structure decay; Kao et al., "Training Recipe for N:M
+//! Structured Sparsity with Decaying Pruning Mask", 2022).
 
 use super::{Method, SparseBegin, SparsityPlan, TrainingMethod};
 

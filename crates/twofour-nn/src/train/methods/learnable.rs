@@ -1,8 +1,8 @@
 //! Masks that are learned while weights are frozen (MaskLLM; Fang et al., NeurIPS 2024).
 //!
 //! Every group of four weights has a logit `p_k` for each of the six ways to keep two of them. In a step a way is drawn
-//! by a Gumbel-softmax, `y = softmax((κ p + g) / τ)` with Gumbel noise `g`: the layer computes under the largest
-//! `y_k`, and gradients go to the logits through all of `y` (straight-through estimator, Jang et al., ICLR 2017). With the
+//! by a Gumbel-softmax, `y = softmax((κ p + g) / τ)` with Gumbel noise `g`: the layer computes under the largest `y_k`,
+//! and gradients go to the logits through all of `y` (straight-through estimator, Jang et al., ICLR 2017). With the
 //! gradient `G` of the weight `W` and `m_j`, the sum of the `y_k` that keep weight `j`,
 //!
 //! ```text

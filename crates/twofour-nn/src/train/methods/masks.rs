@@ -28,7 +28,8 @@ pub struct WeightOnHost<'a> {
     pub name: &'a str,
     /// The master weight.
     pub master: MatrixRef<'a, f32>,
-    /// The gradient of the last step, of every element, where [`HostMasks::reads_gradient`] says so; none before the first step.
+    /// The gradient of the last step, of every element, where [`HostMasks::reads_gradient`] says so; none before the
+    /// first step.
     pub gradient: Option<&'a [f32]>,
 }
 

@@ -1,4 +1,5 @@
-//! The methods of sparse training, a file for each: what mask when, which gradients, which decay, and the recipe's settings.
+//! The methods of sparse training, a file for each: what mask when, which gradients, which decay, and the recipe's
+//! settings.
 //!
 //! | item | |
 //! |---|---|
@@ -51,10 +52,11 @@ pub enum Rules {
     Soft,
 }
 
-/// A method of sparse training. What is not overridden is that of plain straight-through training: a new mask of the largest magnitudes after every step, dense weight
-/// gradients, no decay, 2:4 in all steps.
+/// A method of sparse training. What is not overridden is that of plain straight-through training: a new mask of the
+/// largest magnitudes after every step, dense weight gradients, no decay, 2:4 in all steps.
 pub trait TrainingMethod: Sync {
-    /// Changes the plan of straight-through training to what the method does where a recipe says nothing, in a run of `steps` optimizer steps.
+    /// Changes the plan of straight-through training to what the method does where a recipe says nothing, in a run of
+    /// `steps` optimizer steps.
     fn defaults(&self, plan: &mut SparsityPlan, steps: u64) {
         let _ = (plan, steps);
     }
@@ -64,7 +66,8 @@ pub trait TrainingMethod: Sync {
         let _ = plan;
     }
 
-    /// The settings that it has of those that only some methods have: `decay`, `decay_target`, `decay_grid`, `decay_trial_steps`, `two_of_four_from` and `defaults`.
+    /// The settings that it has of those that only some methods have: `decay`, `decay_target`, `decay_grid`,
+    /// `decay_trial_steps`, `two_of_four_from` and `defaults`.
     fn has(&self) -> &'static [&'static str] {
         &[]
     }
@@ -100,7 +103,8 @@ pub trait TrainingMethod: Sync {
         let _ = (part, m);
     }
 
-    /// When its layers become sparse, by the settings, in a run of `steps` steps. `default` is that of [`TrainingMethod::defaults`].
+    /// When its layers become sparse, by the settings, in a run of `steps` steps. `default` is that of
+    /// [`TrainingMethod::defaults`].
     fn begin(&self, settings: &SparsitySettings, default: SparseBegin, steps: u64) -> SparseBegin {
         match settings.begin {
             Some(share) => SparseBegin::Step(step_of(share, steps)),
@@ -175,7 +179,8 @@ pub trait TrainingMethod: Sync {
         Masking::StraightThrough
     }
 
-    /// The masks of all layers whose form is [`LayerForm::Masked`] under this method, each with its part of the plan. `seed` is that of the run.
+    /// The masks of all layers whose form is [`LayerForm::Masked`] under this method, each with its part of the plan.
+    /// `seed` is that of the run.
     ///
     /// # Errors
     /// Numbers out of range.

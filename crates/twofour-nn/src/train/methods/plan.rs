@@ -41,8 +41,9 @@ impl From<Decay> for PrunedDecay {
 pub enum SparseBegin {
     /// Before the step of this number, counted from 0.
     Step(u64),
-    /// Once the second moments of their weights have settled (STEP, Lu et al., ICML 2023: the mean of the change over `1 / (1 - β₂)` steps is below ε;
-    /// [`SparsityPlan::switch_mean`]): after step `earliest` and at the latest after step `latest`. From then on the second moments are frozen.
+    /// Once the second moments of their weights have settled (STEP, Lu et al., ICML 2023: the mean of the change over
+    /// `1 / (1 - β₂)` steps is below ε; [`SparsityPlan::switch_mean`]): after step `earliest` and at the latest after
+    /// step `latest`. From then on the second moments are frozen.
     Settled {
         /// Steps that are dense in any case.
         earliest: u64,
@@ -58,7 +59,8 @@ pub enum SparseBegin {
 pub struct SparsityPlan {
     /// The method that the plan came from.
     pub method: Method,
-    /// Full names of the linear layers that are 2:4 while the plan is in force, such as `blocks.0.mlp.up`; none if dense.
+    /// Full names of the linear layers that are 2:4 while the plan is in force, such as `blocks.0.mlp.up`; none if
+    /// dense.
     pub layers: Vec<String>,
     /// The rule of masks.
     #[serde(with = "named")]
@@ -74,7 +76,8 @@ pub struct SparsityPlan {
     pub begin: SparseBegin,
     /// The step, counted from 0, before which layers become dense again; never if absent.
     pub end: Option<u64>,
-    /// The step, counted from 0, from which groups keep two of four; from `begin` until then they keep three (3:4). Two from `begin` on if absent.
+    /// The step, counted from 0, from which groups keep two of four; from `begin` until then they keep three (3:4). Two
+    /// from `begin` on if absent.
     #[serde(default)]
     pub two_of_four_from: Option<u64>,
     /// The precision of the GEMMs of 2:4 layers.
@@ -83,8 +86,8 @@ pub struct SparsityPlan {
     /// The mean of second moments' changes by which STEP switches.
     #[serde(default)]
     pub switch_mean: SwitchMean,
-    /// Whether the mask that the rule would select is selected after every step for each of the layers, whatever their form, so that its flip rate can be
-    /// compared with that of another run. Nothing computes with it.
+    /// Whether the mask that the rule would select is selected after every step for each of the layers, whatever their
+    /// form, so that its flip rate can be compared with that of another run. Nothing computes with it.
     #[serde(default)]
     pub observes: bool,
     /// Numbers of settings that the method alone has.
@@ -222,7 +225,8 @@ impl SparsityPlan {
         is_due || self.method.chooses_at(self, steps_done)
     }
 
-    /// The form of this part's layers in the step of that number, counted from 0. `has_settled` says whether STEP has switched.
+    /// The form of this part's layers in the step of that number, counted from 0. `has_settled` says whether STEP has
+    /// switched.
     pub fn form_at(&self, step: u64, has_settled: bool) -> LayerForm {
         let has_begun = match self.begin {
             SparseBegin::Step(begin) => step >= begin,

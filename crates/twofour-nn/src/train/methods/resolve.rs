@@ -25,9 +25,10 @@ fn matching(patterns: &[String], layers: &[String]) -> Result<Vec<String>> {
 }
 
 impl SparsityPlan {
-    /// The plan of a recipe's settings for a run of `steps` optimizer steps, over a model whose linear layers have these names. Where the settings name
-    /// no layers, those of feed-forward blocks are 2:4 (names that contain `.mlp.`). A strength of the decay that is still to be searched for
-    /// (`decay = "auto"`) is the default until [`SparsityPlan::set_decay`] sets it.
+    /// The plan of a recipe's settings for a run of `steps` optimizer steps, over a model whose linear layers have
+    /// these names. Where the settings name no layers, those of feed-forward blocks are 2:4 (names that contain
+    /// `.mlp.`). A strength of the decay that is still to be searched for (`decay = "auto"`) is the default until
+    /// [`SparsityPlan::set_decay`] sets it.
     ///
     /// # Errors
     /// A name or glob that matches no layer, values out of range, and settings that exclude each other.

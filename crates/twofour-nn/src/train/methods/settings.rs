@@ -117,8 +117,8 @@ impl Named for Defaults {
     const ALL: &'static [(&'static str, Self)] = &[("twofour", Defaults::Own), ("2by4-pretrain", Defaults::Toolkit)];
 }
 
-/// Declares the settings of the section and of its overrides: `both` has those of both, `section` those of the section alone, `flags` those of the section that have
-/// a default whatever the method is.
+/// Declares the settings of the section and of its overrides: `both` has those of both, `section` those of the section
+/// alone, `flags` those of the section that have a default whatever the method is.
 macro_rules! keys {
     (
         both { $( $(#[$b:meta])* $both:ident: $bt:ty = $bread:expr; )* }
@@ -131,7 +131,8 @@ macro_rules! keys {
         pub struct SparsitySettings {
             /// The method.
             pub method: Method,
-            /// Names of linear layers, with `*`; those that [the method](super::TrainingMethod::layers) is for if absent.
+            /// Names of linear layers, with `*`; those that [the method](super::TrainingMethod::layers) is for if
+            /// absent.
             pub layers: Option<Vec<String>>,
             $( $(#[$b])* pub $both: Option<$bt>, )*
             $( $(#[$s])* pub $section: Option<$st>, )*
@@ -147,7 +148,8 @@ macro_rules! keys {
             pub overrides: Vec<LayerOverride>,
         }
 
-        /// Settings of some layers, in place of those of the section. Absent fields are those of the section, or, with another method, those of that method.
+        /// Settings of some layers, in place of those of the section. Absent fields are those of the section, or, with
+        /// another method, those of that method.
         #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
         #[serde(default)]
         pub struct LayerOverride {
@@ -167,7 +169,8 @@ macro_rules! keys {
         type Read<T> = fn(&mut Section<'_>, &'static str, &mut Mistakes) -> Option<T>;
 
         impl SparsitySettings {
-            /// The settings of `[sparsity]` and of each `[[sparsity.override]]`, each section with that of its sparsifier.
+            /// The settings of `[sparsity]` and of each `[[sparsity.override]]`, each section with that of its
+            /// sparsifier.
             pub(crate) fn read(
                 (s, sparsifier): (&mut Section<'_>, &mut Section<'_>),
                 (overrides, sparsifiers): (&mut [Section<'_>], &mut [Section<'_>]),
@@ -271,7 +274,8 @@ keys! {
         precision: SparsePrecision = |s, key, m| s.choice(key, m);
         /// Whose settings hold where this recipe says nothing.
         defaults: Defaults = |s, key, m| s.choice(key, m);
-        /// Whether the flip rate is measured at every step, whatever the layers' form and however rarely masks are chosen.
+        /// Whether the flip rate is measured at every step, whatever the layers' form and however rarely masks are
+        /// chosen.
         observe: bool = |s, key, m| s.boolean(key, m);
     }
 }

@@ -3,8 +3,8 @@
 use super::{layers, steps, trainer};
 use crate::train::{SparsityPlan, methods::Method};
 
-/// Losses and gradient norms of the trainer over candle that this one replaced, from the same seeds, text and settings (whose masks follow the same schedule), on an AVX-512
-/// machine: the first 20 steps.
+/// Losses and gradient norms of the trainer over candle that this one replaced, from the same seeds, text and settings
+/// (whose masks follow the same schedule), on an AVX-512 machine: the first 20 steps.
 const CANDLE: [(&str, [(f64, f64); 20]); 3] = [
     (
         "dense",

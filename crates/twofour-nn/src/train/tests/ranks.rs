@@ -45,7 +45,8 @@ fn numbers(reports: &[StepReport]) -> Vec<(u64, u64, u64)> {
     reports.iter().map(of).collect()
 }
 
-/// How far losses are apart that differ by the order of sums alone: rounding to 8 bits makes steps of such differences, and has a scale for each share of a batch.
+/// How far losses are apart that differ by the order of sums alone: rounding to 8 bits makes steps of such differences,
+/// and has a scale for each share of a batch.
 fn tolerance(plan: &SparsityPlan) -> f64 {
     if plan.precision == SparsePrecision::Fp8 { 1e-3 } else { 1e-5 }
 }

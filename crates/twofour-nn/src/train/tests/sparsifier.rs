@@ -44,7 +44,8 @@ fn masks_are_those_of_a_sparsifier_outside_of_the_loop_and_levels_follow_the_sch
             outside.prepare(linear.weight().name(), rows, cols, own.rule, own.level).unwrap();
         }
         for step in 1..=12 {
-            // Masks that are chosen in place are those of the weights before their zeros, which are the lowest of the same weights after.
+            // Masks that are chosen in place are those of the weights before their zeros, which are the lowest of the
+            // same weights after.
             let report = trainer.step().unwrap();
             let is_masked = step >= first && plan.end.is_none_or(|end| step < end);
             let is_due = step == first || plan.selects_mask_after(step);

@@ -34,7 +34,8 @@ pub enum LevelSchedule {
         /// Steps from the start to the target.
         steps: u64,
     },
-    /// Shares of the target, each from a step on, where the mask is chosen: a [`LambdaSchedule`] of a function with steps.
+    /// Shares of the target, each from a step on, where the mask is chosen: a [`LambdaSchedule`] of a function with
+    /// steps.
     Steps {
         /// The steps, ascending.
         at: Vec<u64>,

@@ -1,4 +1,5 @@
-//! Masks of any pattern, whose level follows a schedule, in dense GEMMs: a [`Sparsifier`](twofour::sparsify::Sparsifier) inside the training loop.
+//! Masks of any pattern, whose level follows a schedule, in dense GEMMs: a
+//! [`Sparsifier`](twofour::sparsify::Sparsifier) inside the training loop.
 
 mod check;
 mod criterion;

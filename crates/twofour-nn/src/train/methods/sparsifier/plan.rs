@@ -26,7 +26,8 @@ pub struct SparsifierPlan {
     pub level: f64,
     /// The levels before.
     pub schedule: LevelSchedule,
-    /// Whether pruned weights become zero in the master weight and stay so. Otherwise masks are chosen from the dense master weight, whose pruned elements can regrow.
+    /// Whether pruned weights become zero in the master weight and stay so. Otherwise masks are chosen from the dense
+    /// master weight, whose pruned elements can regrow.
     pub in_place: bool,
 }
 
@@ -76,8 +77,8 @@ impl SparsifierPlan {
         }
     }
 
-    /// Steps at which masks are chosen, with their levels: every one at which the level jumps, and some of those in between. Masks are also chosen every `mask_every`
-    /// steps from `begin` to before `end`; 0 is never.
+    /// Steps at which masks are chosen, with their levels: every one at which the level jumps, and some of those in
+    /// between. Masks are also chosen every `mask_every` steps from `begin` to before `end`; 0 is never.
     pub fn levels(&self, [begin, end]: [u64; 2], mask_every: u64) -> Vec<(u64, f64)> {
         let mut at = vec![begin];
         match &self.schedule {
@@ -108,8 +109,9 @@ fn missing(what: &'static str, expected: &'static str) -> Error {
 }
 
 impl SparsifierPlan {
-    /// The step from which layers are masked where a recipe says nothing else: 0, half of the run with the schedule `one-shot`, a tenth with `iterative` and `cubic`,
-    /// and the first of `at` with `steps`. Gradients come with the first step, so that it is not before step 1 with the criterion `saliency`.
+    /// The step from which layers are masked where a recipe says nothing else: 0, half of the run with the schedule
+    /// `one-shot`, a tenth with `iterative` and `cubic`, and the first of `at` with `steps`. Gradients come with the
+    /// first step, so that it is not before step 1 with the criterion `saliency`.
     pub(super) fn default_begin(settings: &SparsifierSettings, steps: u64) -> u64 {
         let least = u64::from(settings.criterion.is_some_and(SparsifierCriterion::reads_gradient));
         match settings.schedule.unwrap_or_default() {
@@ -122,7 +124,8 @@ impl SparsifierPlan {
         }
     }
 
-    /// Steps between two choices of the mask where a recipe says nothing else; 0 where only jumps of the level choose it.
+    /// Steps between two choices of the mask where a recipe says nothing else; 0 where only jumps of the level choose
+    /// it.
     pub(super) fn default_mask_every(settings: &SparsifierSettings, steps: u64) -> u64 {
         match (settings.kind, settings.schedule.unwrap_or_default()) {
             (Some(SparsifierKind::NearlyDiagonal), _) => 0,

@@ -111,7 +111,8 @@ keys! {
     schedule: LevelScheduleKind = |s, key, m| s.choice(key, m);
     /// The level where `cubic` begins; 0 if absent.
     start_level: f64 = |s, key, m| s.number(key, SHARE, m);
-    /// The share of all steps at which `cubic` and `iterative` reach the target; [`SparsifierSettings::UNTIL`] if absent.
+    /// The share of all steps at which `cubic` and `iterative` reach the target; [`SparsifierSettings::UNTIL`] if
+    /// absent.
     until: f64 = |s, key, m| s.number(key, SHARE, m);
     /// Rises of `iterative`; [`SparsifierSettings::ROUNDS`] if absent.
     rounds: u64 = |s, key, m| s.integer(key, 1, MOST_ROUNDS, m);
@@ -130,13 +131,15 @@ impl SparsifierSettings {
     /// Rises of `iterative` where a recipe says nothing.
     pub const ROUNDS: u64 = 4;
 
-    /// Whether these settings are of another kind or schedule than the section's, so that times of the section do not hold for them.
+    /// Whether these settings are of another kind or schedule than the section's, so that times of the section do not
+    /// hold for them.
     pub(in crate::train) fn has_other_times(&self, section: &SparsifierSettings) -> bool {
         let other_kind = self.kind.is_some_and(|kind| Some(kind) != section.kind);
         other_kind || self.schedule.is_some_and(|schedule| schedule != section.schedule.unwrap_or_default())
     }
 
-    /// These settings over those of the section. With another kind, what describes the section's rule does not hold; with another schedule, what describes that.
+    /// These settings over those of the section. With another kind, what describes the section's rule does not hold;
+    /// with another schedule, what describes that.
     #[must_use]
     pub fn over(&self, section: &SparsifierSettings) -> SparsifierSettings {
         let mut base = section.clone();
