@@ -8,7 +8,7 @@ use half::bf16;
 use libfuzzer_sys::fuzz_target;
 use twofour::{
     DataType,
-    file::{self, CompressOptions, NotSparse, Overwrite, Reader},
+    file::{self, Compress, Convert, NotSparse, Overwrite, Reader},
 };
 use twofour_fuzz::damaged_file;
 use twofour_nn::{
@@ -25,8 +25,8 @@ static VALID: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
     let model = Gpt::new(&CpuEngine, &config, 1).expect("the sizes are valid");
     model.save(&CpuEngine, &dense, Overwrite::No, DataType::F32).expect("the folder is writable");
     let which = |tensor: &file::TensorInfo| tensor.name.ends_with("up.weight") || tensor.name.ends_with("down.weight");
-    let options = CompressOptions { which: &which, not_sparse: NotSparse::Prune, ..Default::default() };
-    file::compress(&dense, &small, Overwrite::No, &options, &mut |_| ControlFlow::Continue(())).expect("it is finite");
+    let options = Compress { which: &which, not_sparse: NotSparse::Prune, ..Default::default() };
+    Convert::open(&dense).expect("it was written").run(&small, options).expect("it is finite");
     [dense, small].map(|path| std::fs::read(path).expect("it was written"))
 });
 

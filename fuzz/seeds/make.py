@@ -22,6 +22,35 @@ def manifest(dtype, shape, version=1, **fields):
     return {"twofour": json.dumps({"version": version, "weights": {"w": weight}})}
 
 
+def gguf_text(text):
+    return struct.pack("<Q", len(text.encode())) + text.encode()
+
+
+def gguf(entries, tensors):
+    """A GGUF file without its first four bytes: entries are numbers, texts and lists of texts, tensors (name, sizes, encoding, content)."""
+    found = struct.pack("<IQQ", 3, len(tensors), len(entries))
+    for key, value in entries.items():
+        found += gguf_text(key)
+        if isinstance(value, str):
+            found += struct.pack("<I", 8) + gguf_text(value)
+        elif isinstance(value, list):
+            kinds = {str: 8, int: 5, float: 6}
+            found += struct.pack("<IIQ", 9, kinds[type(value[0])], len(value))
+            found += b"".join(gguf_text(v) if isinstance(v, str) else struct.pack("<i" if isinstance(v, int) else "<f", v) for v in value)
+        else:
+            found += struct.pack("<II", 4, value)
+    data = b""
+    for name, sizes, encoding, content in tensors:
+        found += gguf_text(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, encoding, len(data))
+        data += content + bytes(-len(content) % 32)
+    return found + bytes(-(len(found) + 4) % 32) + data
+
+
+def gguf_sizes(architecture):
+    sizes = {"context_length": 8, "embedding_length": 32, "block_count": 1, "feed_forward_length": 32, "attention.head_count": 2, "attention.sliding_window": 4}
+    return {"general.architecture": architecture, **{f"{architecture}.{key}": value for key, value in sizes.items()}}
+
+
 # The metadata of a model, and of a checkpoint of the trainer in the fuzz target.
 SIZES = b'{"layers":1,"width":8,"heads":1,"context":4,"feed_forward":8}'
 STATE = b'{"model":' + SIZES + b',"training":{},"step":1,"corpus":0,"sparse_layers":[]}'
@@ -118,6 +147,21 @@ SEEDS = {
         ],
         manifest("I8", [1, 68], 2, group_size=64),
     ),
+    "gguf/llama": gguf(
+        gguf_sizes("llama")
+        | {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["<unk>", "a", "b", "ab"], "tokenizer.ggml.token_type": [2, 1, 1, 1], "tokenizer.ggml.scores": [0.0, 0.0, 0.0, -1.0]},
+        [("token_embd.weight", [32, 4], 2, bytes(72)), ("blk.0.attn_q.weight", [32, 4], 8, bytes(136)), ("blk.0.attn_norm.weight", [32], 0, bytes(128))],
+    ),
+    "gguf/gpt2": gguf(
+        gguf_sizes("gpt2")
+        | {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.tokens": ["a", "b", "ab"], "tokenizer.ggml.merges": ["a b"], "tokenizer.ggml.bos_token_id": 1},
+        [("token_embd.weight", [32, 3], 1, bytes(192)), ("blk.0.ffn_up.weight", [32, 4], 7, bytes(96)), ("blk.0.ffn_up.bias", [4], 0, bytes(16))],
+    ),
+    "gguf/gemma3": gguf(gguf_sizes("gemma3"), [("token_embd.weight", [256, 1], 12, bytes(144)), ("output_norm.weight", [32], 0, bytes(128))]),
+    "gguf/encodings": gguf(
+        gguf_sizes("qwen2"),
+        [(f"blk.{i}.ffn_up.weight", [256, 1], kind, bytes(size)) for i, (kind, size) in enumerate([(3, 160), (6, 176), (10, 84), (11, 110), (13, 176), (14, 210), (30, 512)])],
+    ),
     "index/small": json.dumps(
         {
             "metadata": {"total_size": 24},
@@ -154,4 +198,5 @@ SEEDS = {
 }
 
 for name, content in SEEDS.items():
+    (HERE / name).parent.mkdir(exist_ok=True)
     (HERE / name).write_bytes(content)

@@ -2,18 +2,17 @@
 
 mod support;
 
-use std::{fs, ops::ControlFlow, path::Path};
+use std::{fs, path::Path};
 
 use support::run;
 use twofour::{
-    file::{CompressOptions, NotSparse, Overwrite, compress, prune},
+    file::{Compress, Convert, NotSparse, Prune},
     select::Selector,
 };
 
 /// Makes `dense`, `pruned` and `compressed` of a checkpoint of the fixtures.
 fn models(kind: &str, at: &Path) {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints");
-    let mut go_on = |_: twofour::file::Progress<'_>| ControlFlow::Continue(());
     for folder in ["dense", "pruned", "compressed"] {
         fs::create_dir(at.join(folder)).unwrap();
         for entry in fs::read_dir(fixtures.join(kind)).unwrap() {
@@ -25,13 +24,13 @@ fn models(kind: &str, at: &Path) {
         }
     }
     let file = |folder: &str| at.join(folder).join("model.safetensors");
-    let mut choose = |tensor: &twofour::file::TensorInfo| {
+    let choose = |tensor: &twofour::file::TensorInfo| {
         let is_layer = tensor.shape.len() == 2 && tensor.name.contains("layer") && tensor.name.ends_with("weight");
         is_layer.then_some(Selector::TWO_FOUR)
     };
-    prune(file("dense"), file("pruned"), Overwrite::No, &mut choose, &mut go_on).unwrap();
-    let options = CompressOptions { not_sparse: NotSparse::KeepDense, ..CompressOptions::default() };
-    compress(file("pruned"), file("compressed"), Overwrite::No, &options, &mut go_on).unwrap();
+    Convert::open(file("dense")).unwrap().run(file("pruned"), Prune::new(&choose)).unwrap();
+    let options = Compress { not_sparse: NotSparse::KeepDense, ..Compress::default() };
+    Convert::open(file("pruned")).unwrap().run(file("compressed"), options).unwrap();
 }
 
 #[test]

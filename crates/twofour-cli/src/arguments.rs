@@ -38,7 +38,8 @@ Start here:
   twofour compress pruned.safetensors -o small.safetensors
   twofour quantize pruned/ -o int4/ --dtype int4   2:4 weights in four bits
 
-A model is a .safetensors file, a *.safetensors.index.json of a sharded one, or a directory that holds either.
+A model is a .safetensors file, a *.safetensors.index.json of a sharded one, a directory that holds either, or a \
+.gguf file.
 
 Environment:
   TWOFOUR_ENGINE      kernel engine: scalar, neon, avx2, avx512 or amx
@@ -87,6 +88,7 @@ pub(crate) enum Command {
     Compress(commands::compress::Compress),
     Quantize(commands::quantize::Quantize),
     Decompress(commands::decompress::Decompress),
+    Convert(commands::convert::ConvertModel),
     Inspect(commands::inspect::Inspect),
     Eval(commands::eval::Eval),
     Generate(commands::generate::Generate),

@@ -37,7 +37,7 @@ impl Name {
             part.starts_with(|c: char| c.is_ascii_alphanumeric())
                 && part.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
         };
-        let is_file = [".safetensors", ".json", ".toml"].iter().any(|end| name.ends_with(end));
+        let is_file = [".safetensors", ".gguf", ".json", ".toml"].iter().any(|end| name.ends_with(end));
         let is_name = is_plain(owner) && is_plain(name) && !is_file && is_plain(revision);
         is_name.then(|| Name { repository: repository.into(), revision: revision.into() })
     }

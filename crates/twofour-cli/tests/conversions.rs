@@ -291,3 +291,89 @@ fn weights_of_four_bits_are_read_by_every_command() {
     let found = reader.tensor("up.weight").unwrap().to_vec::<f32>().unwrap();
     assert_eq!(found, weight.dequantize().to_dense());
 }
+
+/// A model of llama.cpp; `crates/twofour/tests/fixtures/gguf_models.py` made it.
+fn gguf(at: &std::path::Path) {
+    let fixture = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour/tests/fixtures/gguf/qwen2.gguf");
+    fs::copy(fixture, at.join("m.gguf")).unwrap();
+    fs::write(at.join("text.txt"), "The old man's hats, they'll fall. ".repeat(20)).unwrap();
+}
+
+#[test]
+fn a_gguf_file_is_converted_and_every_command_reads_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    gguf(at);
+    let converted = run(at, &["convert", "m.gguf", "-o", "model", "--json"]).good().json();
+    assert_eq!(converted["tensors"].as_array().unwrap().len(), 14);
+    assert!(converted["bytes_after"].as_u64() > Some(0), "{converted}");
+    assert_eq!(
+        names(&at.join("model")),
+        ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    );
+    for command in [
+        &["eval", "MODEL", "--text", "text.txt", "--window", "32", "--json"][..],
+        &["generate", "MODEL", "--prompt", "The old", "--length", "8", "--temperature", "0"],
+        &["check", "MODEL", "--json"],
+        &["inspect", "MODEL", "--json"],
+    ] {
+        let answer = |model: &str| {
+            let arguments: Vec<&str> = command.iter().map(|part| if *part == "MODEL" { model } else { part }).collect();
+            run(at, &arguments)
+        };
+        let (file, directory) = (answer("m.gguf"), answer("model"));
+        assert_eq!(file.code, directory.code, "{command:?}: {}", file.stderr);
+        match command[0] {
+            "eval" => assert_eq!(file.json()["perplexity"], directory.json()["perplexity"]),
+            "generate" => assert_eq!(file.stdout, directory.stdout),
+            _ => {}
+        }
+    }
+    for (out, arguments) in [
+        ("pruned", &["prune"][..]),
+        ("wanda", &["prune", "--method", "wanda", "--calibration", "text.txt", "--samples", "2", "--length", "16"]),
+    ] {
+        let convert = |input: &str, out: &str| {
+            let arguments = [arguments, &[input, "-o", out]].concat();
+            run(at, &arguments).good();
+            fs::read(at.join(out).join("model.safetensors")).unwrap()
+        };
+        assert_eq!(convert("m.gguf", out), convert("model", &format!("{out}-again")), "{out}");
+        run(at, &["check", out]).good();
+        run(at, &["compress", out, "-o", &format!("{out}-small")]).good();
+        run(at, &["generate", &format!("{out}-small"), "--prompt", "The", "--length", "2"]).good();
+    }
+}
+
+#[test]
+fn what_cannot_be_converted_is_named_and_nothing_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    gguf(at);
+    let bytes = fs::read(at.join("m.gguf")).unwrap();
+    let damaged = |from: &str, to: &str| {
+        let at_byte = bytes.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
+        let mut damaged = bytes.clone();
+        damaged[at_byte..at_byte + to.len()].copy_from_slice(to.as_bytes());
+        fs::write(at.join("damaged.gguf"), damaged).unwrap();
+        run(at, &["convert", "damaged.gguf", "-o", "out"]).bad(1)
+    };
+    for (from, to, expected) in [
+        ("general.architecture", "general.architectura", "`general.architecture` is missing"),
+        ("qwen2", "qwen9", "a model of \"qwen9\" is not supported; supported are llama"),
+        ("blk.0.attn_q.weight", "blk.0.attn_x.weight", "tensor `blk.0.attn_x.weight`"),
+        ("tokenizer.ggml.merges", "tokenizer.ggml.mergez", "`tokenizer.ggml.merges` is missing"),
+        ("qwen2.block_count", "qwen2.block_kount", "`qwen2.block_count` is missing"),
+    ] {
+        let message = damaged(from, to);
+        assert!(message.contains("damaged.gguf") && message.contains(expected), "{expected}: {message}");
+        assert!(!at.join("out").exists());
+    }
+    fs::write(at.join("cut.gguf"), &bytes[..bytes.len() - 100]).unwrap();
+    assert!(run(at, &["convert", "cut.gguf", "-o", "out"]).bad(1).contains("truncated or damaged"));
+    let message = run(at, &["convert", "model.safetensors", "-o", "out"]).bad(1);
+    assert!(message.contains("model.safetensors"), "{message}");
+    run(at, &["convert", "m.gguf", "-o", "model"]).good();
+    let message = run(at, &["convert", "model", "-o", "again"]).bad(1);
+    assert!(message.contains("is in safetensors already"), "{message}");
+}

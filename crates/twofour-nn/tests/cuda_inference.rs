@@ -12,7 +12,7 @@ use std::{
 use half::{bf16, f16};
 use twofour::{
     DataType,
-    file::{self, Overwrite, PlannedTensor, Quantization, QuantizeOptions, Reader, StoredDType, Writer},
+    file::{Convert, Overwrite, PlannedTensor, Quantization, Quantize, Reader, StoredDType, Writer},
     int4::Granularity,
     layer::SparseLinearSettings,
 };
@@ -103,13 +103,13 @@ fn quantized(path: &Path, to: Quantization) -> PathBuf {
         Quantization::Int8(_) => "int8.safetensors",
         _ => "int4.safetensors",
     });
-    let options = QuantizeOptions {
+    let quantize = Quantize {
         which: &|name, _, _| name.starts_with("blocks."),
         to,
         dense: &|_, _, _| false,
         rule: twofour::quantization::ScaleRule::MaxAbs,
     };
-    file::quantize(path, &output, Overwrite::No, &options, &mut |_| ControlFlow::Continue(())).unwrap();
+    Convert::open(path).unwrap().run(&output, quantize).unwrap();
     output
 }
 

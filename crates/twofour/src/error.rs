@@ -545,6 +545,14 @@ impl Error {
         match self {
             Error::NotANumber { row, col } => Error::NotANumber { row: row + rows, col },
             Error::Infinite { row, col } => Error::Infinite { row: row + rows, col },
+            Error::Scale { row, scale } => Error::Scale { row: row + rows, scale },
+            Error::NotFourBits { row, group, value } => Error::NotFourBits { row: row + rows, group, value },
+            Error::IllegalCode { row, group, code } => Error::IllegalCode { row: row + rows, group, code },
+            Error::IllegalValue { row, group, reason } => Error::IllegalValue { row: row + rows, group, reason },
+            Error::DirtyMetadataTail { row } => Error::DirtyMetadataTail { row: row + rows },
+            Error::TooManyKept { axis: axis @ Axis::Row, line, group, kept, n, m } => {
+                Error::TooManyKept { axis, line: line + rows, group, kept, n, m }
+            }
             other => other,
         }
     }

@@ -1,13 +1,13 @@
-//! 2:4 weights in eight bits: kept values as integers from -127 to 127, with a scale for each row or for some of its columns.
+//! 2:4 weights in eight bits: kept values as integers from -127 to 127, with a scale for each row or for some of its
+//! columns.
 //!
 //! `w ≈ q · scale`, symmetric: no zero points, so what is pruned stays zero.
 
 use half::f16;
 
 use crate::{
-    Arithmetic, Compressed, Error, Result,
     int4::Granularity,
-    quantization::{self, IntegerRange, ScaleRule},
+    quantization::{IntegerRange, Integers, Quantized},
 };
 
 /// A 2:4 weight `[rows, cols]` of eight-bit integers; see the [module](self).
@@ -21,107 +21,34 @@ use crate::{
 /// assert_eq!(q.weight().values(), [127, -3, 1, 0]);
 /// # Ok::<(), twofour::Error>(())
 /// ```
-#[derive(Debug, Clone, PartialEq)]
-pub struct Int8 {
-    weight: Compressed<i8>,
-    scales: Vec<f32>,
-    granularity: Granularity,
-}
+pub type Int8 = Quantized<EightBits>;
 
-fn range(granularity: Granularity) -> IntegerRange {
-    IntegerRange { largest: 127, lowest: -127, half_scales: granularity != Granularity::Row }
-}
+/// Integers from -127 to 127.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EightBits {}
 
-impl Int8 {
-    /// Rounds each kept value to the nearest multiple of its scale, ties to even; a scale is the largest magnitude that it serves, by 127. The mask
-    /// stays: a value that rounds to zero keeps its place.
-    ///
-    /// # Errors
-    /// Those of [`Int8::quantize_with`].
-    pub fn quantize<T: Arithmetic>(weight: &Compressed<T>, granularity: Granularity) -> Result<Self> {
-        Self::quantize_with(weight, granularity, ScaleRule::MaxAbs)
+impl Integers for EightBits {
+    type Scale = f32;
+
+    const SCALES: &'static str = "scales of an eight-bit weight";
+
+    fn range(granularity: Granularity) -> IntegerRange {
+        IntegerRange { largest: 127, lowest: -127, half_scales: granularity != Granularity::Row }
     }
 
-    /// The same with a rule for the scales.
-    ///
-    /// # Errors
-    /// [`Error::NotANumber`] and [`Error::Infinite`] with the place; [`Error::Scale`] where the scale of a group is beyond f16.
-    pub fn quantize_with<T: Arithmetic>(
-        weight: &Compressed<T>,
-        granularity: Granularity,
-        rule: ScaleRule,
-    ) -> Result<Self> {
-        let integers = quantization::quantize(weight, granularity, range(granularity), rule)?;
-        Ok(Self { weight: integers.weight, scales: integers.scales, granularity })
+    fn stored(scale: f32) -> f32 {
+        scale
     }
 
-    /// From integers and scales, `[rows, scales_per_row]`.
-    ///
-    /// # Errors
-    /// [`Error::Length`] for the number of scales, [`Error::Scale`] for one that is not finite or, of a group, not an f16.
-    pub fn from_parts(weight: Compressed<i8>, scales: Vec<f32>, granularity: Granularity) -> Result<Self> {
-        let per_row = granularity.scales_per_row(weight.cols());
-        let expected = weight.rows() * per_row;
-        if scales.len() != expected {
-            return Err(Error::Length { what: "scales of an eight-bit weight", expected, found: scales.len() });
-        }
-        let is_stored = |scale: f32| granularity == Granularity::Row || f16::from_f32(scale).to_f32() == scale;
-        if let Some(i) = scales.iter().position(|scale| !scale.is_finite() || !is_stored(*scale)) {
-            return Err(Error::Scale { row: i / per_row, scale: i % per_row });
-        }
-        Ok(Self { weight, scales, granularity })
-    }
-
-    /// Adds the rows of another weight below this one's.
-    ///
-    /// # Errors
-    /// [`Error::Granularity`] for scales of another granularity; those of [`Compressed::append`].
-    pub fn append(&mut self, mut below: Self) -> Result<()> {
-        if below.granularity != self.granularity {
-            let (expected, found) = (self.granularity.columns(), below.granularity.columns());
-            return Err(Error::Granularity { expected, found });
-        }
-        self.weight.append(below.weight)?;
-        self.scales.append(&mut below.scales);
-        Ok(())
-    }
-
-    /// The weight that this stands for: integers times scales.
-    pub fn dequantize(&self) -> Compressed<f32> {
-        quantization::dequantize(&self.weight, |row, col| self.scale(row, col))
-    }
-
-    /// The integers.
-    pub fn weight(&self) -> &Compressed<i8> {
-        &self.weight
-    }
-
-    /// The scales, `[rows, scales_per_row]`.
-    pub fn scales(&self) -> &[f32] {
-        &self.scales
-    }
-
-    /// The scale of a row's column.
-    pub fn scale(&self, row: usize, col: usize) -> f32 {
-        let per_row = self.granularity.scales_per_row(self.weight.cols());
-        self.scales[row * per_row + self.granularity.scale_of(col)]
-    }
-
-    /// What shares a scale.
-    pub fn granularity(&self) -> Granularity {
-        self.granularity
-    }
-
-    /// The integers and the scales, given up.
-    pub fn into_parts(self) -> (Compressed<i8>, Vec<f32>) {
-        (self.weight, self.scales)
+    fn is_stored(scale: f32, granularity: Granularity) -> bool {
+        granularity == Granularity::Row || f16::from_f32(scale).to_f32() == scale
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::MatrixRef;
+    use crate::{Compressed, Error, MatrixRef};
 
     #[test]
     fn parts_that_do_not_fit_are_refused() {

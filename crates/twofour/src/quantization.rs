@@ -1,12 +1,57 @@
-//! Rounding the kept values of a 2:4 weight to integers with symmetric scales: what [`crate::int4`] and [`crate::int8`] share.
+//! Rounding the kept values of a 2:4 weight to integers with symmetric scales: what [`crate::int4`] and [`crate::int8`]
+//! share.
 //!
-//! `w ≈ q · scale`, without zero points, so what is pruned stays zero. The mask stays, too: a kept value that rounds to zero keeps its place, as an
-//! integer 0 that is stored.
+//! `w ≈ q · scale`, without zero points, so what is pruned stays zero. The mask stays, too: a kept value that rounds to
+//! zero keeps its place, as an integer 0 that is stored.
 
 use half::f16;
 use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
 
-use crate::{Arithmetic, Compressed, Error, Result, compressed::code, first_error::first_error, int4::Granularity};
+use crate::{Arithmetic, Compressed, Error, Result, compressed::code, first_error::first_error};
+
+/// Columns that share a scale under [`Granularity::Group`]: 64 kept values.
+pub const GROUP: usize = 128;
+
+/// What shares a scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Granularity {
+    /// A whole row.
+    Row,
+    /// [`GROUP`] columns of a row, the last of a row fewer.
+    Group,
+    /// 64 columns of a row, the last of a row fewer. On CPUs and in files; GPU kernels have the other two.
+    Group64,
+}
+
+impl Granularity {
+    /// Every granularity.
+    pub const ALL: [Self; 3] = [Granularity::Row, Granularity::Group, Granularity::Group64];
+
+    /// Columns that share a scale, where it is not a whole row.
+    pub fn columns(self) -> Option<usize> {
+        match self {
+            Granularity::Row => None,
+            Granularity::Group => Some(GROUP),
+            Granularity::Group64 => Some(64),
+        }
+    }
+
+    /// The granularity of groups of so many columns, where there is one.
+    pub fn of_columns(columns: usize) -> Option<Self> {
+        Self::ALL.into_iter().find(|granularity| granularity.columns() == Some(columns))
+    }
+
+    /// Scales of a row of `cols` columns.
+    pub fn scales_per_row(self, cols: usize) -> usize {
+        self.columns().map_or(1, |columns| cols.div_ceil(columns))
+    }
+
+    /// Which of a row's scales a column has.
+    pub fn scale_of(self, col: usize) -> usize {
+        self.columns().map_or(0, |columns| col / columns)
+    }
+}
 
 /// How a scale follows from the values that share it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -14,8 +59,8 @@ pub enum ScaleRule {
     /// The largest magnitude becomes the largest integer: nothing is clipped.
     #[default]
     MaxAbs,
-    /// Of 33 scales from that one down to half of it, the one with the least sum of squared errors; values beyond the largest integer are clipped to
-    /// it. Of equal sums the larger scale.
+    /// Of 33 scales from that one down to half of it, the one with the least sum of squared errors; values beyond the
+    /// largest integer are clipped to it. Of equal sums the larger scale.
     LeastSquares,
 }
 
@@ -28,15 +73,143 @@ impl ScaleRule {
     }
 }
 
+/// A kind of integers: [`FourBits`](crate::int4::FourBits) or [`EightBits`](crate::int8::EightBits).
+pub trait Integers: Clone + Copy + std::fmt::Debug + PartialEq + Send + Sync + 'static {
+    /// The type in which scales are kept.
+    type Scale: Copy + std::fmt::Debug + PartialEq + Into<f32> + Send + Sync;
+
+    /// What errors call the scales.
+    const SCALES: &'static str;
+
+    /// The range of the integers, and the type of the scales in a file.
+    fn range(granularity: Granularity) -> IntegerRange;
+
+    /// A scale in the type in which it is kept.
+    fn stored(scale: f32) -> Self::Scale;
+
+    /// Whether a file holds the scale as it is.
+    fn is_stored(scale: f32, granularity: Granularity) -> bool {
+        let _ = (scale, granularity);
+        true
+    }
+
+    /// Checks that integers of eight bits are of this kind.
+    ///
+    /// # Errors
+    /// [`Error::NotFourBits`] with the place of the first that is not.
+    fn check(weight: &Compressed<i8>) -> Result<()> {
+        let _ = weight;
+        Ok(())
+    }
+}
+
+/// A 2:4 weight `[rows, cols]` of integers with symmetric scales: an [`Int4`](crate::int4::Int4) or an
+/// [`Int8`](crate::int8::Int8).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Quantized<I: Integers> {
+    weight: Compressed<i8>,
+    scales: Vec<I::Scale>,
+    granularity: Granularity,
+}
+
+impl<I: Integers> Quantized<I> {
+    /// Rounds each kept value to the nearest multiple of its scale, ties to even; a scale is the largest magnitude that
+    /// it serves, by the largest integer. The mask stays: a value that rounds to zero keeps its place.
+    ///
+    /// # Errors
+    /// Those of [`Quantized::quantize_with`].
+    pub fn quantize<T: Arithmetic>(weight: &Compressed<T>, granularity: Granularity) -> Result<Self> {
+        Self::quantize_with(weight, granularity, ScaleRule::MaxAbs)
+    }
+
+    /// The same with a rule for the scales.
+    ///
+    /// # Errors
+    /// [`Error::NotANumber`] and [`Error::Infinite`] with the place; [`Error::Scale`] where a scale is beyond the type
+    /// in which it is stored.
+    pub fn quantize_with<T: Arithmetic>(
+        weight: &Compressed<T>,
+        granularity: Granularity,
+        rule: ScaleRule,
+    ) -> Result<Self> {
+        let (weight, scales) = quantize(weight, granularity, I::range(granularity), rule)?;
+        Ok(Self { weight, scales: scales.into_iter().map(I::stored).collect(), granularity })
+    }
+
+    /// From integers and scales, `[rows, scales_per_row]`.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for the number of scales, [`Error::Scale`] for one that is not finite or that no file holds,
+    /// [`Error::NotFourBits`] with the place of the first integer that four bits do not hold, where they should.
+    pub fn from_parts(weight: Compressed<i8>, scales: Vec<I::Scale>, granularity: Granularity) -> Result<Self> {
+        let per_row = granularity.scales_per_row(weight.cols());
+        let expected = weight.rows() * per_row;
+        if scales.len() != expected {
+            return Err(Error::Length { what: I::SCALES, expected, found: scales.len() });
+        }
+        let is_sound = |scale: f32| scale.is_finite() && I::is_stored(scale, granularity);
+        if let Some(i) = scales.iter().position(|scale| !is_sound((*scale).into())) {
+            return Err(Error::Scale { row: i / per_row, scale: i % per_row });
+        }
+        I::check(&weight)?;
+        Ok(Self { weight, scales, granularity })
+    }
+
+    /// Adds the rows of another weight below this one's.
+    ///
+    /// # Errors
+    /// [`Error::Granularity`] for scales of another granularity; those of [`Compressed::append`].
+    pub fn append(&mut self, mut below: Self) -> Result<()> {
+        if below.granularity != self.granularity {
+            let (expected, found) = (self.granularity.columns(), below.granularity.columns());
+            return Err(Error::Granularity { expected, found });
+        }
+        self.weight.append(below.weight)?;
+        self.scales.append(&mut below.scales);
+        Ok(())
+    }
+
+    /// The weight that this stands for: integers times scales.
+    pub fn dequantize(&self) -> Compressed<f32> {
+        dequantize(&self.weight, |row, col| self.scale(row, col).into())
+    }
+
+    /// The integers.
+    pub fn weight(&self) -> &Compressed<i8> {
+        &self.weight
+    }
+
+    /// The scales, `[rows, scales_per_row]`.
+    pub fn scales(&self) -> &[I::Scale] {
+        &self.scales
+    }
+
+    /// The scale of a row's column.
+    pub fn scale(&self, row: usize, col: usize) -> I::Scale {
+        let per_row = self.granularity.scales_per_row(self.weight.cols());
+        self.scales[row * per_row + self.granularity.scale_of(col)]
+    }
+
+    /// What shares a scale.
+    pub fn granularity(&self) -> Granularity {
+        self.granularity
+    }
+
+    /// The integers and the scales, given up.
+    pub fn into_parts(self) -> (Compressed<i8>, Vec<I::Scale>) {
+        (self.weight, self.scales)
+    }
+}
+
 /// The range of an integer type and the type of its scales.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct IntegerRange {
+pub struct IntegerRange {
     /// The integer that the largest magnitude becomes.
-    pub(crate) largest: i8,
+    pub largest: i8,
     /// The lowest integer.
-    pub(crate) lowest: i8,
+    pub lowest: i8,
     /// Whether scales are f16, so that a value is rounded with the scale that is stored.
-    pub(crate) half_scales: bool,
+    pub half_scales: bool,
 }
 
 impl IntegerRange {
@@ -68,24 +241,18 @@ impl IntegerRange {
     }
 }
 
-/// Integers and scales.
-pub(crate) struct Integers {
-    /// The integers, at the weight's positions.
-    pub(crate) weight: Compressed<i8>,
-    /// `[rows, scales_per_row]`.
-    pub(crate) scales: Vec<f32>,
-}
-
-/// Rounds the kept values of a weight to nearest, ties to even.
+/// Rounds the kept values of a weight to nearest, ties to even; returns the integers at the weight's positions, and the
+/// scales, `[rows, scales_per_row]`.
 ///
 /// # Errors
-/// [`Error::NotANumber`] and [`Error::Infinite`] with the place; [`Error::Scale`] where a scale is not a finite number of its type.
-pub(crate) fn quantize<T: Arithmetic>(
+/// [`Error::NotANumber`] and [`Error::Infinite`] with the place; [`Error::Scale`] where a scale is not a finite number
+/// of its type.
+fn quantize<T: Arithmetic>(
     weight: &Compressed<T>,
     granularity: Granularity,
     range: IntegerRange,
     rule: ScaleRule,
-) -> Result<Integers> {
+) -> Result<(Compressed<i8>, Vec<f32>)> {
     let (rows, kept) = (weight.rows(), 2 * weight.groups());
     let per_row = granularity.scales_per_row(weight.cols());
     let (mut values, mut scales) = (vec![0; rows * kept], vec![0.0; rows * per_row]);
@@ -112,7 +279,7 @@ pub(crate) fn quantize<T: Arithmetic>(
         Ok(())
     })?;
     let weight = Compressed::from_trusted_parts(rows, weight.cols(), values, weight.meta().to_vec());
-    Ok(Integers { weight, scales })
+    Ok((weight, scales))
 }
 
 /// The error for the kept value `kept` of a row.
@@ -123,7 +290,7 @@ fn not_finite<T: Arithmetic>(weight: &Compressed<T>, row: usize, kept: usize, va
 }
 
 /// The weight that integers with scales stand for: their products, exact in f32 for f16 scales.
-pub(crate) fn dequantize(weight: &Compressed<i8>, scale: impl Fn(usize, usize) -> f32) -> Compressed<f32> {
+fn dequantize(weight: &Compressed<i8>, scale: impl Fn(usize, usize) -> f32) -> Compressed<f32> {
     let kept = 2 * weight.groups();
     let value = |(i, q): (usize, &i8)| f32::from(*q) * scale(i / kept, i % kept / 2 * 4);
     // Without the sign of a zero, which a negative scale would leave: the compressed form has one zero.
@@ -131,7 +298,8 @@ pub(crate) fn dequantize(weight: &Compressed<i8>, scale: impl Fn(usize, usize) -
     Compressed::from_trusted_parts(weight.rows(), weight.cols(), values, weight.meta().to_vec())
 }
 
-/// `‖W − Ŵ‖ / ‖W‖` in the Frobenius norm, of a weight and what stands for it at the same positions; 0 for a weight of zeros.
+/// `‖W − Ŵ‖ / ‖W‖` in the Frobenius norm, of a weight and what stands for it at the same positions; 0 for a weight of
+/// zeros.
 ///
 /// # Errors
 /// [`Error::Shape`] where the shapes differ.
@@ -140,12 +308,39 @@ pub fn relative_error<T: Arithmetic>(weight: &Compressed<T>, quantized: &Compres
     if expected != found {
         return Err(Error::Shape { what: "quantized weight", expected, found });
     }
-    let pairs = weight.values().iter().zip(quantized.values());
-    let sums = pairs.fold((0.0, 0.0), |(error, norm), (w, q)| {
-        let w = f64::from(w.to_f32());
-        (error + (w - f64::from(*q)).powi(2), norm + w * w)
-    });
-    Ok(if sums.1 == 0.0 { 0.0 } else { (sums.0 / sums.1).sqrt() })
+    Ok(SquaredError::of(weight, quantized).relative())
+}
+
+/// `‖W − Ŵ‖²` and `‖W‖²`.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct SquaredError {
+    error: f64,
+    norm: f64,
+}
+
+impl SquaredError {
+    /// Of a weight and what stands for it at the same positions.
+    pub(crate) fn of<T: Arithmetic>(weight: &Compressed<T>, quantized: &Compressed<f32>) -> Self {
+        let mut sums = Self::default();
+        weight.values().iter().zip(quantized.values()).for_each(|(w, q)| sums.add(w.to_f32(), *q));
+        sums
+    }
+
+    /// Adds an element and what stands for it.
+    pub(crate) fn add(&mut self, w: f32, q: f32) {
+        let w = f64::from(w);
+        self.error += (w - f64::from(q)).powi(2);
+        self.norm += w * w;
+    }
+
+    pub(crate) fn and(self, other: Self) -> Self {
+        SquaredError { error: self.error + other.error, norm: self.norm + other.norm }
+    }
+
+    /// `‖W − Ŵ‖ / ‖W‖`; 0 for a weight of zeros.
+    pub(crate) fn relative(self) -> f64 {
+        if self.norm == 0.0 { 0.0 } else { (self.error / self.norm).sqrt() }
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@
 use std::{
     collections::BTreeMap,
     fs,
-    ops::ControlFlow,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread::sleep,
@@ -13,7 +12,7 @@ use std::{
 
 use twofour::{
     Error,
-    file::{CompressOptions, Index, Overwrite, PlannedTensor, StoredDType, TEMP_PREFIX, TEMP_SUFFIX, Writer, compress},
+    file::{Compress, Convert, Index, Overwrite, PlannedTensor, StoredDType, TEMP_PREFIX, TEMP_SUFFIX, Writer},
 };
 
 const DIRECTORY: &str = "TWOFOUR_TEST_DIRECTORY";
@@ -86,11 +85,9 @@ fn writing_beyond_the_limit() {
         other => panic!("{other:?}"),
     };
     expect_refusal(write_model(&directory.join("out.safetensors")));
-    let options = CompressOptions::default();
+    let options = Compress::default();
     for (input, output) in [("in.safetensors", "out.safetensors"), ("sharded", "out")] {
-        let outcome = compress(directory.join(input), directory.join(output), Overwrite::No, &options, &mut |_| {
-            ControlFlow::Continue(())
-        });
+        let outcome = Convert::open(directory.join(input)).unwrap().run(directory.join(output), options);
         expect_refusal(outcome.map(|_| ()));
     }
 }

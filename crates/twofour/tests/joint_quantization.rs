@@ -1,13 +1,13 @@
 //! Pruning and quantization in one pass, from the solver to the file.
 
-use std::{collections::BTreeMap, ops::ControlFlow};
+use std::collections::BTreeMap;
 
 use twofour::{
     Compressed, Error, MatrixRef, Pattern, Result,
     calibration::Hessian,
     file::{
-        Overwrite, PlannedTensor, PruneOutcome, Quantization, QuantizedWeight, Reader, StoredDType, TensorInfo, Writer,
-        prune_and_quantize_with,
+        Convert, Kept, Outcome, Overwrite, PlannedTensor, PruneAndQuantize, Quantization, QuantizedWeight, Reader,
+        StoredDType, TensorInfo, Writer,
     },
     int4::{Granularity, Int4},
     select::Sparsity,
@@ -78,18 +78,11 @@ fn what_was_solved_is_what_a_reader_finds() {
     ] {
         let expected = solved(bits, scope);
         let convert = |to, solve: &mut dyn FnMut(&TensorInfo) -> Result<QuantizedWeight>| {
-            prune_and_quantize_with(
-                at("in.safetensors"),
-                at("out.safetensors"),
-                Overwrite::Yes,
-                to,
-                &mut |tensor| tensor.name == "up.weight",
-                solve,
-                &mut |_| ControlFlow::Continue(()),
-            )
+            let operation = PruneAndQuantize::new(to, |tensor| tensor.name == "up.weight", solve);
+            Convert::open(at("in.safetensors"))?.overwrite(Overwrite::Yes).run(at("out.safetensors"), operation)
         };
         let report = convert(to(bits, scope), &mut |_| Ok(expected.clone())).unwrap();
-        assert!(report.tensors.iter().any(|tensor| tensor.outcome == PruneOutcome::NotChosen));
+        assert!(report.tensors.iter().any(|tensor| tensor.outcome == Outcome::Copied(Kept::NotChosen)));
         let reader = Reader::open(at("out.safetensors")).unwrap();
         let found = match bits {
             Bits::Int8 => reader.int8("up.weight").unwrap().dequantize(),

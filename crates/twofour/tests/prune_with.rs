@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     fs,
-    ops::ControlFlow,
     path::{Path, PathBuf},
 };
 
@@ -12,16 +11,13 @@ use twofour::{
     Axis, Error, Mask, MatrixRef, Pattern,
     criterion::{self, Magnitude},
     file::{
-        self, Overwrite, PlannedTensor, Progress, PruneOutcome, PrunedWeight, Reader, StoredDType, TensorInfo, Writer,
+        Convert, Kept, Outcome, Overwrite, PlannedTensor, Prune, PruneWith, Pruned, PrunedWeight, Reader, Report,
+        StoredDType, TensorInfo, Writer,
     },
     select::{Selector, Sparsity},
 };
 
 const TWO_FOUR: (Sparsity, Axis) = (Sparsity::Groups(Pattern::TWO_FOUR), Axis::Row);
-
-fn go_on(_: Progress<'_>) -> ControlFlow<()> {
-    ControlFlow::Continue(())
-}
 
 fn value(i: usize) -> f32 {
     ((i * 37 % 101) as f32 - 50.0) / 32.0
@@ -49,9 +45,9 @@ fn by_magnitude(weight: MatrixRef<'_, f32>) -> Mask {
 
 type Pruner<'a> = &'a mut dyn FnMut(&TensorInfo, MatrixRef<'_, f32>) -> twofour::Result<PrunedWeight>;
 
-fn prune(input: &Path, output: &Path, pruner: Pruner<'_>) -> twofour::Result<file::PruneReport> {
-    let mut choose = |tensor: &TensorInfo| tensor.name.ends_with("weight").then_some(TWO_FOUR);
-    file::prune_with(input, output, Overwrite::No, &mut choose, pruner, &mut go_on)
+fn prune(input: &Path, output: &Path, pruner: Pruner<'_>) -> twofour::Result<Report<Pruned>> {
+    let choose = |tensor: &TensorInfo| tensor.name.ends_with("weight").then_some(TWO_FOUR);
+    Convert::open(input)?.run(output, PruneWith::new(choose, pruner))
 }
 
 #[test]
@@ -59,8 +55,9 @@ fn a_functions_masks_are_those_of_the_selector() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     save(&at("in.safetensors"));
-    let mut choose = |tensor: &TensorInfo| tensor.name.ends_with("weight").then_some(Selector::TWO_FOUR);
-    file::prune(at("in.safetensors"), at("selector.safetensors"), Overwrite::No, &mut choose, &mut go_on).unwrap();
+    let choose = |tensor: &TensorInfo| tensor.name.ends_with("weight").then_some(Selector::TWO_FOUR);
+    let convert = Convert::open(at("in.safetensors")).unwrap();
+    convert.run(at("selector.safetensors"), Prune::new(choose)).unwrap();
     let mut seen = Vec::new();
     let report = prune(&at("in.safetensors"), &at("function.safetensors"), &mut |tensor, weight| {
         seen.push(tensor.name.clone());
@@ -71,8 +68,8 @@ fn a_functions_masks_are_those_of_the_selector() {
     assert_eq!(seen, ["a.weight", "b.weight", "c.weight"]);
     for tensor in report.unwrap().tensors {
         match tensor.outcome {
-            PruneOutcome::PrunedBy { density, adjusted, .. } => assert!(density == 0.5 && !adjusted),
-            PruneOutcome::NotAMatrix => assert_eq!(tensor.name, "a.bias"),
+            Outcome::Changed(Pruned { density, adjusted, .. }) => assert!(density == 0.5 && !adjusted),
+            Outcome::Copied(Kept::NotAMatrix) => assert_eq!(tensor.name, "a.bias"),
             other => panic!("{other:?}"),
         }
     }

@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    ops::ControlFlow,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -10,8 +9,7 @@ use std::{
 use twofour::{
     Compressed, DataType, Element, F8E4M3, F8E5M2, MatrixRef,
     file::{
-        CompressOptions, CompressedInfo, Overwrite, Plan, PlannedTensor, Reader, StoredDType, Writer, compress,
-        decompress,
+        Compress, CompressedInfo, Convert, Decompress, Overwrite, Plan, PlannedTensor, Reader, StoredDType, Writer,
     },
     int4::{Granularity, Int4},
     int8::Int8,
@@ -47,28 +45,19 @@ fn files_of_the_package_are_read() {
 fn the_fixture_of_a_second_compressor_is_ours() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
-    let options = CompressOptions { which: &|t| t.name.ends_with(".weight"), ..Default::default() };
-    let report =
-        compress(
-            fixture("dense.safetensors"),
-            at("small"),
-            Overwrite::No,
-            &options,
-            &mut |_| ControlFlow::Continue(()),
-        )
-        .unwrap();
-    assert_eq!(report.negative_zeros(), 0);
+    let options = Compress { which: &|t| t.name.ends_with(".weight"), ..Default::default() };
+    let report = Convert::open(fixture("dense.safetensors")).unwrap().run(at("small"), options).unwrap();
+    assert!(report.changed().all(|(_, made)| made.negative_zeros == 0));
     assert_eq!(tensors(&at("small")), tensors(&fixture("compressed.safetensors")));
     let (ours, theirs) = (Reader::open(at("small")).unwrap(), Reader::open(fixture("compressed.safetensors")).unwrap());
     assert!(ours.compressed_weights().eq(theirs.compressed_weights()));
     assert_eq!(ours.compressed_weights().count(), 18);
 
-    decompress(fixture("compressed.safetensors"), at("back"), Overwrite::No, &mut |_| ControlFlow::Continue(()))
-        .unwrap();
+    Convert::open(fixture("compressed.safetensors")).unwrap().run(at("back"), Decompress).unwrap();
     assert_eq!(tensors(&at("back")), tensors(&fixture("dense.safetensors")));
-    compress(fixture("sharded"), at("shards"), Overwrite::No, &options, &mut |_| ControlFlow::Continue(())).unwrap();
+    Convert::open(fixture("sharded")).unwrap().run(at("shards"), options).unwrap();
     assert_eq!(tensors(&at("shards")), tensors(&at("small")));
-    decompress(at("shards"), at("shards back"), Overwrite::No, &mut |_| ControlFlow::Continue(())).unwrap();
+    Convert::open(at("shards")).unwrap().run(at("shards back"), Decompress).unwrap();
     assert_eq!(tensors(&at("shards back")), tensors(&fixture("dense.safetensors")));
 }
 
@@ -93,10 +82,7 @@ fn hex(bytes: &[u8]) -> String {
 fn the_package_reads_our_files() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("small");
-    compress(fixture("dense.safetensors"), &path, Overwrite::No, &CompressOptions::default(), &mut |_| {
-        ControlFlow::Continue(())
-    })
-    .unwrap();
+    Convert::open(fixture("dense.safetensors")).unwrap().run(&path, Compress::default()).unwrap();
     let script = "import sys, safetensors\n\
         for name, t in safetensors.deserialize(open(sys.argv[1], 'rb').read()):\n\
         \x20   print(name, t['dtype'], *t['shape'], '=', bytes(t['data']).hex())\n\
@@ -155,10 +141,7 @@ fn the_specifications_example_is_what_we_write() {
 fn the_specifications_reader_reads_our_files() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("small");
-    compress(fixture("dense.safetensors"), &path, Overwrite::No, &CompressOptions::default(), &mut |_| {
-        ControlFlow::Continue(())
-    })
-    .unwrap();
+    Convert::open(fixture("dense.safetensors")).unwrap().run(&path, Compress::default()).unwrap();
     let script = block_of_the_specification("python")
         + "\nimport sys\nfor name, t in read(sys.argv[1]).items():\n    print(name, t.shape, t.tobytes().hex())\n";
     let Some(output) = python("numpy", &script, &path) else { return };

@@ -5,9 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use twofour::file::{
-    self, CompressOptions, CompressOutcome, CompressReport, CompressedTensor, NegativeZeros, NotSparse, Reader,
-};
+use twofour::file::{self, Convert, Kept, MadeCompressed, NegativeZeros, NotSparse, Outcome, Reader, Report};
 
 use super::{
     converted::{self, Converted, Row, shrunk},
@@ -43,8 +41,8 @@ Examples:
 A chosen weight that is not 2:4 along its rows is an error that names tensor, row and group, unless --prune or \
 --keep-dense is given. The format is specified in docs/reference/format.md.")]
 pub(crate) struct Compress {
-    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face
-    /// hub
+    /// The model: a .safetensors or .gguf file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the
+    /// Hugging Face hub
     input: PathBuf,
 
     #[command(flatten)]
@@ -113,9 +111,8 @@ impl Compress {
         let _guard = interrupt::guard();
         let chosen = |name: &str, dtype, shape: &[usize]| selection.of_compressible(name, dtype, shape).is_ok();
         expect_to_compress(&reader, &chosen, self.keep_dense)?;
-        drop(reader);
         let mut progress = screen.progress();
-        let options = CompressOptions {
+        let compress = file::Compress {
             which: &|t| chosen(&t.name, t.dtype, &t.shape),
             not_sparse: match (self.prune, self.keep_dense) {
                 (true, _) => NotSparse::Prune,
@@ -124,21 +121,21 @@ impl Compress {
             },
             negative_zeros: if self.exact { NegativeZeros::Refuse } else { NegativeZeros::Normalise },
         };
-        let report =
-            file::compress(&self.input, &self.output.output, overwrite, &options, &mut |p| show(&mut progress, p))?;
+        let convert = Convert::new(reader).overwrite(overwrite).progress(|p| show(&mut progress, p));
+        let report = convert.run(&self.output.output, compress)?;
         drop(progress);
         self.tell(screen, &report, &selection)?;
         Ok(Verdict::Yes)
     }
 
-    fn tell(&self, screen: &mut Screen, report: &CompressReport, selection: &Selection) -> Result<()> {
+    fn tell(&self, screen: &mut Screen, report: &Report<MadeCompressed>, selection: &Selection) -> Result<()> {
         let tensors: Vec<TensorAnswer<'_>> = report.tensors.iter().map(|t| tensor_answer(t, selection)).collect();
         let [bytes_before, bytes_after] = converted::bytes(tensors.iter().map(AsRef::as_ref));
         let answer = Answer {
             output: &self.output.output,
             bytes_before,
             bytes_after,
-            negative_zeros: report.negative_zeros(),
+            negative_zeros: report.changed().map(|(_, made)| made.negative_zeros).sum(),
             tensors,
             beside: BesideAnswer::of(&self.input, &self.output.output)?,
         };
@@ -192,26 +189,29 @@ fn kept_dense(violations: usize) -> String {
     format!("dense: {}", units::plural(violations, "violation"))
 }
 
-fn tensor_answer<'a>(t: &'a CompressedTensor, selection: &Selection) -> TensorAnswer<'a> {
+fn tensor_answer<'a>(t: &'a file::Converted<MadeCompressed>, selection: &Selection) -> TensorAnswer<'a> {
+    let mut kept_l1 = None;
+    let mut violations = 0;
     let (compressed, note) = match t.outcome {
-        CompressOutcome::Compressed { .. } => (true, "compressed".to_owned()),
-        CompressOutcome::Pruned { kept_l1, .. } => (true, format!("pruned, {} of L1 kept", units::percent(kept_l1))),
-        CompressOutcome::KeptDense { violations } => (false, kept_dense(violations)),
-        CompressOutcome::AlreadyCompressed => (true, "compressed already".to_owned()),
-        _ => match selection.of_compressible(&t.name, t.dtype, &t.shape) {
-            Err(reason) => (false, format!("dense: {reason}")),
-            Ok(()) => (false, "dense".to_owned()),
+        Outcome::Changed(MadeCompressed { pruned: Some((kept, _)), .. }) => {
+            kept_l1 = Some(kept);
+            (true, format!("pruned, {} of L1 kept", units::percent(kept)))
+        }
+        Outcome::Changed(MadeCompressed { pruned: None, .. }) => (true, "compressed".to_owned()),
+        Outcome::Copied(Kept::NotSparse { violations: found }) => {
+            violations = found;
+            (false, kept_dense(found))
+        }
+        Outcome::Copied(Kept::Compressed) => (true, "compressed already".to_owned()),
+        Outcome::Copied(_) => match t.stored().map(|dtype| selection.of_compressible(&t.name, dtype, &t.shape)) {
+            Some(Err(reason)) => (false, format!("dense: {reason}")),
+            _ => (false, "dense".to_owned()),
         },
-    };
-    let (kept_l1, violations) = match t.outcome {
-        CompressOutcome::Pruned { kept_l1, .. } => (Some(kept_l1), 0),
-        CompressOutcome::KeptDense { violations } => (None, violations),
-        _ => (None, 0),
     };
     TensorAnswer {
         tensor: Converted {
             name: &t.name,
-            dtype: t.dtype.name(),
+            dtype: t.dtype,
             shape: &t.shape,
             bytes_before: t.bytes_before,
             bytes_after: t.bytes_after,

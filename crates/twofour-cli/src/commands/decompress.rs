@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use twofour::file::{self, Reader, StoredDType};
+use twofour::file::{self, Convert, Reader, StoredDType};
 
 use super::{
     converted::{self, Converted},
@@ -52,22 +52,22 @@ impl Decompress {
         let reader = Reader::open(input)?;
         file::check_output(&reader, output, overwrite)?;
         expect_to_decompress(&reader)?;
-        drop(reader);
         let _guard = interrupt::guard();
         let mut progress = screen.progress();
-        let report = file::decompress(input, output, overwrite, &mut |p| show(&mut progress, p))?;
+        let convert = Convert::new(reader).overwrite(overwrite).progress(|p| show(&mut progress, p));
+        let report = convert.run(output, file::Decompress)?;
         drop(progress);
         let weights: Vec<Converted<'_>> = report
-            .weights
-            .iter()
-            .map(|w| Converted {
+            .changed()
+            .map(|(w, made)| Converted {
                 name: &w.name,
-                dtype: StoredDType::from(w.dtype).name(),
+                dtype: StoredDType::from(made.dtype).name(),
                 shape: &w.shape,
                 bytes_before: w.bytes_before,
                 bytes_after: w.bytes_after,
             })
             .collect();
+        let copied = report.tensors.len() - weights.len();
         let mut table = converted::table(screen, &[]);
         for row in converted::rows(screen, &weights, |_| ()) {
             table.row(row.cells);
@@ -76,13 +76,13 @@ impl Decompress {
         screen.line(format!(
             "\n{} decompressed, {} copied, written to {}",
             units::plural(weights.len(), "weight"),
-            units::plural(report.copied, "tensor"),
+            units::plural(copied, "tensor"),
             escape::path(output)
         ))?;
         let beside = BesideAnswer::of(input, output)?;
         beside.tell(screen)?;
         screen.next(&[next::check(output)])?;
-        screen.json(&Answer { output, copied: report.copied, weights, beside })?;
+        screen.json(&Answer { output, copied, weights, beside })?;
         Ok(Verdict::Yes)
     }
 }

@@ -4,6 +4,7 @@ pub(crate) mod advise;
 pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod compress;
+pub(crate) mod convert;
 mod converted;
 pub(crate) mod decompress;
 mod effect;
@@ -45,6 +46,7 @@ pub(crate) fn run(arguments: Arguments, screen: &mut Screen) -> Result<Verdict> 
         Command::Quantize(command) => command.run(screen),
         Command::Compress(command) => command.run(screen),
         Command::Decompress(command) => command.run(screen),
+        Command::Convert(command) => command.run(screen),
         Command::Inspect(command) => command.run(screen),
         Command::Kernels(command) => command.run(screen),
         Command::Completions(command) => command.run(screen),

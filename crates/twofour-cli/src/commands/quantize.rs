@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use twofour::{
-    file::{self, Quantization, QuantizeOptions, QuantizeOutcome, QuantizedTensor, Reader},
+    file::{self, Convert, Kept, Outcome, Quantization, Quantized, Reader},
     int4::Granularity,
     quantization::ScaleRule,
 };
@@ -52,8 +52,8 @@ stored in 8 bits, too, dense; with --include '*' where they are 2:4.
 The error of a weight is ‖W - Q‖ / ‖W‖ in the Frobenius norm. The format is specified in docs/reference/format.md; \
 `decompress` writes the weights dense again.")]
 pub(crate) struct Quantize {
-    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face
-    /// hub
+    /// The model: a .safetensors or .gguf file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the
+    /// Hugging Face hub
     input: PathBuf,
 
     #[command(flatten)]
@@ -173,7 +173,7 @@ impl Quantize {
         tracing::info!(input = %reader.path().display(), "quantizing");
 
         let to = self.dtype.with(self.group);
-        let options = QuantizeOptions {
+        let quantize = file::Quantize {
             which: &|name, dtype, shape| selection.of_compressible(name, dtype, shape).is_ok(),
             dense: &|name, dtype, shape| self.head.is_some() && selection.is_head_or_embedding(name, dtype, shape),
             to,
@@ -183,11 +183,10 @@ impl Quantize {
             },
         };
         let _guard = interrupt::guard();
-        expect_to_quantize(&reader, options.which, options.dense)?;
-        drop(reader);
+        expect_to_quantize(&reader, quantize.which, quantize.dense)?;
         let mut progress = screen.progress();
-        let report =
-            file::quantize(&self.input, &self.output.output, overwrite, &options, &mut |p| show(&mut progress, p))?;
+        let convert = Convert::new(reader).overwrite(overwrite).progress(|p| show(&mut progress, p));
+        let report = convert.run(&self.output.output, quantize)?;
         drop(progress);
         let (dtype, granularity) = match to {
             Quantization::Int8(granularity) => ("I8", granularity),
@@ -254,16 +253,13 @@ fn not_sparse(violations: usize) -> String {
     format!("not 2:4, {}", units::plural(violations, "violation"))
 }
 
-fn tensor_answer<'a>(t: &'a QuantizedTensor, selection: &Selection) -> TensorAnswer<'a> {
+fn tensor_answer<'a>(t: &'a file::Converted<Quantized>, selection: &Selection) -> TensorAnswer<'a> {
     let (relative_error, reason) = match t.outcome {
-        QuantizeOutcome::Quantized { relative_error } | QuantizeOutcome::QuantizedDense { relative_error } => {
-            (Some(relative_error), None)
-        }
-        QuantizeOutcome::NotSparse { violations } => (None, Some(not_sparse(violations))),
-        QuantizeOutcome::Integers => (None, Some("integers already".to_owned())),
-        _ => {
-            let dtype = file::StoredDType::from_name(t.dtype);
-            let skipped = dtype.and_then(|dtype| selection.of_compressible(&t.name, dtype, &t.shape).err());
+        Outcome::Changed(quantized) => (Some(quantized.relative_error), None),
+        Outcome::Copied(Kept::NotSparse { violations }) => (None, Some(not_sparse(violations))),
+        Outcome::Copied(Kept::Integers) => (None, Some("integers already".to_owned())),
+        Outcome::Copied(_) => {
+            let skipped = t.stored().and_then(|dtype| selection.of_compressible(&t.name, dtype, &t.shape).err());
             (None, Some(skipped.map_or("not 2-D".to_owned(), |reason| reason.to_string())))
         }
     };
@@ -276,11 +272,11 @@ fn tensor_answer<'a>(t: &'a QuantizedTensor, selection: &Selection) -> TensorAns
             bytes_after: t.bytes_after,
         },
         quantized: relative_error.is_some(),
-        dense: !matches!(t.outcome, QuantizeOutcome::Quantized { .. }),
+        dense: !matches!(t.outcome, Outcome::Changed(Quantized { is_dense: false, .. })),
         relative_error,
         reason,
         violations: match t.outcome {
-            QuantizeOutcome::NotSparse { violations } => violations,
+            Outcome::Copied(Kept::NotSparse { violations }) => violations,
             _ => 0,
         },
     }

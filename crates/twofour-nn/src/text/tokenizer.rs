@@ -53,8 +53,17 @@ impl Tokenizer {
             Error::Text(error) => fault(error.reason()),
             other => fault(other.to_string()),
         })?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(text.as_bytes()).map_err(|error| {
-            let what = twofour::file::what_else(text.as_bytes());
+        Self::parse(path, text.as_bytes())
+    }
+
+    /// Reads the text of a `tokenizer.json`; `path` is only named in errors.
+    ///
+    /// # Errors
+    /// [`TextError::Tokenizer`].
+    pub fn parse(path: &Path, text: &[u8]) -> Result<Self> {
+        let fault = |reason: String| TextError::Tokenizer { path: path.to_owned(), reason };
+        let mut inner = tokenizers::Tokenizer::from_bytes(text).map_err(|error| {
+            let what = twofour::file::what_else(text);
             fault(what.map_or_else(|| error.to_string(), |what| format!("is {what}")))
         })?;
         inner.with_truncation(None).map_err(|error| fault(error.to_string()))?;

@@ -16,7 +16,7 @@ pub fn what_else(bytes: &[u8]) -> Option<&'static str> {
             "a pointer of git lfs, not the file itself; run `git lfs pull` in its repository, or download the file again",
         ),
         (b"PK\x03\x04", "a zip archive, as torch.save writes; load it with PyTorch, and save it with safetensors"),
-        (b"GGUF", "a GGUF file, as llama.cpp has them; start from the model's checkpoint in safetensors"),
+        (b"GGUF", "a GGUF file, as llama.cpp has them; name it as the model"),
         (b"\x89HDF", "an HDF5 file, as TensorFlow saves weights; save the model with safetensors"),
         (b"\x1f\x8b", "a gzip archive; unpack it"),
         (
@@ -41,7 +41,7 @@ const FORMATS: [(&str, &str); 10] = [
     (".pt", TORCH),
     (".pth", TORCH),
     (".ckpt", TORCH),
-    (".gguf", "weights in GGUF, as llama.cpp has them; start from the model's checkpoint in safetensors"),
+    (".gguf", "weights in GGUF, as llama.cpp has them; name the file itself"),
     (".onnx", "an ONNX graph; start from the checkpoint that it was exported from"),
     (".h5", "weights of TensorFlow; load the model with transformers from_tf=True, and write it with save_pretrained"),
     (".msgpack", "weights of Flax; load the model with transformers from_flax=True, and write it with save_pretrained"),

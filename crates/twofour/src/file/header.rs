@@ -28,8 +28,8 @@ pub struct TensorInfo {
     pub shape: Vec<usize>,
     /// Bytes that its elements take.
     pub bytes: usize,
-    /// First byte, from the beginning of the data.
-    pub(super) start: usize,
+    /// What its [`Source`](super::Source) finds it by: in safetensors its first byte, from the beginning of the data.
+    pub(super) place: usize,
 }
 
 /// A checked header: every tensor lies inside the file, none overlaps another, and no byte belongs to none.
@@ -99,7 +99,7 @@ impl Header {
     /// Where the tensor's bytes lie in the file.
     pub fn range(&self, tensor: &TensorInfo) -> Range<usize> {
         // Checked against the file's length by `parse`.
-        let start = self.data_start + tensor.start;
+        let start = self.data_start + tensor.place;
         start..start + tensor.bytes
     }
 }
@@ -132,13 +132,13 @@ fn check(raw: Vec<(String, RawTensor)>, data: usize) -> Result<Vec<TensorInfo>, 
             )));
         }
         // Both fit: begin <= end <= data.
-        tensors.push(TensorInfo { dtype, shape: shape.unwrap_or_default(), bytes, start: begin as usize, name });
+        tensors.push(TensorInfo { dtype, shape: shape.unwrap_or_default(), bytes, place: begin as usize, name });
     }
-    tensors.sort_by_key(|t| (t.start, t.bytes));
+    tensors.sort_by_key(|t| (t.place, t.bytes));
     let mut end = 0;
     for tensor in &tensors {
-        if tensor.start != end {
-            let what = if tensor.start < end { "overlaps the tensor before it" } else { "leaves a gap before it" };
+        if tensor.place != end {
+            let what = if tensor.place < end { "overlaps the tensor before it" } else { "leaves a gap before it" };
             return Err(format!("tensor {}: it {what}, at byte {end} of the data", quoted(&tensor.name)));
         }
         end += tensor.bytes;

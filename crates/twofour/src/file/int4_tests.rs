@@ -1,11 +1,11 @@
 //! Weights of 4-bit integers in files: written, read, converted and damaged.
 
-use std::{collections::BTreeMap, fs, ops::ControlFlow, path::Path};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use half::f16;
 use proptest::prelude::*;
 
-use super::*;
+use super::{tests::run, *};
 use crate::{
     Compressed, Error, MatrixRef,
     int4::{Granularity, Int4},
@@ -70,22 +70,20 @@ fn conversions_copy_or_dequantize() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     let weights = write(&at("in"));
-    let mut go_on = |_: Progress<'_>| ControlFlow::Continue(());
-    let options = CompressOptions::default();
-    let report = compress(at("in"), at("compressed"), Overwrite::No, &options, &mut go_on).unwrap();
-    assert_eq!(report.tensors.iter().filter(|t| t.outcome == CompressOutcome::AlreadyCompressed).count(), 2);
-    prune(at("in"), at("pruned"), Overwrite::No, &mut |_| Some(Selector::TWO_FOUR), &mut go_on).unwrap();
+    let report = run(at("in"), at("compressed"), Overwrite::No, Compress::default()).unwrap();
+    assert_eq!(report.tensors.iter().filter(|t| t.outcome == Outcome::Copied(Kept::Compressed)).count(), 2);
+    run(at("in"), at("pruned"), Overwrite::No, Prune::new(|_| Some(Selector::TWO_FOUR))).unwrap();
     for copy in ["compressed", "pruned"] {
         let reader = Reader::open(at(copy)).unwrap();
         assert_eq!([reader.int4("by_group").unwrap(), reader.int4("by_row").unwrap()], weights);
     }
-    let report = decompress(at("in"), at("dense"), Overwrite::No, &mut go_on).unwrap();
+    let report = run(at("in"), at("dense"), Overwrite::No, Decompress).unwrap();
     let reader = Reader::open(at("dense")).unwrap();
     assert_eq!(reader.tensors().count(), 3);
-    for (described, (name, weight)) in report.weights.iter().zip(["by_group", "by_row"].into_iter().zip(&weights)) {
+    for ((described, made), (name, weight)) in report.changed().zip(["by_group", "by_row"].into_iter().zip(&weights)) {
         let view = reader.tensor(name).unwrap();
         assert_eq!(*view.elements::<f32>().unwrap(), weight.dequantize().to_dense());
-        assert_eq!((described.dtype, &described.shape[..]), (crate::DataType::F32, &view.info.shape[..]));
+        assert_eq!((made.dtype, &described.shape[..]), (crate::DataType::F32, &view.info.shape[..]));
         assert_eq!(described.bytes_after, view.info.bytes);
     }
 }

@@ -1,11 +1,11 @@
-//! Weights of 8-bit integers with scales, and [`quantize`](super::quantize()) to 8 and 4 bits.
+//! Weights of 8-bit integers with scales, and [`Quantize`](super::Quantize) to 8 and 4 bits.
 
-use std::{collections::BTreeMap, fs, ops::ControlFlow, path::Path};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use half::bf16;
 use proptest::prelude::*;
 
-use super::*;
+use super::{tests::run, *};
 use crate::{
     Compressed, Error, Mask, MatrixRef,
     int4::{Granularity, Int4},
@@ -44,10 +44,6 @@ fn write(path: &Path) -> Vec<(String, Int8)> {
     weights
 }
 
-fn go_on(_: Progress<'_>) -> ControlFlow<()> {
-    ControlFlow::Continue(())
-}
-
 #[test]
 fn what_is_written_is_read_and_dequantized() {
     let directory = tempfile::tempdir().unwrap();
@@ -61,9 +57,9 @@ fn what_is_written_is_read_and_dequantized() {
         assert_eq!((info.bytes(), info.format.name()), (stored, "I8"));
         assert!(matches!(reader.int4(name), Err(error) if error.to_string().contains("not 4-bit")));
     }
-    compress(at("in"), at("copy"), Overwrite::No, &CompressOptions::default(), &mut go_on).unwrap();
+    run(at("in"), at("copy"), Overwrite::No, Compress::default()).unwrap();
     assert_eq!(&Reader::open(at("copy")).unwrap().int8("wide").unwrap(), &weights[1].1);
-    decompress(at("in"), at("dense"), Overwrite::No, &mut go_on).unwrap();
+    run(at("in"), at("dense"), Overwrite::No, Decompress).unwrap();
     let back = Reader::open(at("dense")).unwrap();
     for (name, weight) in &weights {
         assert_eq!(back.tensor(name).unwrap().to_vec::<f32>().unwrap(), weight.dequantize().to_dense(), "{name}");
@@ -128,8 +124,8 @@ fn model(directory: &Path, damage: Option<f32>) {
     fs::write(directory.join("model.safetensors.index.json"), index).unwrap();
 }
 
-fn options(to: Quantization) -> QuantizeOptions<'static> {
-    QuantizeOptions { which: &|_, _, _| true, dense: &|_, _, _| false, to, rule: ScaleRule::MaxAbs }
+fn options(to: Quantization) -> Quantize<'static> {
+    Quantize { which: &|_, _, _| true, dense: &|_, _, _| false, to, rule: ScaleRule::MaxAbs }
 }
 
 #[test]
@@ -145,13 +141,15 @@ fn a_directory_gives_a_directory_and_masks_stay() {
     ];
     for to in kinds {
         let out = at(&format!("{to:?}"));
-        let report = quantize(at("in"), &out, Overwrite::No, &options(to), &mut go_on).unwrap();
+        let report = run(at("in"), &out, Overwrite::No, options(to)).unwrap();
         let outcome = |name: &str| report.tensors.iter().find(|t| t.name == name).unwrap().outcome;
-        assert_eq!(outcome("norm"), QuantizeOutcome::NotAMatrix);
-        assert_eq!(outcome("dense.weight"), QuantizeOutcome::NotSparse { violations: 1 });
+        assert_eq!(outcome("norm"), Outcome::Copied(Kept::NotAMatrix));
+        assert_eq!(outcome("dense.weight"), Outcome::Copied(Kept::NotSparse { violations: 1 }));
         let most = if matches!(to, Quantization::Int8(_)) { 0.01 } else { 0.2 };
         for name in ["a.weight", "b.weight"] {
-            let QuantizeOutcome::Quantized { relative_error } = outcome(name) else { panic!("{name}") };
+            let Outcome::Changed(Quantized { relative_error, is_dense: false }) = outcome(name) else {
+                panic!("{name}")
+            };
             assert!(relative_error > 0.0 && relative_error < most, "{to:?} {name}: {relative_error}");
         }
         let reader = Reader::open(&out).unwrap();
@@ -167,22 +165,19 @@ fn a_directory_gives_a_directory_and_masks_stay() {
                 && !out.join(".hidden").exists()
         );
         // What is quantized is left as it is.
-        let again = quantize(&out, at("again"), Overwrite::Yes, &options(to), &mut go_on).unwrap();
-        assert!(again.tensors.iter().filter(|t| t.outcome == QuantizeOutcome::Integers).count() == 2);
+        let again = run(&out, at("again"), Overwrite::Yes, options(to)).unwrap();
+        assert!(again.tensors.iter().filter(|t| t.outcome == Outcome::Copied(Kept::Integers)).count() == 2);
     }
     // A directory with one file gives a directory too, or that file alone by its name.
     let single = at("single");
     fs::create_dir(&single).unwrap();
     fs::copy(at("in/a.safetensors"), single.join("model.safetensors")).unwrap();
     fs::write(single.join("tokenizer.json"), "{}").unwrap();
-    quantize(&single, at("out"), Overwrite::No, &options(kinds[3]), &mut go_on).unwrap();
+    run(&single, at("out"), Overwrite::No, options(kinds[3])).unwrap();
     assert!(at("out/tokenizer.json").exists() && at("out/twofour-model.safetensors").exists());
-    quantize(&single, at("alone.safetensors"), Overwrite::No, &options(kinds[3]), &mut go_on).unwrap();
+    run(&single, at("alone.safetensors"), Overwrite::No, options(kinds[3])).unwrap();
     assert_eq!(fs::read(at("alone.safetensors")).unwrap(), fs::read(at("out/twofour-model.safetensors")).unwrap());
-    assert!(matches!(
-        quantize(&single, at("out"), Overwrite::No, &options(kinds[3]), &mut go_on),
-        Err(Error::Exists { .. })
-    ));
+    assert!(matches!(run(&single, at("out"), Overwrite::No, options(kinds[3])), Err(Error::Exists { .. })));
 }
 
 #[test]
@@ -194,7 +189,7 @@ fn a_weight_that_cannot_be_leaves_nothing() {
         let (input, output) = (root.path().join("in"), root.path().join("out"));
         model(&input, Some(value));
         let to = Quantization::Int4(Granularity::Group);
-        let message = quantize(&input, &output, Overwrite::No, &options(to), &mut go_on).unwrap_err().to_string();
+        let message = run(&input, &output, Overwrite::No, options(to)).unwrap_err().to_string();
         assert!(message.contains("a.safetensors: tensor `a.weight`") && message.contains(expected), "{message}");
         assert!(!output.exists());
     }

@@ -1,37 +1,45 @@
 //! Weights on disk: safetensors files, plain and compressed.
 //!
-//! A compressed weight `w` is stored as the tensors `w.values` and `w.meta` (and `w.scales` for scaled I8 and 4-bit integers), with an entry
-//! in the file's metadata; anything else in the file is an ordinary tensor. `docs/reference/format.md` is the specification.
+//! A compressed weight `w` is stored as the tensors `w.values` and `w.meta` (and `w.scales` for scaled I8 and 4-bit
+//! integers), with an entry in the file's metadata; anything else in the file is an ordinary tensor.
+//! `docs/reference/format.md` is the specification.
 //!
-//! [`compress`](compress()), [`decompress`](decompress()), [`prune`](prune()), [`prune_with`], [`prune_and_quantize_with`] and [`quantize`](quantize()) convert whole models, one tensor at a time.
-//! They look at their input twice: first every tensor that is to change is checked and the output planned, then it is
-//! written. So an error in the input is found before the first byte is written, and memory holds one tensor at a time,
-//! however large the model: of what is copied, or pruned by a selector, a piece for each thread.
+//! A [`Convert`] writes a whole model anew by an [`Operation`]: [`Compress`], [`Decompress`], [`Prune`], [`PruneWith`],
+//! [`PruneAndQuantize`], [`Quantize`] or [`Unchanged`]; [`prune`](prune()) is the usual one in a line. It looks at its
+//! input twice: first every tensor that is to change is checked and the output planned, then it is written. So an error
+//! in the input is found before the first byte is written, and memory holds some rows of a tensor for each thread,
+//! however large the model; where a function of the caller's prunes, the tensor.
 //!
-//! Where the input is a directory, so is the output, with what else the model's directory holds ([`Beside`]). An output that is named `*.safetensors` is that file alone.
-//! A directory of packed weights says that it is one: its files of weights have names behind [`PACKED_PREFIX`], its `config.json` the `quant_method` `twofour`, and it has a
-//! [`PACKED_README`]. Of weights that another tool quantized, as [`ConfiguredWeights`] tells, no packed directory is made.
+//! A file that holds tensors is a [`Source`]: safetensors, or GGUF of llama.cpp, whose tensors appear as transformers
+//! has them, with the configuration and the tokenizer that its metadata tell.
 //!
-//! Outputs appear complete or not at all. A single file gets its name when it is complete and on the disk. Of a directory
-//! every file is complete and on the disk before the first gets its name, and the index gets its name last. One process at a time writes to a directory ([`DirectoryLock`]); of one that is
-//! killed while files get their names, the next one removes these.
+//! Where the input is a directory, so is the output, with what else the model's directory holds ([`Beside`]). An output
+//! that is named `*.safetensors` is that file alone. A directory of packed weights says that it is one: its files of
+//! weights have names behind [`PACKED_PREFIX`], its `config.json` the `quant_method` `twofour`, and it has a
+//! [`PACKED_README`]. Of weights that another tool quantized, as [`ConfiguredWeights`] tells, no packed directory is
+//! made.
 //!
-//! A killed process leaves nothing where the system has files without names (`O_TMPFILE`: Linux with ext4, XFS, Btrfs or
-//! tmpfs). Elsewhere it leaves files named `.twofour-*.tmp`, which the next output in the same directory removes.
+//! Outputs appear complete or not at all. A single file gets its name when it is complete and on the disk. Of a
+//! directory every file is complete and on the disk before the first gets its name, and the index gets its name last.
+//! One process at a time writes to a directory ([`DirectoryLock`]); of one that is killed while files get their names,
+//! the next one removes these.
+//!
+//! A killed process leaves nothing where the system has files without names (`O_TMPFILE`: Linux with ext4, XFS, Btrfs
+//! or tmpfs). Elsewhere it leaves files named `.twofour-*.tmp`, which the next output in the same directory removes.
 //!
 //! Writing a single file over its own input is safe: the input stays readable, under no name, until it is no longer
 //! needed. A sharded model cannot be converted in place, because its shards cannot be replaced in one step.
 //!
-//! After every tensor of either pass a conversion tells its caller how far it is. A caller that answers
-//! [`ControlFlow::Break`](std::ops::ControlFlow::Break) gets [`Error::Interrupted`](crate::Error::Interrupted), and everything
-//! is as it was before.
+//! After every tensor of either pass a conversion tells its caller how far it is ([`Convert::progress`]). A caller that
+//! returns [`ControlFlow::Break`](std::ops::ControlFlow::Break) gets [`Error::Interrupted`](crate::Error::Interrupted),
+//! and everything is as it was before.
 //!
-//! [`Reader`] maps files into memory and believes nothing they say before it is checked. [`Writer`] leaves a complete file
-//! or none.
+//! [`Reader`] validates what a file says of its tensors before use and reads tensors on demand. [`Writer`] leaves a
+//! complete file or none.
 //!
 //! ```
 //! use std::{collections::BTreeMap, ops::ControlFlow};
-//! use twofour::{file::{self, Overwrite, PlannedTensor, Progress, Reader, StoredDType, Writer}, select::Selector};
+//! use twofour::{file::{Compress, Convert, Overwrite, PlannedTensor, Progress, Prune, Reader, StoredDType, Writer}, select::Selector};
 //! let directory = tempfile::tempdir()?;
 //! let at = |name: &str| directory.path().join(name);
 //! let plan = vec![PlannedTensor::new("up.weight", StoredDType::F32, [1, 4])];
@@ -39,13 +47,13 @@
 //! writer.write_elements("up.weight", &[1.0f32, -3.0, 2.0, 0.5])?;
 //! writer.finish()?;
 //!
-//! let mut watch = |p: Progress<'_>| {
+//! let watch = |p: Progress<'_>| {
 //!     println!("{:?} {}: {} of {} bytes", p.phase, p.tensor, p.bytes_done, p.bytes_total);
 //!     ControlFlow::Continue(())
 //! };
-//! file::prune(at("model.safetensors"), at("sparse.safetensors"), Overwrite::No, &mut |_| Some(Selector::TWO_FOUR), &mut watch)?;
-//! let options = file::CompressOptions::default();
-//! file::compress(at("sparse.safetensors"), at("small.safetensors"), Overwrite::No, &options, &mut watch)?;
+//! let pruning = Prune::new(|_| Some(Selector::TWO_FOUR));
+//! Convert::open(at("model.safetensors"))?.progress(watch).run(at("sparse.safetensors"), pruning)?;
+//! Convert::open(at("sparse.safetensors"))?.progress(watch).run(at("small.safetensors"), Compress::default())?;
 //! let weight = Reader::open(at("small.safetensors"))?.compressed::<f32>("up.weight")?;
 //! assert_eq!(weight.values(), [-3.0, 2.0]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -54,12 +62,14 @@
 #[cfg(target_endian = "big")]
 compile_error!("safetensors data is little-endian, and this module maps it as it is");
 
+mod bytes;
 mod configuration;
 mod convert;
 mod directory_lock;
 mod elements;
 mod find;
 mod foreign;
+mod gguf;
 mod header;
 mod index;
 #[cfg(test)]
@@ -70,6 +80,7 @@ mod manifest;
 mod naming;
 mod plan;
 mod reader;
+mod safetensors;
 mod source;
 mod stored;
 mod temporary;
@@ -79,12 +90,12 @@ mod unique;
 mod value_format;
 mod writer;
 
+pub use bytes::FileBytes;
 pub use configuration::ConfiguredWeights;
 pub use convert::{
-    Beside, CompressOptions, CompressOutcome, CompressReport, CompressedTensor, DecompressReport, DecompressedWeight,
-    LeftOut, NegativeZeros, NotSparse, Phase, Progress, PruneOutcome, PruneReport, PrunedTensor, PrunedWeight,
-    Quantization, QuantizeOptions, QuantizeOutcome, QuantizeReport, QuantizedTensor, QuantizedWeight, check_output,
-    compress, decompress, prune, prune_and_quantize_with, prune_with, quantize,
+    Beside, Compress, Convert, Converted, Decompress, Item, Kept, LeftOut, MadeCompressed, MadeDense, NegativeZeros,
+    NotSparse, Operation, Outcome, Phase, Planned, Progress, Prune, PruneAndQuantize, PruneWith, Pruned, PrunedWeight,
+    Quantization, Quantize, Quantized, QuantizedWeight, Report, Unchanged, check_output, prune,
 };
 pub use directory_lock::DirectoryLock;
 pub use elements::Elements;
@@ -95,6 +106,7 @@ pub use manifest::{CompressedInfo, FORMAT_VERSION, MANIFEST_KEY, Part};
 pub use naming::{PACKED_PREFIX, PACKED_README};
 pub use plan::{Plan, PlannedTensor};
 pub use reader::{Reader, Shard, TensorView};
+pub use source::Source;
 pub use stored::{StoredDType, StoredElement};
 pub use temporary::{TEMP_PREFIX, TEMP_SUFFIX};
 pub use value_format::ValueFormat;

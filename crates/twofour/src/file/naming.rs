@@ -15,6 +15,9 @@ pub(super) const INDEX_SUFFIX: &str = ".safetensors.index.json";
 /// The end of a file name of weights.
 pub(super) const WEIGHTS_SUFFIX: &str = ".safetensors";
 
+/// The usual name of a model's one file of weights.
+pub(super) const WEIGHTS_FILE: &str = "model.safetensors";
+
 /// The text of [`PACKED_README`].
 pub(super) const README_TEXT: &str = "\
 # 2:4 weights of twofour

@@ -3,26 +3,40 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet, btree_map::Entry},
     fs,
+    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
 use half::f16;
 
+use bytemuck::Pod;
+use rayon::prelude::*;
+
 use super::{
-    CompressedInfo, Elements, Header, Index, MAX_HEADER_BYTES, Part, StoredDType, StoredElement, TensorInfo,
-    ValueFormat, find::find_in_directory, manifest, source::Source, unique::quoted,
+    CompressedInfo, Elements, FileBytes, Index, MAX_HEADER_BYTES, Part, Source, StoredDType, StoredElement, TensorInfo,
+    ValueFormat,
+    elements::Spare,
+    find::find_in_directory,
+    manifest,
+    naming::{WEIGHTS_FILE, WEIGHTS_SUFFIX},
+    source,
+    unique::quoted,
 };
 use crate::{
     Compressed, Element, Error, Result,
     int4::{Granularity, Int4},
     int8::Int8,
+    memory,
 };
+
+/// Bytes that one thread reads at a time.
+const PIECE: usize = 4 << 20;
 
 /// A model on disk. Opening reads the headers; a tensor is read when its elements are asked for.
 ///
-/// Everything the headers claim is checked when the model is opened; the metadata of a compressed weight, when that weight
-/// is read. A file that is written to in place while it is open is an error of the next read. Replacing a file by
-/// renaming another over it, as [`super::Writer`] does, is harmless.
+/// Everything the headers claim is checked when the model is opened; the metadata of a compressed weight, when that
+/// weight is read. A file that is written to in place while it is open is an error of the next read. Replacing a file
+/// by renaming another over it, as [`super::Writer`] does, is harmless.
 #[derive(Debug)]
 pub struct Reader {
     shards: Vec<Shard>,
@@ -39,8 +53,9 @@ pub struct Reader {
 /// One file of a model.
 #[derive(Debug)]
 pub struct Shard {
-    source: Source,
-    header: Header,
+    source: Box<dyn Source>,
+    /// Memory of what was read last.
+    spare: Spare,
     weights: Vec<CompressedInfo>,
     /// The names of the tensors that are parts of compressed weights.
     parts: HashSet<String>,
@@ -55,12 +70,13 @@ pub struct TensorView<'a> {
 }
 
 impl<'a> TensorView<'a> {
-    /// Reads the elements' bytes, little-endian, row-major. Borrowed where the file's bytes are in memory ([`Reader::from_bytes`]).
+    /// Reads the elements' bytes, little-endian, row-major. Borrowed where the file's bytes are in memory
+    /// ([`Reader::from_bytes`]).
     ///
     /// # Errors
     /// [`Error::Io`] where the system refuses, [`Error::Format`] where the file changed since it was opened.
     pub fn bytes(&self) -> Result<Elements<'a, u8>> {
-        self.shard.source.read(self.shard.header.range(self.info))
+        self.read()
     }
 
     /// Fills the buffer with the elements' bytes from that one on, on this thread.
@@ -68,7 +84,7 @@ impl<'a> TensorView<'a> {
     /// # Errors
     /// Those of [`TensorView::bytes`].
     pub(super) fn read_into(&self, first: usize, buffer: &mut [u8]) -> Result<()> {
-        self.shard.source.read_into(self.shard.header.range(self.info).start + first, buffer)
+        self.shard.source.read(self.info, first, buffer)
     }
 
     /// Reads the elements. Borrowed where the file's bytes are in memory and aligned for `T`.
@@ -77,7 +93,7 @@ impl<'a> TensorView<'a> {
     /// [`Error::WrongDType`] where the tensor holds another dtype, and those of [`TensorView::bytes`].
     pub fn elements<T: StoredElement>(&self) -> Result<Elements<'a, T>> {
         self.expect::<T>()?;
-        self.shard.source.read(self.shard.header.range(self.info))
+        self.read()
     }
 
     /// Reads the elements into a vector.
@@ -86,7 +102,27 @@ impl<'a> TensorView<'a> {
     /// Those of [`TensorView::elements`].
     pub fn to_vec<T: StoredElement>(&self) -> Result<Vec<T>> {
         self.expect::<T>()?;
-        self.shard.source.read_vec(self.shard.header.range(self.info))
+        if let Some(bytes) = self.shard.source.in_memory(self.info) {
+            return Ok(bytemuck::allocation::pod_collect_to_vec(bytes));
+        }
+        let mut elements: Vec<T> = memory::zeroed(self.info.bytes / size_of::<T>())?;
+        self.fill(bytemuck::cast_slice_mut(&mut elements))?;
+        Ok(elements)
+    }
+
+    fn read<T: Pod>(&self) -> Result<Elements<'a, T>> {
+        if let Some(bytes) = self.shard.source.in_memory(self.info) {
+            return Ok(Elements::of_bytes(bytes));
+        }
+        let mut buffer = self.shard.spare.take(self.info.bytes)?;
+        self.fill(buffer.bytes_mut())?;
+        Ok(Elements::of_buffer(buffer))
+    }
+
+    /// Fills a buffer of the tensor's length, by all threads.
+    fn fill(&self, buffer: &mut [u8]) -> Result<()> {
+        let pieces = buffer.par_chunks_mut(PIECE).enumerate();
+        pieces.try_for_each(|(i, piece)| self.read_into(i * PIECE, piece))
     }
 
     fn expect<T: StoredElement>(&self) -> Result<()> {
@@ -99,19 +135,38 @@ impl<'a> TensorView<'a> {
 }
 
 impl Shard {
-    fn new(source: Source) -> Result<Self> {
-        let header = source.header()?;
-        Ok(Shard { source, header, weights: Vec::new(), parts: HashSet::new() })
+    fn new(source: Box<dyn Source>) -> Self {
+        Shard { source, spare: Spare::default(), weights: Vec::new(), parts: HashSet::new() }
+    }
+
+    fn open(path: &Path) -> Result<Self> {
+        Ok(Self::new(source::open(FileBytes::open(path)?)?))
     }
 
     /// The file's path.
     pub fn path(&self) -> &Path {
-        self.source.path()
+        self.source.file().path()
     }
 
-    /// The file's header.
-    pub fn header(&self) -> &Header {
-        &self.header
+    /// The name of a file in safetensors that has this one's place in another directory.
+    pub(super) fn output_name(&self) -> String {
+        let name = self.path().file_name().unwrap_or_default().to_string_lossy();
+        if name.ends_with(WEIGHTS_SUFFIX) { name.into_owned() } else { WEIGHTS_FILE.to_owned() }
+    }
+
+    /// The length of the file in bytes.
+    pub fn file_bytes(&self) -> usize {
+        self.source.file().length()
+    }
+
+    /// The file's metadata.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        self.source.metadata()
+    }
+
+    /// The file's tensors, in the order of their bytes.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        self.source.tensors()
     }
 
     /// The compressed weights whose values this file holds, in order of name.
@@ -121,7 +176,7 @@ impl Shard {
 
     /// The tensors of this file that are no parts of compressed weights, in file order.
     pub fn plain_tensors(&self) -> impl Iterator<Item = &TensorInfo> {
-        self.header.tensors().iter().filter(|t| !self.parts.contains(&t.name))
+        self.tensors().iter().filter(|t| !self.parts.contains(&t.name))
     }
 
     /// An error about this file.
@@ -131,16 +186,18 @@ impl Shard {
 }
 
 impl Reader {
-    /// Opens a model: a `.safetensors` file, a `*.safetensors.index.json`, or a directory that holds either (the index
-    /// wins, but over a file of its name that is not one of its shards; without one there must be exactly one `.safetensors` file, and not one of several shards).
+    /// Opens a model: a `.safetensors` or GGUF file, a `*.safetensors.index.json`, or a directory that holds
+    /// safetensors or an index (the index wins, but over a file of its name that is not one of its shards; without one
+    /// there must be exactly one `.safetensors` file, and not one of several shards).
     ///
-    /// In a directory the names `model.safetensors` and `model.safetensors.index.json` win over others, as in transformers, and so do these names behind
-    /// [`PACKED_PREFIX`](super::PACKED_PREFIX); both forms together are an error. Adapters (`adapter_model*`), weights in the format of a model's authors (`consolidated*`) and variants
-    /// in another type (`model.fp16.safetensors`) are passed over where there is a model beside them.
+    /// In a directory the names `model.safetensors` and `model.safetensors.index.json` win over others, as in
+    /// transformers, and so do these names behind [`PACKED_PREFIX`](super::PACKED_PREFIX); both forms together are an
+    /// error. Adapters (`adapter_model*`), weights in the format of a model's authors (`consolidated*`) and variants in
+    /// another type (`model.fp16.safetensors`) are passed over where there is a model beside them.
     ///
     /// # Errors
-    /// [`Error::Io`] where the system refuses, [`Error::Format`], [`Error::FormatVersion`] or [`Error::MissingShard`] where
-    /// the files are not what they claim.
+    /// [`Error::Io`] where the system refuses, [`Error::Format`], [`Error::FormatVersion`] or [`Error::MissingShard`]
+    /// where the files are not what they claim.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let directory = path.is_dir().then(|| path.to_owned());
@@ -148,7 +205,7 @@ impl Reader {
         let reader = if found.file_name().is_some_and(|name| name.to_string_lossy().ends_with(".index.json")) {
             Self::open_sharded(found)?
         } else {
-            Self::new(vec![Shard::new(Source::open(&found)?)?], None)?
+            Self::new(vec![Shard::open(&found)?])?
         };
         Ok(Reader { directory, ..reader })
     }
@@ -158,7 +215,15 @@ impl Reader {
     /// # Errors
     /// As [`Reader::open`], but for those of the system.
     pub fn from_bytes(path: impl AsRef<Path>, bytes: Vec<u8>) -> Result<Self> {
-        Self::new(vec![Shard::new(Source::owned(path.as_ref(), bytes))?], None)
+        Self::of(source::open(FileBytes::owned(path.as_ref(), bytes))?)
+    }
+
+    /// Reads a model from one source.
+    ///
+    /// # Errors
+    /// Those of [`Reader::open`] about what a file claims.
+    pub fn of(source: Box<dyn Source>) -> Result<Self> {
+        Self::new(vec![Shard::new(source)])
     }
 
     fn open_sharded(path: PathBuf) -> Result<Self> {
@@ -175,11 +240,11 @@ impl Reader {
             if !shard.exists() {
                 return Err(Error::MissingShard { index: path.clone(), shard });
             }
-            shards.push(Shard::new(Source::open(&shard)?)?);
+            shards.push(Shard::open(&shard)?);
         }
         for shard in &shards {
             let file = shard.path().file_name().unwrap_or_default().to_string_lossy();
-            for tensor in shard.header.tensors() {
+            for tensor in shard.tensors() {
                 if index.weight_map.get(&tensor.name).map(String::as_str) != Some(&*file) {
                     return Err(shard.fault(format!(
                         "tensor {} is in this shard, but the index {} does not place it here",
@@ -189,7 +254,7 @@ impl Reader {
                 }
             }
         }
-        let reader = Self::new(shards, None)?;
+        let reader = Self::new(shards)?;
         for (name, shard) in &index.weight_map {
             if !reader.tensors.contains_key(name) {
                 return Err(Error::Format {
@@ -201,16 +266,16 @@ impl Reader {
         Ok(Reader { index: Some((path, index)), ..reader })
     }
 
-    fn new(mut shards: Vec<Shard>, index: Option<(PathBuf, Index)>) -> Result<Self> {
+    fn new(mut shards: Vec<Shard>) -> Result<Self> {
         let mut tensors = HashMap::new();
         let mut metadata = BTreeMap::new();
         for (s, shard) in shards.iter().enumerate() {
-            for (t, tensor) in shard.header.tensors().iter().enumerate() {
+            for (t, tensor) in shard.tensors().iter().enumerate() {
                 if tensors.insert(tensor.name.clone(), (s, t)).is_some() {
                     return Err(shard.fault(format!("tensor {} is in another shard too", quoted(&tensor.name))));
                 }
             }
-            for (name, value) in shard.header.metadata() {
+            for (name, value) in shard.metadata() {
                 metadata.entry(name.clone()).or_insert_with(|| value.clone());
             }
         }
@@ -226,7 +291,7 @@ impl Reader {
         for (s, shard) in shards.iter().enumerate() {
             weights.extend(shard.weights.iter().enumerate().map(|(w, weight)| (weight.name.clone(), (s, w))));
         }
-        Ok(Reader { shards, index, directory: None, metadata, tensors, weights })
+        Ok(Reader { shards, index: None, directory: None, metadata, tensors, weights })
     }
 
     /// The model's files, in order of name.
@@ -239,14 +304,48 @@ impl Reader {
         self.index.as_ref().map(|(path, index)| (path.as_path(), index))
     }
 
-    /// The model's directory, where [`Reader::open`] was given one: the model is all of it then, configuration and tokenizer too.
+    /// The model's directory, where [`Reader::open`] was given one: the model is all of it then, configuration and
+    /// tokenizer too.
     pub fn directory(&self) -> Option<&Path> {
         self.directory.as_deref()
     }
 
+    /// The contents of a file beside the weights, such as `config.json`: what the file of weights tells itself, as GGUF
+    /// does, or the file of that name in the model's directory, or beside the file that was opened.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where the system refuses, [`Error::Format`] where the file of weights tells what cannot be written
+    /// so.
+    pub fn beside(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        if let Some(shard) = self.describing() {
+            return if shard.source.described().contains(&name) { shard.source.describe(name) } else { Ok(None) };
+        }
+        let path = self.path_beside(name);
+        match fs::read(&path) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if error.kind() == ErrorKind::NotFound && path.symlink_metadata().is_err() => Ok(None),
+            Err(source) => Err(Error::Io { path, action: "reading it", source }),
+        }
+    }
+
+    /// Where a file beside the weights is, or would be.
+    pub fn path_beside(&self, name: &str) -> PathBuf {
+        let parent = self.path().parent().filter(|parent| !parent.as_os_str().is_empty());
+        self.directory().or(parent).unwrap_or(Path::new(".")).join(name)
+    }
+
+    /// The names of the files beside the weights that the file of weights tells itself.
+    pub fn described(&self) -> &'static [&'static str] {
+        self.describing().map_or(&[], |shard| shard.source.described())
+    }
+
+    fn describing(&self) -> Option<&Shard> {
+        self.shards.iter().find(|shard| !shard.source.described().is_empty())
+    }
+
     /// Every tensor that is stored, in file order; a compressed weight appears as its parts.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
-        self.shards.iter().flat_map(|s| s.header.tensors())
+        self.shards.iter().flat_map(Shard::tensors)
     }
 
     /// Every tensor that is no part of a compressed weight, in file order.
@@ -263,24 +362,27 @@ impl Reader {
     /// A stored tensor.
     ///
     /// # Errors
-    /// [`Error::NoTensor`] where there is none of that name, [`Error::Format`] where the file changed since it was opened.
+    /// [`Error::NoTensor`] where there is none of that name, [`Error::Format`] where the file changed since it was
+    /// opened.
     pub fn tensor(&self, name: &str) -> Result<TensorView<'_>> {
         let &(shard, at) = self.tensors.get(name).ok_or_else(|| self.no_tensor(name, "tensor"))?;
         let shard = &self.shards[shard];
-        shard.source.unchanged()?;
-        Ok(TensorView { info: &shard.header.tensors()[at], shard })
+        shard.source.file().expect_unchanged()?;
+        Ok(TensorView { info: &shard.tensors()[at], shard })
     }
 
-    /// Whether a tensor is a dense matrix of 8-bit integers with a scale for each row: of I8 `[rows, cols]`, beside which `<name>.scales` is F32 `[rows]`.
+    /// Whether a tensor is a dense matrix of 8-bit integers with a scale for each row: of I8 `[rows, cols]`, beside
+    /// which `<name>.scales` is F32 `[rows]`.
     pub fn is_dense_int8(&self, name: &str) -> bool {
-        let info = |name: &str| self.tensors.get(name).map(|&(shard, at)| &self.shards[shard].header.tensors()[at]);
+        let info = |name: &str| self.tensors.get(name).map(|&(shard, at)| &self.shards[shard].tensors()[at]);
         match (info(name), info(&Part::Scales.key(name))) {
             (Some(values), Some(scales)) => is_dense_int8((values.dtype, &values.shape), (scales.dtype, &scales.shape)),
             _ => false,
         }
     }
 
-    /// The first tensor by whose name weights are known that another tool packed in a few bits, as GPTQ, AWQ and bitsandbytes do.
+    /// The first tensor by whose name weights are known that another tool packed in a few bits, as GPTQ, AWQ and
+    /// bitsandbytes do.
     pub fn foreign_packed(&self) -> Option<&TensorInfo> {
         const PARTS: [&str; 7] =
             ["qweight", "qzeros", "weight_packed", "weight_scale_inv", "quant_state", "W_q", "Qidxs"];
@@ -317,8 +419,8 @@ impl Reader {
     /// A compressed weight of 4-bit integers, after checking every rule of the canonical form.
     ///
     /// # Errors
-    /// [`Error::NoTensor`] where no compressed weight has that name, [`Error::NotInt4`] where its values are others, and those of
-    /// [`Int4::from_packed`], with file and tensor, where it is damaged.
+    /// [`Error::NoTensor`] where no compressed weight has that name, [`Error::NotInt4`] where its values are others,
+    /// and those of [`Int4::from_packed`], with file and tensor, where it is damaged.
     pub fn int4(&self, name: &str) -> Result<Int4> {
         let info = self.compressed_info(name)?;
         let named = |e: Error| e.in_tensor(name).in_file(self.path_of(name));
@@ -334,8 +436,8 @@ impl Reader {
     /// A compressed weight of 8-bit integers with its scales, after checking every rule of the canonical form.
     ///
     /// # Errors
-    /// [`Error::NoTensor`] where no compressed weight has that name, [`Error::NotInt8`] where its values are others or have no scales, and those of
-    /// [`Int8::from_parts`], with file and tensor, where it is damaged.
+    /// [`Error::NoTensor`] where no compressed weight has that name, [`Error::NotInt8`] where its values are others or
+    /// have no scales, and those of [`Int8::from_parts`], with file and tensor, where it is damaged.
     pub fn int8(&self, name: &str) -> Result<Int8> {
         let info = self.compressed_info(name)?;
         let named = |e: Error| e.in_tensor(name).in_file(self.path_of(name));
@@ -395,13 +497,13 @@ pub(super) fn is_dense_int8(values: (StoredDType, &[usize]), scales: (StoredDTyp
     values.0 == StoredDType::I8 && values.1.len() == 2 && scales.0 == StoredDType::F32 && scales.1 == &values.1[..1]
 }
 
-/// The compressed weights that the files' manifests list, in order of name, each once. A manifest may list weights of other files, too: transformers
-/// writes the same one into every shard.
+/// The compressed weights that the files' manifests list, in order of name, each once. A manifest may list weights of
+/// other files, too: transformers writes the same one into every shard.
 fn listed(shards: &[Shard]) -> Result<impl Iterator<Item = CompressedInfo> + use<>> {
-    let tensors = shards.iter().flat_map(|s| s.header.tensors()).map(|t| (t.name.as_str(), t)).collect();
+    let tensors = shards.iter().flat_map(Shard::tensors).map(|t| (t.name.as_str(), t)).collect();
     let mut weights = BTreeMap::new();
     for shard in shards {
-        for weight in manifest::parse(shard.path(), shard.header.metadata(), &tensors)? {
+        for weight in manifest::parse(shard.path(), shard.metadata(), &tensors)? {
             match weights.entry(weight.name.clone()) {
                 Entry::Vacant(entry) => _ = entry.insert(weight),
                 Entry::Occupied(entry) if *entry.get() == weight => {}

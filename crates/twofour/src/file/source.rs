@@ -1,187 +1,61 @@
-//! The bytes of one file, read when they are asked for.
+//! The formats of files that hold tensors.
 
-use std::{
-    fs::{self, File},
-    io,
-    ops::Range,
-    path::{Path, PathBuf},
-    time::SystemTime,
-};
+use std::{collections::BTreeMap, fmt};
 
-use bytemuck::Pod;
-use rayon::prelude::*;
+use super::{FileBytes, TensorInfo, gguf::Gguf, safetensors::SafeTensors};
+use crate::Result;
 
-use super::{
-    Header,
-    elements::{Elements, Spare},
-    what_else,
-};
-use crate::{Error, Result, memory};
+/// A file that holds tensors, in whatever format.
+///
+/// A new format is an implementation and its line in the table of formats. Elements are read as they are wanted, so
+/// that memory holds no more than what is asked for.
+pub trait Source: fmt::Debug + Send + Sync {
+    /// The file's bytes as they are stored.
+    fn file(&self) -> &FileBytes;
 
-/// Bytes that one thread reads at a time.
-const PIECE: usize = 4 << 20;
+    /// The tensors, in the order of their bytes in the file.
+    fn tensors(&self) -> &[TensorInfo];
 
-/// The bytes of one file, and where they came from.
-#[derive(Debug)]
-pub(super) struct Source {
-    path: PathBuf,
-    bytes: Bytes,
-}
+    /// The metadata that a file in safetensors of these tensors has.
+    fn metadata(&self) -> &BTreeMap<String, String>;
 
-#[derive(Debug)]
-enum Bytes {
-    Owned(Vec<u8>),
-    Stored { file: File, stamp: Stamp, spare: Spare },
-}
-
-/// What changes when somebody writes to a file.
-#[derive(Debug, PartialEq)]
-struct Stamp {
-    length: u64,
-    modified: Option<SystemTime>,
-}
-
-impl Stamp {
-    fn of(metadata: &fs::Metadata) -> Self {
-        Stamp { length: metadata.len(), modified: metadata.modified().ok() }
-    }
-}
-
-impl Source {
-    /// Bytes that are in memory already; the path is only named in errors.
-    pub(super) fn owned(path: &Path, bytes: Vec<u8>) -> Self {
-        Source { path: path.to_owned(), bytes: Bytes::Owned(bytes) }
-    }
-
-    /// Opens a regular file.
-    pub(super) fn open(path: &Path) -> Result<Self> {
-        let io = |action, source| Error::Io { path: path.to_owned(), action, source };
-        // Before opening: opening a named pipe would wait for somebody to write to it.
-        let metadata = fs::metadata(path).map_err(|e| io("opening", e))?;
-        if !metadata.is_file() {
-            let reason = if metadata.is_dir() { "is a directory, not a file" } else { "is not a regular file" };
-            return Err(Error::Format { path: path.to_owned(), reason: reason.to_owned() });
-        }
-        let file = File::open(path).map_err(|e| io("opening", e))?;
-        let stamp = Stamp::of(&file.metadata().map_err(|e| io("reading its length", e))?);
-        Ok(Source { path: path.to_owned(), bytes: Bytes::Stored { file, stamp, spare: Spare::default() } })
-    }
-
-    /// The file's path.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Reads and checks the header.
-    pub(super) fn header(&self) -> Result<Header> {
-        let length = match &self.bytes {
-            Bytes::Owned(bytes) => bytes.len(),
-            Bytes::Stored { stamp, .. } => usize::try_from(stamp.length).map_err(|_| Error::Format {
-                path: self.path.clone(),
-                reason: format!("{} bytes are more than this machine can address", stamp.length),
-            })?,
-        };
-        let first = self.read::<u8>(0..length.min(8))?;
-        let text = Header::text_range(&self.path, &first, length);
-        let header = text.and_then(|text| Header::parse_text(&self.path, &self.read::<u8>(text)?, length));
-        match (header, what_else(&self.read::<u8>(0..length.min(512))?)) {
-            (Err(Error::Format { path, .. }), Some(what)) => Err(Error::Format { path, reason: format!("is {what}") }),
-            (header, _) => header,
-        }
-    }
-
-    /// Elements whose bytes lie in that range of the file.
+    /// Fills the buffer with bytes of one of [`Source::tensors`], little-endian, row-major, from byte `first` of the
+    /// tensor on. Both `first` and the buffer's length are whole elements, where those are whole bytes.
     ///
     /// # Errors
-    /// [`Error::Io`], and [`Error::Format`] where the file was written to since it was opened.
-    pub(super) fn read<T: Pod>(&self, range: Range<usize>) -> Result<Elements<'_, T>> {
-        Ok(match &self.bytes {
-            Bytes::Owned(bytes) => Elements::of_bytes(&bytes[range]),
-            Bytes::Stored { file, spare, .. } => {
-                let mut buffer = spare.take(range.len())?;
-                self.fill(file, range.start, buffer.bytes_mut())?;
-                Elements::of_buffer(buffer)
-            }
-        })
+    /// [`Error::Io`](crate::Error::Io) where the system refuses; [`Error::Format`](crate::Error::Format) where the file
+    /// changed since it was opened.
+    fn read(&self, tensor: &TensorInfo, first: usize, buffer: &mut [u8]) -> Result<()>;
+
+    /// The tensor's bytes, where they are in memory as [`Source::read`] returns them.
+    fn in_memory(&self, tensor: &TensorInfo) -> Option<&[u8]>;
+
+    /// The names of the files of a model's directory that this file describes itself, such as `config.json`.
+    fn described(&self) -> &'static [&'static str] {
+        &[]
     }
 
-    /// [`Source::read`] into a vector.
-    pub(super) fn read_vec<T: Pod>(&self, range: Range<usize>) -> Result<Vec<T>> {
-        Ok(match &self.bytes {
-            Bytes::Owned(bytes) => bytemuck::allocation::pod_collect_to_vec(&bytes[range]),
-            Bytes::Stored { file, .. } => {
-                let mut elements: Vec<T> = memory::zeroed(range.len() / size_of::<T>())?;
-                self.fill(file, range.start, bytemuck::cast_slice_mut(&mut elements))?;
-                elements
-            }
-        })
-    }
-
-    /// Fills the buffer with the file's bytes from `start` on, on this thread.
+    /// The contents of one of the files that [`Source::described`] names; none where the file tells nothing of it.
     ///
     /// # Errors
-    /// Those of [`Source::read`].
-    pub(super) fn read_into(&self, start: usize, buffer: &mut [u8]) -> Result<()> {
-        match &self.bytes {
-            Bytes::Owned(bytes) => buffer.copy_from_slice(&bytes[start..][..buffer.len()]),
-            Bytes::Stored { file, .. } => {
-                let outcome = read_at(file, buffer, start as u64);
-                self.unchanged()?;
-                outcome.map_err(|source| Error::Io { path: self.path.clone(), action: "reading", source })?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Fills the buffer with the file's bytes from `start` on, by all threads.
-    fn fill(&self, file: &File, start: usize, buffer: &mut [u8]) -> Result<()> {
-        self.unchanged()?;
-        let pieces = buffer.par_chunks_mut(PIECE).enumerate();
-        let outcome = pieces.try_for_each(|(i, piece)| read_at(file, piece, (start + i * PIECE) as u64));
-        // First: that it was changed explains a file that ends early.
-        self.unchanged()?;
-        outcome.map_err(|source| Error::Io { path: self.path.clone(), action: "reading", source })
-    }
-
-    /// An error where the file was written to since it was opened, as far as its length and its time of modification tell.
-    pub(super) fn unchanged(&self) -> Result<()> {
-        let Bytes::Stored { file, stamp, .. } = &self.bytes else { return Ok(()) };
-        let now = file.metadata().map_err(|source| Error::Io {
-            path: self.path.clone(),
-            action: "reading its length",
-            source,
-        })?;
-        if Stamp::of(&now) == *stamp {
-            Ok(())
-        } else {
-            Err(Error::Format {
-                path: self.path.clone(),
-                reason: "the file was changed while it was being read; start again when nothing writes to it"
-                    .to_owned(),
-            })
-        }
+    /// [`Error::Format`](crate::Error::Format) where it tells what cannot be written so.
+    fn describe(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        let _ = name;
+        Ok(None)
     }
 }
 
-/// Fills the buffer with the file's bytes from `offset` on.
-#[cfg(unix)]
-fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset)
-}
+/// A format: the bytes that its files begin with, and how they are opened.
+type Format = (&'static [u8], fn(FileBytes) -> Result<Box<dyn Source>>);
 
-/// Fills the buffer with the file's bytes from `offset` on.
-#[cfg(windows)]
-fn read_at(file: &File, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
-    while !buffer.is_empty() {
-        match std::os::windows::fs::FileExt::seek_read(file, buffer, offset) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(read) => {
-                buffer = &mut buffer[read..];
-                offset += read as u64;
-            }
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
+/// The formats that have a mark; a file without one is safetensors, or an error of its header.
+const FORMATS: [Format; 1] = [(b"GGUF", |file| Ok(Box::new(Gguf::open(file)?)))];
+
+/// Opens a file in the format that its first bytes tell.
+pub(super) fn open(file: FileBytes) -> Result<Box<dyn Source>> {
+    let first = file.copy_of(0..file.length().min(8))?;
+    match FORMATS.iter().find(|(mark, _)| first.starts_with(mark)) {
+        Some((_, open)) => open(file),
+        None => Ok(Box::new(SafeTensors::open(file)?)),
     }
-    Ok(())
 }

@@ -39,7 +39,7 @@ impl ValueFormat {
         }
     }
 
-    /// The data type of the dense weight that [`decompress`](crate::file::decompress()) makes: F32 for integers with
+    /// The data type of the dense weight that [`Decompress`](crate::file::Decompress) makes: F32 for integers with
     /// scales. Their products are exact in it where scales are F16.
     pub fn dense(self) -> DataType {
         match self {

@@ -10,8 +10,8 @@ use std::{
 use serde_json::{Map, Value, json};
 
 use super::{
-    MANIFEST_KEY, MAX_HEADER_BYTES, Part, Plan, PlannedTensor, StoredDType, StoredElement, header::METADATA, manifest,
-    temporary::Temporary,
+    CompressedInfo, MANIFEST_KEY, MAX_HEADER_BYTES, Part, Plan, PlannedTensor, StoredDType, StoredElement,
+    header::METADATA, manifest, temporary::Temporary,
 };
 use crate::{
     Compressed, Element, Error, Result,
@@ -140,6 +140,21 @@ impl Writer {
         Ok(TensorPlace { output: &self.output, start: slot.start })
     }
 
+    /// The place of a compressed weight, whose parts are written some rows at a time.
+    ///
+    /// # Errors
+    /// Those of [`Writer::in_pieces`].
+    pub(super) fn rows_of(&mut self, weight: &CompressedInfo) -> Result<RowsPlace<'_>> {
+        let mut starts = Vec::new();
+        for (part, dtype, shape) in weight.parts() {
+            let bytes = dtype.bytes(&shape).unwrap_or_default();
+            let place = self.in_pieces(&part.key(&weight.name), bytes)?;
+            starts.push((place.start, bytes / weight.rows));
+        }
+        let places = starts.into_iter().map(|(start, row)| (TensorPlace { output: &self.output, start }, row));
+        Ok(RowsPlace { parts: places.collect() })
+    }
+
     /// Writes the elements of one tensor.
     ///
     /// # Errors
@@ -222,6 +237,23 @@ impl TensorPlace<'_> {
     /// [`Error::Io`] where the system refuses.
     pub(super) fn write_at(&self, first: usize, bytes: &[u8]) -> Result<()> {
         self.output.write_at(self.start + first as u64, bytes)
+    }
+}
+
+/// Where the parts of a compressed weight lie in a file that is being written.
+#[derive(Debug)]
+pub(super) struct RowsPlace<'a> {
+    /// Each with the bytes of a row.
+    parts: Vec<(TensorPlace<'a>, usize)>,
+}
+
+impl RowsPlace<'_> {
+    /// Writes the bytes of each part from that row of the weight on.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where the system refuses.
+    pub(super) fn write(&self, first_row: usize, parts: &[&[u8]]) -> Result<()> {
+        self.parts.iter().zip(parts).try_for_each(|((place, row), bytes)| place.write_at(first_row * row, bytes))
     }
 }
 

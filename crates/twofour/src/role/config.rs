@@ -1,23 +1,20 @@
 //! What `config.json` says about the layout of weights.
 
-use std::{fs, io, path::Path};
-
 use serde_json::Value;
 
-use crate::{Error, Result, file::what_else};
+use crate::{
+    Error, Result,
+    file::{Reader, what_else},
+};
 
 /// Model types whose blocks are made of transformers' `Conv1D`.
 const CONV1D: [&str; 6] = ["gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder"];
 
-/// Whether the configuration in a model's directory names a model type of `Conv1D` layers, at any depth: a model of text and
+/// Whether the configuration of a model names a model type of `Conv1D` layers, at any depth: a model of text and
 /// images has a configuration of each inside.
-pub(super) fn names_conv1d(directory: &Path) -> Result<bool> {
-    let path = directory.join("config.json");
-    let bytes = match fs::read(&path) {
-        Ok(bytes) => bytes,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(source) => return Err(Error::Io { path, action: "reading", source }),
-    };
+pub(super) fn names_conv1d(reader: &Reader) -> Result<bool> {
+    let Some(bytes) = reader.beside("config.json")? else { return Ok(false) };
+    let path = reader.path_beside("config.json");
     let config = serde_json::from_slice(&bytes)
         .map_err(|e| {
             what_else(&bytes)
@@ -55,11 +52,16 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_without_a_configuration_names_none_and_a_damaged_one_is_an_error() {
+    fn a_model_without_a_configuration_names_none_and_a_damaged_one_is_an_error() {
         let directory = tempfile::tempdir().unwrap();
-        assert!(!names_conv1d(directory.path()).unwrap());
-        fs::write(directory.path().join("config.json"), "{").unwrap();
-        let message = names_conv1d(directory.path()).unwrap_err().to_string();
+        let path = directory.path().join("model.safetensors");
+        let mut file = 2u64.to_le_bytes().to_vec();
+        file.extend(b"{}");
+        std::fs::write(&path, file).unwrap();
+        let reader = Reader::open(path).unwrap();
+        assert!(!names_conv1d(&reader).unwrap());
+        std::fs::write(directory.path().join("config.json"), "{").unwrap();
+        let message = names_conv1d(&reader).unwrap_err().to_string();
         assert!(message.contains("config.json: the model's configuration is no JSON"), "{message}");
     }
 }

@@ -1,9 +1,6 @@
 //! The rules.
 
-use std::{
-    collections::{HashMap, HashSet},
-    path::Path,
-};
+use std::collections::{HashMap, HashSet};
 
 use super::{
     Layout, Role, config,
@@ -36,9 +33,7 @@ impl Roles {
     /// # Errors
     /// [`Error::Io`](crate::Error::Io) and [`Error::Format`](crate::Error::Format) for a configuration that cannot be read.
     pub fn of_model(reader: &Reader) -> Result<Self> {
-        let beside = reader.path().parent().filter(|parent| !parent.as_os_str().is_empty());
-        let directory = reader.directory().or(beside).unwrap_or(Path::new("."));
-        let names_conv1d = config::names_conv1d(directory)?;
+        let names_conv1d = config::names_conv1d(reader)?;
         let plain = reader.plain_tensors().map(|tensor| (tensor.name.as_str(), tensor.shape.clone()));
         let compressed = reader.compressed_weights().map(|w| (w.name.as_str(), vec![w.rows, w.cols]));
         let tensors: Vec<(&str, Vec<usize>)> = plain.chain(compressed).collect();

@@ -85,7 +85,7 @@ impl Sparsifier {
     /// Those of [`Sparsifier::load`], but for opening the file.
     pub fn load_from(&mut self, reader: &Reader) -> Result<()> {
         let fault = |reason: String| Error::Format { path: reader.path().to_owned(), reason };
-        let text = reader.shards().iter().find_map(|shard| shard.header().metadata().get(KEY));
+        let text = reader.shards().iter().find_map(|shard| shard.metadata().get(KEY));
         let text =
             text.ok_or_else(|| fault(format!("its metadata has no entry `{KEY}`: it holds no masks of a sparsifier")))?;
         let state: State = serde_json::from_str(text).map_err(|e| fault(format!("metadata `{KEY}`: {e}")))?;

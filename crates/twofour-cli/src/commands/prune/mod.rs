@@ -15,7 +15,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 use twofour::{
     Axis, MatrixRef, Pattern,
-    file::{self, Quantization, Reader, TensorInfo},
+    file::{self, Convert, PruneAndQuantize, PruneWith, Quantization, Reader, TensorInfo},
     role::Layout,
     select::{Selector, Sparsity, Transposable},
 };
@@ -63,8 +63,8 @@ Examples:
 A directory gives a directory. A weight that is not finite is an error that names the element; nothing is written \
 then.")]
 pub(crate) struct Prune {
-    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face
-    /// hub
+    /// The model: a .safetensors or .gguf file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the
+    /// Hugging Face hub
     input: PathBuf,
 
     #[command(flatten)]
@@ -191,25 +191,26 @@ impl Prune {
             }
         };
         let mut progress = screen.progress();
-        let mut show = |p: file::Progress<'_>| super::output::show(&mut progress, p);
+        let convert = Convert::open(places.0)?
+            .overwrite(overwrite)
+            .progress(|p: file::Progress<'_>| super::output::show(&mut progress, p));
         let report = match (&solutions, quantization) {
             (None, _) => {
-                let mut choose = |tensor: &TensorInfo| {
+                let choose = |tensor: &TensorInfo| {
                     let layout = selection.of(&tensor.name, tensor.dtype, &tensor.shape).ok()?;
                     Some(self.selector(layout))
                 };
-                file::prune(places.0, places.1, overwrite, &mut choose, &mut show)?
+                convert.run(places.1, file::Prune::new(choose))?
             }
             (Some(solutions), Some(to)) => {
-                let mut choose = |tensor: &TensorInfo| solutions.axis(&tensor.name).is_some();
-                let mut solve = |tensor: &TensorInfo| solutions.quantized(tensor);
-                file::prune_and_quantize_with(places.0, places.1, overwrite, to, &mut choose, &mut solve, &mut show)?
+                let choose = |tensor: &TensorInfo| solutions.axis(&tensor.name).is_some();
+                convert.run(places.1, PruneAndQuantize::new(to, choose, |tensor| solutions.quantized(tensor)))?
             }
             (Some(solutions), None) => {
                 let sparsity = Sparsity::Groups(self.pattern);
-                let mut choose = |tensor: &TensorInfo| Some((sparsity, solutions.axis(&tensor.name)?));
-                let mut prune = |tensor: &TensorInfo, _: MatrixRef<'_, f32>| solutions.pruned(tensor);
-                file::prune_with(places.0, places.1, overwrite, &mut choose, &mut prune, &mut show)?
+                let choose = |tensor: &TensorInfo| Some((sparsity, solutions.axis(&tensor.name)?));
+                let prune = |tensor: &TensorInfo, _: MatrixRef<'_, f32>| solutions.pruned(tensor);
+                convert.run(places.1, PruneWith::new(choose, prune))?
             }
         };
         drop(progress);

@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde::Serialize;
 use twofour::{
     Axis,
-    file::{PruneOutcome, PruneReport, PrunedTensor},
+    file::{Converted, Kept, Outcome, Pruned, Report},
     role::Role,
     select::Selector,
 };
@@ -105,14 +105,14 @@ pub(super) fn show(screen: &mut Screen, tensors: &[TensorAnswer<'_>]) -> Result<
 
 /// The report's tensors with reasons and errors.
 pub(super) fn answers<'a>(
-    report: &'a PruneReport,
+    report: &'a Report<Pruned>,
     selection: &Selection,
     solutions: Option<&Solutions>,
 ) -> Vec<TensorAnswer<'a>> {
-    let answer = |t: &'a PrunedTensor| {
+    let answer = |t: &'a Converted<Pruned>| {
         let mut answer = TensorAnswer {
             name: &t.name,
-            dtype: t.dtype.name(),
+            dtype: t.dtype,
             shape: &t.shape,
             pruned: false,
             axis: None,
@@ -123,27 +123,27 @@ pub(super) fn answers<'a>(
             kept_l2: None,
             relative_error: solutions.and_then(|solutions| solutions.relative_error(&t.name)),
         };
-        let axis = match t.outcome {
-            PruneOutcome::Pruned { selector: Selector::Magnitude { axis, .. }, .. } => Some(axis),
-            PruneOutcome::PrunedBy { .. } => solutions.and_then(|solutions| solutions.axis(&t.name)),
-            _ => None,
-        };
-        answer.axis = axis.map(|axis| if axis == Axis::Row { "row" } else { "column" });
         match t.outcome {
-            PruneOutcome::Pruned { density_before, density, kept_l1, kept_l2, .. }
-            | PruneOutcome::PrunedBy { density_before, density, kept_l1, kept_l2, .. } => {
+            Outcome::Changed(pruned) => {
+                let axis = match pruned.selector {
+                    Some(Selector::Magnitude { axis, .. }) => Some(axis),
+                    Some(_) => None,
+                    None => solutions.and_then(|solutions| solutions.axis(&t.name)),
+                };
+                answer.axis = axis.map(|axis| if axis == Axis::Row { "row" } else { "column" });
                 answer.pruned = true;
-                answer.density_before = Some(density_before);
-                answer.mask_density = Some(density);
-                answer.kept_l1 = Some(kept_l1);
-                answer.kept_l2 = Some(kept_l2);
+                answer.density_before = Some(pruned.density_before);
+                answer.mask_density = Some(pruned.density);
+                answer.kept_l1 = Some(pruned.kept_l1);
+                answer.kept_l2 = Some(pruned.kept_l2);
             }
-            PruneOutcome::AlreadyCompressed => answer.reason = Some("compressed already".to_owned()),
-            _ => {
-                let reason = match selection.of(&t.name, t.dtype, &t.shape) {
-                    Err(skipped) => skipped.to_string(),
-                    Ok(_) if solutions.is_some() => "no linear layer of a block".to_owned(),
-                    Ok(_) => Role::NotAMatrix.to_string(),
+            Outcome::Copied(Kept::Compressed) => answer.reason = Some("compressed already".to_owned()),
+            Outcome::Copied(_) => {
+                let chosen = t.stored().map(|dtype| selection.of(&t.name, dtype, &t.shape));
+                let reason = match chosen {
+                    Some(Err(skipped)) => skipped.to_string(),
+                    Some(Ok(_)) if solutions.is_some() => "no linear layer of a block".to_owned(),
+                    _ => Role::NotAMatrix.to_string(),
                 };
                 answer.reason = Some(reason);
             }

@@ -5,7 +5,7 @@ use std::{fs, ops::ControlFlow, path::Path};
 use half::bf16;
 use twofour::{
     DataType,
-    file::{self, CompressOptions, Overwrite, Progress, Quantization, QuantizeOptions, Reader, StoredDType},
+    file::{self, Compress, Convert, Decompress, Prune, Quantization, Quantize, Reader, StoredDType},
     int4::Granularity,
     kernel::KernelElement,
     quantization::ScaleRule,
@@ -14,10 +14,6 @@ use twofour::{
 
 use super::{Checkpoint, StoredElement};
 use crate::model::{Inference, Sampling};
-
-fn go_on(_: Progress<'_>) -> ControlFlow<()> {
-    ControlFlow::Continue(())
-}
 
 fn is_linear(name: &str) -> bool {
     name.contains("proj")
@@ -30,15 +26,15 @@ fn is_head_or_embedding(name: &str) -> bool {
 fn pruned(family: &str, to: &Path) {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoints").join(family);
     fs::create_dir(to).unwrap();
-    let mut which =
+    let which =
         |tensor: &file::TensorInfo| (is_linear(&tensor.name) && tensor.shape.len() == 2).then_some(Selector::TWO_FOUR);
     let sharded = !from.join("model.safetensors").exists();
     if sharded {
         fs::remove_dir(to).unwrap();
-        file::prune(&from, to, Overwrite::No, &mut which, &mut go_on).unwrap();
+        Convert::open(&from).unwrap().run(to, Prune::new(&which)).unwrap();
     } else {
         let to = to.join("model.safetensors");
-        file::prune(from.join("model.safetensors"), to, Overwrite::No, &mut which, &mut go_on).unwrap();
+        Convert::open(from.join("model.safetensors")).unwrap().run(to, Prune::new(&which)).unwrap();
     }
     fs::copy(from.join("config.json"), to.join("config.json")).unwrap();
 }
@@ -62,9 +58,9 @@ fn compressed_and_decompressed_checkpoints_write_the_same_text() {
         let at = |name: &str| folder.path().join(name);
         pruned(family, &at("pruned"));
         let which = |tensor: &file::TensorInfo| is_linear(&tensor.name) && tensor.shape.len() == 2;
-        let options = CompressOptions { which: &which, ..Default::default() };
-        file::compress(at("pruned"), at("small"), Overwrite::No, &options, &mut go_on).unwrap();
-        file::decompress(at("small"), at("again"), Overwrite::No, &mut go_on).unwrap();
+        let options = Compress { which: &which, ..Default::default() };
+        Convert::open(at("pruned")).unwrap().run(at("small"), options).unwrap();
+        Convert::open(at("small")).unwrap().run(at("again"), Decompress).unwrap();
         // In f32 weights of the file's 16 bits are multiplied in those: other roundings, so other text is possible.
         if family == "llama" {
             assert_eq!(written::<f32>(&at("small")), written::<f32>(&at("again")), "{family}");
@@ -74,17 +70,17 @@ fn compressed_and_decompressed_checkpoints_write_the_same_text() {
         }
         for head in [false, true] {
             let name = |what: &str| at(&format!("{what}-{head}"));
-            let options = QuantizeOptions {
+            let options = Quantize {
                 which: &|name, _: StoredDType, _| is_linear(name),
                 dense: &|name, _: StoredDType, _| head && is_head_or_embedding(name),
                 to: Quantization::Int8(Granularity::Row),
                 rule: ScaleRule::MaxAbs,
             };
-            let report = file::quantize(at("pruned"), name("int8"), Overwrite::No, &options, &mut go_on).unwrap();
-            let dense = |tensor: &&file::QuantizedTensor| matches!(tensor.outcome, file::QuantizeOutcome::QuantizedDense { relative_error } if relative_error < 0.02);
+            let report = Convert::open(at("pruned")).unwrap().run(name("int8"), options).unwrap();
+            let dense = |made: &file::Quantized| made.is_dense && made.relative_error < 0.02;
             let tied = family == "qwen2";
             assert_eq!(
-                report.tensors.iter().filter(dense).count(),
+                report.changed().filter(|(_, made)| dense(made)).count(),
                 if !head {
                     0
                 } else if tied {
@@ -94,7 +90,7 @@ fn compressed_and_decompressed_checkpoints_write_the_same_text() {
                 }
             );
             // Decompressed, the layers are floats, and inputs are not rounded to integers.
-            file::decompress(name("int8"), name("int8-dense"), Overwrite::No, &mut go_on).unwrap();
+            Convert::open(name("int8")).unwrap().run(name("int8-dense"), Decompress).unwrap();
             let is_float =
                 |tensor: &file::TensorInfo| tensor.dtype.element().is_some_and(|dtype| dtype != DataType::I8);
             assert!(Reader::open(name("int8-dense")).unwrap().tensors().all(is_float), "{family}");

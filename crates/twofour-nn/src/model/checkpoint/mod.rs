@@ -20,6 +20,8 @@
 
 mod bert;
 mod error;
+#[cfg(test)]
+mod gguf_tests;
 mod image;
 #[cfg(test)]
 mod integer_tests;
@@ -61,6 +63,7 @@ const HEAD: &str = "head";
 /// The table of tokens of a decoder whose head is not the same.
 const EMBEDDING: &str = "embedding.weight";
 const GENERATION_FILE: &str = "generation_config.json";
+const TOKENIZER_FILE: &str = "tokenizer.json";
 
 /// A checkpoint directory whose configuration and headers were read and checked. Weights are read when a model is made of it.
 #[derive(Debug)]
@@ -92,8 +95,10 @@ impl Checkpoint {
         let path = path.as_ref();
         let (opened, fields) = Opened::new(path, Kind::Decoder)?;
         // What ends a text is first of all what generation was set up for.
-        let generation = opened.directory.join(GENERATION_FILE);
-        let generation = if generation.is_file() { Some(Fields::read(&generation)?) } else { None };
+        let generation = match opened.reader.beside(GENERATION_FILE)? {
+            Some(text) => Some(Fields::parse(&opened.reader.path_beside(GENERATION_FILE), &text)?),
+            None => None,
+        };
         let tokens = |field: &str| -> Result<Vec<u32>> {
             let own = generation.as_ref().map(|fields| fields.tokens(field)).transpose()?.unwrap_or_default();
             Ok(if own.is_empty() { fields.tokens(field)? } else { own })

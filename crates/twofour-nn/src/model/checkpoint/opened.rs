@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use twofour::{DataType, file::Reader};
 
-use super::{CheckpointError, HEAD, StoredParts, place};
+use super::{CheckpointError, HEAD, StoredParts, TOKENIZER_FILE, place};
 use crate::{
     Result,
     model::{
@@ -54,7 +54,7 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// Opens a directory, or one file of weights or index in it, with a model of a kind.
+    /// Opens a directory, or one file of weights or index in it, or a GGUF file, with a model of a kind.
     pub(super) fn new(path: &Path, kind: Kind) -> Result<(Self, Fields)> {
         let fields = place::fields_of(path)?;
         let name = fields.text_if("model_type")?;
@@ -94,7 +94,10 @@ impl Opened {
     }
 
     pub(super) fn tokenizer(&self) -> Result<Tokenizer> {
-        Tokenizer::read(&self.directory.join("tokenizer.json"))
+        match self.reader.described().contains(&TOKENIZER_FILE) {
+            true => Tokenizer::parse(self.reader.path(), &self.reader.beside(TOKENIZER_FILE)?.unwrap_or_default()),
+            false => Tokenizer::read(&self.directory.join(TOKENIZER_FILE)),
+        }
     }
 
     pub(super) fn parts(&self) -> StoredParts<'_> {

@@ -10,7 +10,8 @@ use crate::{
     model::{families::fields::Fields, file},
 };
 
-/// The directory of a checkpoint that a path names: the path, or, of a file of weights or an index, the directory that holds it.
+/// The directory of a checkpoint that a path names: the path, or, of a file of weights or an index, the directory that
+/// holds it.
 pub(super) fn directory_of(path: &Path) -> PathBuf {
     if !path.is_file() {
         return path.to_owned();
@@ -19,22 +20,33 @@ pub(super) fn directory_of(path: &Path) -> PathBuf {
     parent.unwrap_or(Path::new(".")).to_owned()
 }
 
-/// Whether a path names a checkpoint: a directory with a configuration, or a file of weights in one that does not describe its own model, as those of
-/// [`Gpt::save`](crate::model::Gpt::save) do.
+/// A file of weights that tells its configuration itself, as GGUF does.
+fn telling(path: &Path) -> Option<Reader> {
+    let reader = path.is_file().then(|| Reader::open(path).ok())??;
+    (!reader.described().is_empty()).then_some(reader)
+}
+
+/// Whether a path names a checkpoint: a directory with a configuration, a file of weights that tells it, or one in such
+/// a directory that does not describe its own model, as those of [`Gpt::save`](crate::model::Gpt::save) do.
 pub(super) fn is_checkpoint(path: &Path) -> bool {
     let has_config = directory_of(path).join(CONFIG_FILE).symlink_metadata().is_ok();
-    has_config && (path.is_dir() || Reader::open(path).is_ok_and(|reader| !file::describes_itself(&reader)))
+    let is_of_weights = || Reader::open(path).is_ok_and(|reader| !file::describes_itself(&reader));
+    has_config && (path.is_dir() || is_of_weights()) || telling(path).is_some()
 }
 
 /// The configuration of a checkpoint.
 pub(super) fn fields_of(path: &Path) -> Result<Fields> {
-    Ok(Fields::read(&directory_of(path).join(CONFIG_FILE))?)
+    match telling(path) {
+        Some(reader) => Ok(Fields::parse(path, &reader.beside(CONFIG_FILE)?.unwrap_or_default())?),
+        None => Ok(Fields::read(&directory_of(path).join(CONFIG_FILE))?),
+    }
 }
 
 /// The files of weights of a checkpoint.
 ///
 /// # Errors
-/// [`CheckpointError::ForeignWeights`] where the configuration says that another tool quantized or compressed them; those of [`Reader::open`].
+/// [`CheckpointError::ForeignWeights`] where the configuration says that another tool quantized or compressed them;
+/// those of [`Reader::open`].
 pub(super) fn reader_of(path: &Path, fields: &Fields) -> Result<Reader> {
     let reader = Reader::open(path)?;
     // A weight that this program compressed is read whatever tool's name the configuration has for its form.

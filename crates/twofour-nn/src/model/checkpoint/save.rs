@@ -48,16 +48,25 @@ pub(super) fn copy_beside(
         files::expect_replaceable(&to, Overwrite::Yes)?;
         fs::copy(&from, &to).map_err(|source| CheckpointError::Io { path: from, source })?;
     }
-    copy_config(&source.join(CONFIG_FILE), &directory.join(CONFIG_FILE), class)
+    for name in reader.described().iter().filter(|name| **name != CONFIG_FILE) {
+        if let Some(text) = reader.beside(name)? {
+            files::write_whole(directory.join(name), Overwrite::Yes, &text)?;
+        }
+    }
+    let from = reader.path_beside(CONFIG_FILE);
+    let bytes = match reader.described().is_empty() {
+        true => fs::read(&from).map_err(|source| CheckpointError::Io { path: from.clone(), source })?,
+        false => reader.beside(CONFIG_FILE)?.unwrap_or_default(),
+    };
+    write_config((&from, &bytes), &directory.join(CONFIG_FILE), class)
 }
 
-/// Copies a configuration without what it says of compressed weights, with the name of the model's class where it is another.
-fn copy_config(from: &Path, to: &Path, class: Option<&'static str>) -> Result<()> {
-    let bytes = fs::read(from).map_err(|source| CheckpointError::Io { path: from.to_owned(), source })?;
+/// Writes a configuration without what it says of compressed weights, with the name of the model's class where it is another.
+fn write_config((from, bytes): (&Path, &[u8]), to: &Path, class: Option<&'static str>) -> Result<()> {
     let not = |reason: String| CheckpointError::NotAConfig { path: from.to_owned(), reason };
-    let config: serde_json::Value = serde_json::from_slice(&bytes).map_err(|error| not(error.to_string()))?;
+    let config: serde_json::Value = serde_json::from_slice(bytes).map_err(|error| not(error.to_string()))?;
     if config.get("quantization_config").is_none() && class.is_none() {
-        return Ok(files::write_whole(to, Overwrite::Yes, &bytes)?);
+        return Ok(files::write_whole(to, Overwrite::Yes, bytes)?);
     }
     let mut config = config;
     if let Some(fields) = config.as_object_mut() {

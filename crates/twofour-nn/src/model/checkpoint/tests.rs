@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use twofour::{
     DataType,
-    file::{self, CompressOptions, Overwrite, PlannedTensor, Reader, StoredDType, Writer},
+    file::{self, Compress, Convert, Overwrite, PlannedTensor, Prune, Reader, StoredDType, Writer},
     select::Selector,
 };
 
@@ -136,11 +136,10 @@ fn a_pruned_checkpoint_is_fine_tuned_and_saved() {
         engine::cpu::CpuEngine,
         train::{Corpus, SparsityPlan, Trainer, TrainingSettings, methods::Method},
     };
-    let mut go_on = |_: file::Progress<'_>| ControlFlow::Continue(());
     let is_linear = |name: &str| name.contains("proj.weight");
-    let mut which = |tensor: &file::TensorInfo| is_linear(&tensor.name).then_some(Selector::TWO_FOUR);
+    let which = |tensor: &file::TensorInfo| is_linear(&tensor.name).then_some(Selector::TWO_FOUR);
     let (_folder, pruned) = converted("llama", |to| {
-        file::prune(directory("llama"), to, Overwrite::No, &mut which, &mut go_on).unwrap();
+        Convert::open(directory("llama")).unwrap().run(to, Prune::new(&which)).unwrap();
     });
     fs::copy(directory("llama").join("tokenizer.json"), pruned.join("tokenizer.json")).unwrap();
     let checkpoint = Checkpoint::open(&pruned).unwrap();
@@ -293,14 +292,13 @@ fn pruned_and_compressed_checkpoints_compute_what_the_zeros_say() {
         let is_linear = |tensor: &file::TensorInfo| {
             (tensor.name.contains("proj") || tensor.name.contains(".c_")) && tensor.shape.len() == 2
         };
-        let mut go_on = |_: file::Progress<'_>| ControlFlow::Continue(());
-        let mut which = |tensor: &file::TensorInfo| is_linear(tensor).then_some(Selector::TWO_FOUR);
+        let which = |tensor: &file::TensorInfo| is_linear(tensor).then_some(Selector::TWO_FOUR);
         let (_pruned_folder, pruned) = converted(family, |to| {
-            file::prune(directory(family), to, Overwrite::No, &mut which, &mut go_on).unwrap();
+            Convert::open(directory(family)).unwrap().run(to, Prune::new(&which)).unwrap();
         });
-        let options = CompressOptions { which: &is_linear, ..Default::default() };
+        let options = Compress { which: &is_linear, ..Default::default() };
         let (_small_folder, small) = converted(family, |to| {
-            file::compress(&pruned, to, Overwrite::No, &options, &mut go_on).unwrap();
+            Convert::open(&pruned).unwrap().run(to, options).unwrap();
         });
         let tokens = expected(family).prompt_tokens;
         let [dense, small] = [&pruned, &small].map(|of| Checkpoint::open(of).unwrap().inference::<f32>().unwrap());

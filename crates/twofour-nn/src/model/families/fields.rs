@@ -30,11 +30,16 @@ impl Fields {
         if std::fs::metadata(path).map_err(io)?.len() > Self::LARGEST {
             return Err(not("too large for a configuration".to_owned()));
         }
-        let bytes = std::fs::read(path).map_err(io)?;
-        match serde_json::from_slice(&bytes) {
+        Self::parse(path, &std::fs::read(path).map_err(io)?)
+    }
+
+    /// Reads the text of a configuration; `path` is only named in errors.
+    pub(in crate::model) fn parse(path: &Path, bytes: &[u8]) -> Result<Self> {
+        let not = |reason: String| CheckpointError::NotAConfig { path: path.to_owned(), reason };
+        match serde_json::from_slice(bytes) {
             Ok(Value::Object(values)) => Ok(Fields { path: path.to_owned(), prefix: String::new(), values }),
             Ok(_) => Err(not("not a JSON object".to_owned())),
-            Err(error) => Err(not(match twofour::file::what_else(&bytes) {
+            Err(error) => Err(not(match twofour::file::what_else(bytes) {
                 Some(what) => format!("it is {what}"),
                 None => error.to_string(),
             })),

@@ -2,7 +2,6 @@
 
 use std::{
     fs,
-    ops::ControlFlow,
     path::{Path, PathBuf},
 };
 
@@ -10,7 +9,7 @@ use half::bf16;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use twofour::{
-    file::{self, CompressOptions, Overwrite, Progress, Quantization, QuantizeOptions, TensorInfo},
+    file::{Compress, Convert, Prune, Quantization, Quantize, TensorInfo},
     int4::Granularity,
     quantization::ScaleRule,
     select::Selector,
@@ -88,10 +87,6 @@ fn the_image_encoder_of_sam_alone_is_read_as_in_the_whole_model() {
     assert_eq!(whole.forward(&pixels).unwrap(), alone.forward(&pixels).unwrap());
 }
 
-fn go_on(_: Progress<'_>) -> ControlFlow<()> {
-    ControlFlow::Continue(())
-}
-
 /// Whether a weight is that of a linear layer of a block.
 fn is_linear(name: &str) -> bool {
     let linears = ["attention.", "attn.qkv", "attn.proj", "mlp.", "dense."];
@@ -108,8 +103,8 @@ fn pruned_compressed_and_quantized_checkpoints_run() {
             fs::create_dir(to).unwrap();
             fs::copy(directory(kind).join("config.json"), to.join("config.json")).unwrap();
         }
-        let mut which = |tensor: &TensorInfo| is_linear(&tensor.name).then_some(Selector::TWO_FOUR);
-        file::prune(weights(&directory(kind)), weights(&pruned), Overwrite::No, &mut which, &mut go_on).unwrap();
+        let which = |tensor: &TensorInfo| is_linear(&tensor.name).then_some(Selector::TWO_FOUR);
+        Convert::open(weights(&directory(kind))).unwrap().run(weights(&pruned), Prune::new(&which)).unwrap();
         let dense = ImageEncoder::<f32>::load(directory(kind)).unwrap();
         let pixels = pixels(dense.config(), 1);
         let checkpoint = ImageCheckpoint::open(&pruned).unwrap();
@@ -118,18 +113,18 @@ fn pruned_compressed_and_quantized_checkpoints_run() {
         let expected = as_dense.forward(&pixels).unwrap();
         assert!(distance(&expected[0], &dense.forward(&pixels).unwrap()[0]) > 0.05, "{kind}: pruning changed nothing");
         assert!(distance(&sparse.forward(&pixels).unwrap()[0], &expected[0]) < 1e-4, "{kind}");
-        let options = CompressOptions { which: &|tensor| is_linear(&tensor.name), ..Default::default() };
-        file::compress(weights(&pruned), weights(&compressed), Overwrite::No, &options, &mut go_on).unwrap();
+        let options = Compress { which: &|tensor| is_linear(&tensor.name), ..Default::default() };
+        Convert::open(weights(&pruned)).unwrap().run(weights(&compressed), options).unwrap();
         let packed = ImageEncoder::<f32>::load(&compressed).unwrap().forward(&pixels).unwrap();
         // Compressed weights are multiplied in the file's type.
         assert!(distance(&packed[0], &expected[0]) < if kind == "dinov2" { 0.05 } else { 1e-4 }, "{kind}");
-        let options = QuantizeOptions {
+        let options = Quantize {
             which: &|name, _, _| is_linear(name),
             dense: &|_, _, _| false,
             to: Quantization::Int8(Granularity::Row),
             rule: ScaleRule::MaxAbs,
         };
-        file::quantize(weights(&pruned), weights(&int8), Overwrite::No, &options, &mut go_on).unwrap();
+        Convert::open(weights(&pruned)).unwrap().run(weights(&int8), options).unwrap();
         let quantized = ImageEncoder::<f32>::load(&int8).unwrap();
         assert!(quantized.weight_bytes() < sparse.weight_bytes());
         let d = distance(&quantized.forward(&pixels).unwrap()[0], &expected[0]);

@@ -1,21 +1,28 @@
 //! From 2:4 dense weights to compressed ones.
 
-use std::{collections::HashMap, fmt, ops::ControlFlow, path::Path};
-
-use rayon::prelude::*;
+use std::fmt;
 
 use super::{
-    CompressedInfo, Conversion, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, Reader, TensorInfo, Writer, run,
+    super::writer::RowsPlace, CompressedInfo, Item, Kept, Matrix, Operation, Plan, Planned, Reader, TensorInfo, Writer,
+    pieces::Bands,
 };
 use crate::{
-    Arithmetic, Axis, Compressed, Element, Error, Mask, MatrixRef, Pattern, Result, file::StoredDType, select,
+    Arithmetic, Axis, Compressed, Element, Error, Mask, MatrixRef, Pattern, Result, mask::Retained, match_element,
+    select,
 };
 
-/// What to compress, and what to do where a weight resists.
+/// Writes the chosen weights compressed: which, and what to do where one resists.
+///
+/// Memory holds some rows of a weight for each thread.
+///
+/// # Errors
+/// [`Error::TooManyKept`], or [`Error::AlongColumns`], for a tensor that is not 2:4 and [`NotSparse::Error`];
+/// [`Error::NotANumber`] or [`Error::Infinite`] where a tensor would have to be pruned and is not finite;
+/// [`Error::NegativeZeros`] for [`NegativeZeros::Refuse`].
 #[derive(Clone, Copy)]
-pub struct CompressOptions<'a> {
-    /// Which tensors to compress; asked for two-dimensional ones with elements of a dtype that twofour knows. Everything
-    /// else is copied.
+pub struct Compress<'a> {
+    /// Which tensors to compress; asked for two-dimensional ones with elements of a dtype that twofour knows.
+    /// Everything else is copied.
     pub which: &'a dyn Fn(&TensorInfo) -> bool,
     /// What to do with a chosen tensor that is not 2:4 along its rows.
     pub not_sparse: NotSparse,
@@ -23,16 +30,16 @@ pub struct CompressOptions<'a> {
     pub negative_zeros: NegativeZeros,
 }
 
-impl Default for CompressOptions<'_> {
+impl Default for Compress<'_> {
     /// Every tensor that can be; one that is not 2:4 is an error; -0.0 becomes +0.0.
     fn default() -> Self {
-        CompressOptions { which: &|_| true, not_sparse: NotSparse::default(), negative_zeros: NegativeZeros::default() }
+        Compress { which: &|_| true, not_sparse: NotSparse::default(), negative_zeros: NegativeZeros::default() }
     }
 }
 
-impl fmt::Debug for CompressOptions<'_> {
+impl fmt::Debug for Compress<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompressOptions")
+        f.debug_struct("Compress")
             .field("not_sparse", &self.not_sparse)
             .field("negative_zeros", &self.negative_zeros)
             .finish_non_exhaustive()
@@ -65,175 +72,69 @@ pub enum NegativeZeros {
     Refuse,
 }
 
-/// What [`compress()`] did.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct CompressReport {
-    /// Every tensor of the input, in file order.
-    pub tensors: Vec<CompressedTensor>,
-}
-
-impl CompressReport {
-    /// How many -0.0 became +0.0, in all tensors together; 0 means that decompressing gives back every bit.
-    pub fn negative_zeros(&self) -> usize {
-        self.tensors
-            .iter()
-            .map(|t| match t.outcome {
-                CompressOutcome::Compressed { negative_zeros } | CompressOutcome::Pruned { negative_zeros, .. } => {
-                    negative_zeros
-                }
-                _ => 0,
-            })
-            .sum()
-    }
-}
-
-/// What became of one tensor.
-#[derive(Debug, Clone, PartialEq)]
-pub struct CompressedTensor {
-    /// Its name.
-    pub name: String,
-    /// The dtype of its elements.
-    pub dtype: StoredDType,
-    /// Its shape.
-    pub shape: Vec<usize>,
-    /// Bytes in the input.
-    pub bytes_before: usize,
-    /// Bytes in the output.
-    pub bytes_after: usize,
-    /// What was done.
-    pub outcome: CompressOutcome,
-}
-
-/// What [`compress()`] did with a tensor.
+/// A tensor that was dense and is compressed.
 #[derive(Debug, Clone, Copy, PartialEq)]
-#[non_exhaustive]
-pub enum CompressOutcome {
-    /// It was 2:4 and is compressed.
-    Compressed {
-        /// Elements that were -0.0 and are stored as +0.0.
-        negative_zeros: usize,
-    },
-    /// It was not 2:4, was pruned and is compressed.
-    Pruned {
-        /// The share of `Σ|w|` that was kept.
-        kept_l1: f64,
-        /// The share of `Σw²` that was kept.
-        kept_l2: f64,
-        /// Kept elements that were -0.0 and are stored as +0.0.
-        negative_zeros: usize,
-    },
-    /// It was not 2:4 and was copied.
-    KeptDense {
-        /// Groups with more than two non-zeros.
-        violations: usize,
-    },
-    /// It was not chosen and was copied.
-    NotChosen,
-    /// It is no matrix with elements of a dtype that twofour knows, and was copied.
-    NotAMatrix,
-    /// It was compressed already and was copied.
-    AlreadyCompressed,
-}
-
-impl CompressOutcome {
-    /// Whether the tensor was dense and is now compressed.
-    pub fn is_compressed(&self) -> bool {
-        matches!(self, CompressOutcome::Compressed { .. } | CompressOutcome::Pruned { .. })
-    }
-}
-
-/// Writes a model with the chosen weights compressed; all else, metadata included, is copied byte for byte.
-///
-/// A sharded input gives a directory with the same file names; see [`crate::file`](mod@crate::file) for what happens on the way.
-///
-/// # Errors
-/// Those of [`Reader::open`]; [`Error::TooManyKept`], or [`Error::AlongColumns`], for a tensor that is not 2:4 and [`NotSparse::Error`];
-/// [`Error::NotANumber`] or [`Error::Infinite`] where a tensor would have to be pruned and is not finite;
-/// [`Error::NegativeZeros`] for [`NegativeZeros::Refuse`]; [`Error::Exists`] where the output exists and may not be
-/// replaced; [`Error::Interrupted`] where `progress` breaks off; [`Error::Io`] where the system refuses. Nothing is left then.
-pub fn compress(
-    input: impl AsRef<Path>,
-    output: impl AsRef<Path>,
-    overwrite: Overwrite,
-    options: &CompressOptions<'_>,
-    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
-) -> Result<CompressReport> {
-    let reader = Reader::open(input)?;
-    let mut conversion = Compress { options, report: CompressReport::default(), plans: HashMap::new() };
-    run(&mut conversion, &reader, output.as_ref(), overwrite, progress)?;
-    Ok(conversion.report)
-}
-
-struct Compress<'a> {
-    options: &'a CompressOptions<'a>,
-    report: CompressReport,
-    /// What is to be done with each chosen matrix.
-    plans: HashMap<String, Planned>,
+pub struct MadeCompressed {
+    /// Kept elements that were -0.0 and are stored as +0.0.
+    pub negative_zeros: usize,
+    /// What pruning kept, where the tensor was not 2:4: the shares of `Σ|w|` and of `Σw²`.
+    pub pruned: Option<(f64, f64)>,
 }
 
 /// What is to be done with a chosen matrix.
 #[derive(Debug, Clone, Copy)]
-enum Planned {
+pub struct CompressPlan {
+    matrix: Matrix,
+    action: Action,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Action {
     /// It is 2:4 and has that many -0.0.
     Compress {
         negative_zeros: usize,
     },
     Prune,
-    KeepDense {
-        violations: usize,
-    },
 }
 
-impl Conversion for Compress<'_> {
-    fn plan(&mut self, reader: &Reader, item: Item<'_>, plan: &mut Plan) -> Result<()> {
-        if let Item::Plain(tensor) = item
-            && let Some(matrix) = Matrix::of(tensor)
-            && (self.options.which)(tensor)
-        {
-            let planned = matrix.run(reader, Inspect(self.options))?;
-            self.plans.insert(tensor.name.clone(), planned);
-            if !matches!(planned, Planned::KeepDense { .. }) {
-                plan.compressed(CompressedInfo::new(&tensor.name, matrix.dtype, matrix.rows, matrix.cols)?);
-                return Ok(());
-            }
-        }
-        item.plan_copy(plan);
-        Ok(())
-    }
+impl Operation for Compress<'_> {
+    type Plan = CompressPlan;
+    type Change = MadeCompressed;
 
-    fn write(&mut self, reader: &Reader, item: Item<'_>, writer: &mut Writer) -> Result<()> {
-        let bytes_before = item.bytes();
-        let mut bytes_after = bytes_before;
-        let (dtype, shape, outcome) = match item {
-            Item::Compressed(w) => {
-                item.write_copy(reader, writer)?;
-                (w.format.stored(), vec![w.rows, w.cols], CompressOutcome::AlreadyCompressed)
-            }
-            Item::Plain(tensor) => {
-                let outcome = match (Matrix::of(tensor), self.plans.get(&tensor.name)) {
-                    (Some(matrix), Some(&planned)) => {
-                        if !matches!(planned, Planned::KeepDense { .. }) {
-                            let Matrix { dtype, rows, cols, .. } = matrix;
-                            bytes_after = CompressedInfo::new(&tensor.name, dtype, rows, cols)?.bytes();
-                        }
-                        matrix.run(reader, Write { writer, name: &tensor.name, planned })?
-                    }
-                    (matrix, _) => {
-                        item.write_copy(reader, writer)?;
-                        matrix.map_or(CompressOutcome::NotAMatrix, |_| CompressOutcome::NotChosen)
-                    }
-                };
-                (tensor.dtype, tensor.shape.clone(), outcome)
-            }
+    fn plan(&mut self, reader: &Reader, item: Item<'_>, plan: &mut Plan) -> Result<Planned<CompressPlan>> {
+        let tensor = match item {
+            Item::Compressed(_) => return Ok(Planned::Copy(Kept::Compressed)),
+            Item::Plain(tensor) => tensor,
         };
-        let name = item.name().to_owned();
-        self.report.tensors.push(CompressedTensor { name, dtype, shape, bytes_before, bytes_after, outcome });
-        Ok(())
+        let Some(matrix) = Matrix::of(tensor) else { return Ok(Planned::Copy(Kept::NotAMatrix)) };
+        if !(self.which)(tensor) {
+            return Ok(Planned::Copy(Kept::NotChosen));
+        }
+        let bands = Bands::of(reader, &tensor.name, matrix)?;
+        let action = match match_element!(matrix.dtype, |T| self.inspect::<T>(&bands, matrix))? {
+            Ok(action) => action,
+            Err(kept) => return Ok(Planned::Copy(kept)),
+        };
+        plan.compressed(info(&tensor.name, matrix)?);
+        Ok(Planned::Change(CompressPlan { matrix, action }))
+    }
+
+    fn write(
+        &mut self,
+        reader: &Reader,
+        item: Item<'_>,
+        CompressPlan { matrix, action }: CompressPlan,
+        writer: &mut Writer,
+    ) -> Result<MadeCompressed> {
+        let bands = Bands::of(reader, item.name(), matrix)?;
+        let rows = writer.rows_of(&info(item.name(), matrix)?)?;
+        match_element!(matrix.dtype, |T| write::<T>(&bands, &rows, action))
     }
 }
 
-/// Finds out what is to be done with a chosen matrix, in one pass.
-struct Inspect<'a>(&'a CompressOptions<'a>);
+fn info(name: &str, matrix: Matrix) -> Result<CompressedInfo> {
+    CompressedInfo::new(name, matrix.dtype, matrix.rows, matrix.cols)
+}
 
 /// What one row, or all of them, look like.
 #[derive(Debug, Clone, Copy, Default)]
@@ -244,9 +145,9 @@ struct Census {
 }
 
 impl Census {
-    fn of_row<T: Element>(row: &[T]) -> Self {
+    fn of<T: Element>(band: MatrixRef<'_, T>) -> Self {
         let mut census = Census::default();
-        for values in row.chunks(4) {
+        for values in (0..band.rows()).flat_map(|row| band.row(row).chunks(4)) {
             let mut nonzeros = 0;
             for value in values {
                 let value = value.to_f32();
@@ -268,68 +169,67 @@ impl Census {
     }
 }
 
-impl OnMatrix for Inspect<'_> {
-    type Output = Planned;
-
-    fn run<T: Arithmetic>(self, matrix: MatrixRef<'_, T>) -> Result<Planned> {
-        let rows = (0..matrix.rows()).into_par_iter();
-        let census = rows.map(|row| Census::of_row(matrix.row(row))).reduce(Census::default, Census::and);
-        match (census.violations, self.0.not_sparse) {
+impl Compress<'_> {
+    /// What is to be done with a chosen matrix, or why nothing is.
+    fn inspect<T: Arithmetic>(&self, bands: &Bands<'_>, matrix: Matrix) -> Result<std::result::Result<Action, Kept>> {
+        let mut census = Census::default();
+        bands.each::<T, _>(1, |_, band| Ok(Census::of(band)), |band| census = census.and(band))?;
+        match (census.violations, self.not_sparse) {
             (0, _) => {
                 let count = census.negative_zeros;
-                if count > 0 && self.0.negative_zeros == NegativeZeros::Refuse {
-                    return Err(Error::NegativeZeros { count });
+                if count > 0 && self.negative_zeros == NegativeZeros::Refuse {
+                    return Err(bands.named(Error::NegativeZeros { count }));
                 }
-                Ok(Planned::Compress { negative_zeros: count })
+                Ok(Ok(Action::Compress { negative_zeros: count }))
             }
             (_, NotSparse::Error) => {
-                // There is one; a second pass finds its place.
-                let mask = Mask::of_nonzeros(matrix);
-                if matrix.rows() >= 4 && mask.verify(Pattern::TWO_FOUR, Axis::Column).is_ok() {
-                    return Err(Error::AlongColumns);
-                }
-                mask.verify(Pattern::TWO_FOUR, Axis::Row)?;
-                Ok(Planned::Compress { negative_zeros: census.negative_zeros })
+                expect_sparse::<T>(bands, matrix)?;
+                Ok(Ok(Action::Compress { negative_zeros: census.negative_zeros }))
             }
-            (violations, NotSparse::KeepDense) => Ok(Planned::KeepDense { violations }),
+            (violations, NotSparse::KeepDense) => Ok(Err(Kept::NotSparse { violations })),
             (_, NotSparse::Prune) => {
                 if census.not_finite {
-                    matrix.expect_finite()?;
+                    bands.expect_finite()?;
                 }
-                Ok(Planned::Prune)
+                Ok(Ok(Action::Prune))
             }
         }
     }
 }
 
-/// Compresses and writes a matrix.
-struct Write<'a> {
-    writer: &'a mut Writer,
-    name: &'a str,
-    planned: Planned,
+/// The error of a matrix that is not 2:4 along its rows: that it is along its columns, or the place of the first
+/// violation.
+fn expect_sparse<T: Arithmetic>(bands: &Bands<'_>, matrix: Matrix) -> Result<()> {
+    let verify = |band: MatrixRef<'_, T>, axis| Mask::of_nonzeros(band).verify(Pattern::TWO_FOUR, axis);
+    let mut along_columns = matrix.rows >= 4;
+    let look = |_: usize, band: MatrixRef<'_, T>| Ok(verify(band, Axis::Column).is_ok());
+    bands.each::<T, _>(4, look, |holds| along_columns &= holds)?;
+    if along_columns {
+        return Err(bands.named(Error::AlongColumns));
+    }
+    bands.each::<T, ()>(1, |_, band| verify(band, Axis::Row), |()| ())
 }
 
-impl OnMatrix for Write<'_> {
-    type Output = CompressOutcome;
-
-    fn run<T: Arithmetic>(self, matrix: MatrixRef<'_, T>) -> Result<CompressOutcome> {
-        let (weight, outcome) = match self.planned {
-            Planned::Compress { negative_zeros } => {
-                (Compressed::from_dense(matrix)?, CompressOutcome::Compressed { negative_zeros })
-            }
-            Planned::KeepDense { violations } => {
-                self.writer.write_elements(self.name, matrix.data())?;
-                return Ok(CompressOutcome::KeptDense { violations });
-            }
-            Planned::Prune => {
-                let rule = select::nm::magnitude_rule(Pattern::TWO_FOUR, Axis::Row);
-                let (weight, retained) = select::band::compressed(matrix, &rule)?;
-                let (kept_l1, kept_l2) = (retained.l1(), retained.l2());
-                let negative_zeros = retained.kept_negative_zeros;
-                (weight, CompressOutcome::Pruned { kept_l1, kept_l2, negative_zeros })
-            }
-        };
-        self.writer.write_compressed(self.name, &weight)?;
-        Ok(outcome)
-    }
+/// Compresses and writes a matrix.
+fn write<T: Arithmetic>(bands: &Bands<'_>, rows: &RowsPlace<'_>, action: Action) -> Result<MadeCompressed> {
+    let put = |first_row: usize, weight: &Compressed<T>| {
+        rows.write(first_row, &[bytemuck::cast_slice(weight.values()), bytemuck::cast_slice(weight.meta())])
+    };
+    let negative_zeros = match action {
+        Action::Compress { negative_zeros } => negative_zeros,
+        Action::Prune => {
+            let rule = select::nm::magnitude_rule(Pattern::TWO_FOUR, Axis::Row);
+            let mut total = Retained::default();
+            let work = |first_row: usize, band: MatrixRef<'_, T>| {
+                let (weight, retained) = select::band::compressed(band, &rule)?;
+                put(first_row, &weight)?;
+                Ok(retained)
+            };
+            bands.each::<T, _>(1, work, |retained| total = total.and(retained))?;
+            let pruned = Some((total.l1(), total.l2()));
+            return Ok(MadeCompressed { negative_zeros: total.kept_negative_zeros, pruned });
+        }
+    };
+    bands.each::<T, ()>(1, |first_row, band| put(first_row, &Compressed::from_dense(band)?), |()| ())?;
+    Ok(MadeCompressed { negative_zeros, pruned: None })
 }

@@ -1,6 +1,6 @@
 //! The files of an output directory that say what it holds: `config.json`, and a README where weights are packed.
 
-use std::{fs, io::ErrorKind, path::Path};
+use std::path::Path;
 
 use super::super::{
     ConfiguredWeights, PACKED_README, Plan, Reader,
@@ -24,13 +24,11 @@ pub(super) fn files(reader: &Reader, plans: &[Plan]) -> Result<Vec<(&'static str
     if is_packed {
         files.push((PACKED_README, README_TEXT.as_bytes().to_vec()));
     }
-    let Some(path) = reader.directory().map(|directory| directory.join(CONFIG_FILE)) else { return Ok(files) };
-    let io = |source| Error::Io { path: path.clone(), action: "reading it", source };
-    match fs::symlink_metadata(&path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(files),
-        found => found.map_err(io)?,
+    let is_of_directory = reader.directory().is_some() || !reader.described().is_empty();
+    let Some(bytes) = is_of_directory.then(|| reader.beside(CONFIG_FILE)).transpose()?.flatten() else {
+        return Ok(files);
     };
-    let bytes = fs::read(&path).map_err(io)?;
+    let path = reader.path_beside(CONFIG_FILE);
     let fields = configuration::parse(&path, &bytes)?;
     // The input's own packed weights are what they are, whatever another tool's name says.
     let is_foreign = |reader: &Reader| reader.compressed_weights().next().is_none();

@@ -8,13 +8,17 @@ use std::{
 };
 
 use super::super::{
-    DirectoryLock, Index, Overwrite, PACKED_README, Plan, Reader, Writer,
+    DirectoryLock, Index, Overwrite, PACKED_README, Plan, Reader, Shard, Writer,
     naming::{self, INDEX_SUFFIX},
     temporary::is_temporary,
     unique::quoted,
     writer::{Output, Sealed, directory_of, expect_replaceable, sync_directory},
 };
-use super::{beside::Beside, description, staging::Staging};
+use super::{
+    beside::Beside,
+    description::{self, is_description},
+    staging::Staging,
+};
 use crate::{Error, Result};
 
 /// The output's place, found fit before any work is done.
@@ -38,8 +42,9 @@ impl Destination {
         let exists = fs::symlink_metadata(path).is_ok();
         let names_file = path.extension().is_some_and(|e| e == "safetensors" || e == "json");
         let sharded_in = reader.index().map(|(index, _)| directory_of(index));
+        let describes = !reader.described().is_empty() && !names_file;
         let whole = reader.directory().filter(|_| !names_file);
-        let Some(source) = sharded_in.or(whole) else {
+        let Some(source) = sharded_in.or(whole).or(describes.then(|| directory_of(reader.path()))) else {
             if path.is_dir() || path.as_os_str().to_string_lossy().ends_with(std::path::MAIN_SEPARATOR) {
                 return fault("is a directory, but the input is a single file; name the file to write");
             }
@@ -56,7 +61,7 @@ impl Destination {
             }
             let listing = |source| Error::Io { path: path.to_owned(), action: "listing the directory", source };
             let same = fs::canonicalize(path).map_err(listing)? == fs::canonicalize(source).map_err(listing)?;
-            if same {
+            if same && !describes {
                 return fault(
                     "is the input's own directory; a sharded model, or a directory, cannot be converted in place, name another",
                 );
@@ -176,13 +181,19 @@ impl Opened {
         for file in files {
             staging.copy(&source.join(&file), file, watch)?;
         }
+        for name in reader.described().iter().filter(|name| !is_description(Path::new(name))) {
+            watch(Path::new(name))?;
+            if let Some(text) = reader.beside(name)? {
+                staging.write(name.into(), &text)?;
+            }
+        }
         described.into_iter().try_for_each(|(name, text)| staging.write(name.into(), &text))
     }
 
     /// Begins the file that the input's shard turns into.
-    pub(super) fn writer(&mut self, input: &Path, plan: Plan, metadata: BTreeMap<String, String>) -> Result<Writer> {
+    pub(super) fn writer(&mut self, input: &Shard, plan: Plan, metadata: BTreeMap<String, String>) -> Result<Writer> {
         let path = if self.destination.is_directory {
-            let name = naming::named(&file_name(input), self.is_packed);
+            let name = naming::named(&input.output_name(), self.is_packed);
             self.replaced.push(naming::named(&name, !self.is_packed));
             if let Some((_, index)) = &mut self.index {
                 for tensor in plan.tensors() {
@@ -287,7 +298,7 @@ fn expect_place(reader: &Reader, output: &Path, overwrite: Overwrite) -> Result<
 /// Returns an error where a directory holds weights or an index that the output would leave there: readers might take them for the output.
 fn expect_no_other_model(reader: &Reader, output: &Path) -> Result<()> {
     let index = reader.index().map(|(path, _)| path);
-    let names = reader.shards().iter().map(|shard| shard.path()).chain(index).map(file_name);
+    let names = reader.shards().iter().map(Shard::output_name).chain(index.map(file_name));
     let beside = Beside::of(reader, output)?.weights;
     let names = names.chain(beside.iter().map(|path| file_name(path)));
     let replaced: HashSet<String> =

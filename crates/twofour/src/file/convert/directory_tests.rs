@@ -3,20 +3,15 @@
 use std::{
     collections::BTreeMap,
     fs,
-    ops::ControlFlow,
     path::{Path, PathBuf},
 };
 
 use serde_json::{Value, json};
 
-use super::super::*;
+use super::super::{tests::run, *};
 use crate::{Error, int4::Granularity, quantization::ScaleRule, select::Selector};
 
 const CONFIG: &str = "{\n  \"model_type\": \"llama\",\n  \"eps\": 1e-05,\n  \"vocab_size\": 4\n}";
-
-fn go_on(_: Progress<'_>) -> ControlFlow<()> {
-    ControlFlow::Continue(())
-}
 
 fn write(path: &Path, tensors: &[(&str, [usize; 2])]) {
     let plan: Vec<_> =
@@ -69,8 +64,8 @@ fn is_linear(tensor: &TensorInfo) -> bool {
     tensor.name == "up.weight"
 }
 
-fn small(from: &Path, to: &Path) -> crate::Result<CompressReport> {
-    compress(from, to, Overwrite::No, &CompressOptions { which: &is_linear, ..Default::default() }, &mut go_on)
+fn small(from: &Path, to: &Path) -> crate::Result<Report<MadeCompressed>> {
+    run(from, to, Overwrite::No, Compress { which: &is_linear, ..Default::default() })
 }
 
 fn configuration(directory: &Path) -> Value {
@@ -100,7 +95,7 @@ fn a_packed_directory_says_so_and_decompressing_takes_all_of_it_back() {
             assert!(index.shards().iter().all(|shard| shard.starts_with("twofour-model-")));
         }
 
-        decompress(at("small"), at("back"), Overwrite::No, &mut go_on).unwrap();
+        run(at("small"), at("back"), Overwrite::No, Decompress).unwrap();
         assert_eq!(tree(&at("back")), tree(&at("in")));
         for name in tree(&at("in")).iter().filter(|name| !name.ends_with("index.json")) {
             let read = |directory: &str| fs::read(at(directory).join(name)).unwrap();
@@ -111,16 +106,16 @@ fn a_packed_directory_says_so_and_decompressing_takes_all_of_it_back() {
             }
         }
         // A dense output of a packed directory, and what is quantized.
-        let options = QuantizeOptions {
+        let options = Quantize {
             which: &|name, _, _| name == "up.weight",
             dense: &|name, _, _| name == "dense_embedding.weight",
             to: Quantization::Int4(Granularity::Row),
             rule: ScaleRule::MaxAbs,
         };
-        quantize(at("small"), at("int4"), Overwrite::No, &options, &mut go_on).unwrap();
+        run(at("small"), at("int4"), Overwrite::No, options).unwrap();
         assert_eq!(tree(&at("int4")), tree(&at("small")));
         assert_eq!(configuration(&at("int4")), config);
-        decompress(at("int4"), at("int4-dense"), Overwrite::No, &mut go_on).unwrap();
+        run(at("int4"), at("int4-dense"), Overwrite::No, Decompress).unwrap();
         assert_eq!(tree(&at("int4-dense")), tree(&at("in")));
         assert!(Reader::open(at("int4-dense")).unwrap().tensors().all(|tensor| tensor.dtype == StoredDType::F32));
     }
@@ -131,16 +126,16 @@ fn dense_integers_alone_make_a_directory_packed() {
     let root = tempfile::tempdir().unwrap();
     let at = |name: &str| root.path().join(name);
     checkpoint(&at("in"), false);
-    let options = QuantizeOptions {
+    let options = Quantize {
         which: &|_, _, _| false,
         dense: &|name, _, _| name == "dense_embedding.weight",
         to: Quantization::Int8(Granularity::Row),
         rule: ScaleRule::MaxAbs,
     };
-    quantize(at("in"), at("out"), Overwrite::No, &options, &mut go_on).unwrap();
+    run(at("in"), at("out"), Overwrite::No, options).unwrap();
     assert!(tree(&at("out")).contains(&"twofour-model.safetensors".to_owned()));
     assert_eq!(configuration(&at("out"))["quantization_config"]["quant_method"], "twofour");
-    decompress(at("out"), at("back"), Overwrite::No, &mut go_on).unwrap();
+    run(at("out"), at("back"), Overwrite::No, Decompress).unwrap();
     assert_eq!(tree(&at("back")), tree(&at("in")));
 }
 
@@ -163,7 +158,7 @@ fn old_names_are_read_and_both_together_are_refused() {
         }
         assert_eq!(Reader::open(&old).unwrap().compressed_weights().count(), 1);
         let back = at(&format!("back-{is_sharded}"));
-        decompress(&old, &back, Overwrite::No, &mut go_on).unwrap();
+        run(&old, &back, Overwrite::No, Decompress).unwrap();
         assert_eq!(tree(&back), tree(&input));
     }
     small(&at("in-false"), &at("both")).unwrap();
@@ -190,7 +185,7 @@ fn what_another_tool_stored_is_not_described_anew() {
     assert!(message.contains("config.json") && message.contains("gptq, 4 bits"), "{message}");
     assert!(!at("out").exists());
     // Pruning changes no type: what the field says stays true.
-    prune(at("in"), at("pruned"), Overwrite::No, &mut |_| Some(Selector::TWO_FOUR), &mut go_on).unwrap();
+    run(at("in"), at("pruned"), Overwrite::No, Prune::new(|_| Some(Selector::TWO_FOUR))).unwrap();
     assert_eq!(configuration(&at("pruned")), configuration(&at("in")));
     // llm-compressor's vestige describes nothing.
     with(
@@ -200,9 +195,9 @@ fn what_another_tool_stored_is_not_described_anew() {
     assert_eq!(configuration(&at("small"))["quantization_config"]["quant_method"], "twofour");
     for (name, from) in [("dense", "in"), ("back", "small")] {
         if name == "dense" {
-            prune(at(from), at(name), Overwrite::No, &mut |_| None, &mut go_on).unwrap();
+            run(at(from), at(name), Overwrite::No, Prune::new(|_| None)).unwrap();
         } else {
-            decompress(at(from), at(name), Overwrite::No, &mut go_on).unwrap();
+            run(at(from), at(name), Overwrite::No, Decompress).unwrap();
         }
         assert!(configuration(&at(name)).get("quantization_config").is_none(), "{name}");
     }
@@ -244,14 +239,14 @@ fn the_model_of_a_directory_is_found_beside_others() {
         fs::write(input.join("consolidated.safetensors.index.json"), "{}").unwrap();
         assert_eq!(Reader::open(&input).unwrap().path(), found);
         let out = at(&format!("{is_sharded}-out"));
-        prune(&input, &out, Overwrite::No, &mut |_| None, &mut go_on).unwrap();
+        run(&input, &out, Overwrite::No, Prune::new(|_| None)).unwrap();
         let mut expected =
             [&before[..], &["adapter_model", "optimizer", "value_head"].map(|name| format!("{name}.safetensors"))]
                 .concat();
         expected.sort();
         assert_eq!(tree(&out), expected);
         // Again in the same place.
-        prune(&input, &out, Overwrite::Yes, &mut |_| None, &mut go_on).unwrap();
+        run(&input, &out, Overwrite::Yes, Prune::new(|_| None)).unwrap();
         assert_eq!(tree(&out), expected);
         let beside = Beside::of(&Reader::open(&input).unwrap(), &out).unwrap();
         assert_eq!(beside.weights.len(), 3);
@@ -303,7 +298,7 @@ fn nothing_beside_the_model_is_lost_in_silence() {
     put("openvino/openvino_model.xml");
     put("checkpoint-best/notes.txt");
     fs::create_dir(at("in/2_Normalize")).unwrap();
-    prune(at("in"), at("out"), Overwrite::No, &mut |_| Some(Selector::TWO_FOUR), &mut go_on).unwrap();
+    run(at("in"), at("out"), Overwrite::No, Prune::new(|_| Some(Selector::TWO_FOUR))).unwrap();
     for name in copied.iter().chain(&["openvino/openvino_model.xml", "checkpoint-best/notes.txt"]) {
         assert_eq!(fs::read_to_string(at("out").join(name)).unwrap(), *name);
     }
@@ -323,7 +318,7 @@ fn nothing_beside_the_model_is_lost_in_silence() {
     let weights = ["2_Dense/model.safetensors", "3_Dense/pytorch_model.bin", "adapter_model.bin"].map(PathBuf::from);
     assert_eq!(beside.weights, weights);
     // An output inside its input is not copied into itself.
-    prune(at("in"), at("in/pruned"), Overwrite::No, &mut |_| None, &mut go_on).unwrap();
+    run(at("in"), at("in/pruned"), Overwrite::No, Prune::new(|_| None)).unwrap();
     assert!(!at("in/pruned/pruned").exists() && at("in/pruned/2_Dense/model.safetensors").exists());
 }
 
@@ -371,7 +366,7 @@ fn one_process_writes_to_a_directory_and_the_next_clears_up_after_a_kill() {
     checkpoint(&at("in"), true);
     fs::create_dir(at("in/2_Dense")).unwrap();
     fs::write(at("in/2_Dense/config.json"), "{}").unwrap();
-    let convert = |overwrite| prune(at("in"), at("out"), overwrite, &mut |_| None, &mut go_on);
+    let convert = |overwrite| run(at("in"), at("out"), overwrite, Prune::new(|_| None));
     fs::create_dir(at("out")).unwrap();
     let lock = DirectoryLock::acquire(&at("out")).unwrap();
     for overwrite in [Overwrite::No, Overwrite::Yes] {

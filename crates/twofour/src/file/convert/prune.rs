@@ -1,301 +1,145 @@
 //! From dense weights to dense weights with zeros.
 
-use std::{collections::HashMap, ops::ControlFlow, path::Path};
+use std::{fmt, path::Path};
 
-use rayon::prelude::*;
-
-use super::{Conversion, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, Reader, TensorInfo, Writer, pieces, run};
+use super::{
+    Convert, Item, Kept, Matrix, Operation, Plan, Planned, Reader, Report, TensorInfo, Writer,
+    pieces::{self, Bands},
+};
 use crate::{
-    Arithmetic, Axis, Error, Mask, MatrixRef, Result,
-    file::StoredDType,
-    first_error::first_error,
-    memory,
-    select::{Selector, Sparsity},
+    Axis, Result,
+    mask::Retained,
+    match_element,
+    role::{Layout, Role, Roles},
+    select::Selector,
 };
 
-/// What [`prune()`] did.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct PruneReport {
-    /// Every tensor of the input, in file order.
-    pub tensors: Vec<PrunedTensor>,
+/// Writes the chosen weights pruned: dense, with +0.0 in the place of every element that is dropped.
+///
+/// # Errors
+/// [`crate::Error::NotANumber`] or [`crate::Error::Infinite`], with tensor, row and column, where a chosen tensor is
+/// not finite, before anything is written.
+pub struct Prune<F> {
+    choose: F,
 }
 
-/// What became of one tensor.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PrunedTensor {
-    /// Its name.
-    pub name: String,
-    /// The dtype of its elements.
-    pub dtype: StoredDType,
-    /// Its shape.
-    pub shape: Vec<usize>,
-    /// What was done.
-    pub outcome: PruneOutcome,
+impl<F: FnMut(&TensorInfo) -> Option<Selector>> Prune<F> {
+    /// `choose` is asked once for every two-dimensional tensor with elements of a dtype that twofour knows; `None`
+    /// keeps it as it is.
+    pub fn new(choose: F) -> Self {
+        Prune { choose }
+    }
 }
 
-/// What [`prune()`] did with a tensor.
+impl<F> fmt::Debug for Prune<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Prune").finish_non_exhaustive()
+    }
+}
+
+/// A tensor that was pruned.
 #[derive(Debug, Clone, Copy, PartialEq)]
-#[non_exhaustive]
-pub enum PruneOutcome {
-    /// It was pruned by the function given to [`prune_with`].
-    PrunedBy {
-        /// The share of elements that were not zero before.
-        density_before: f64,
-        /// The share of elements that the mask keeps.
-        density: f64,
-        /// The share of `Σ|w|` of the input in the places that are kept.
-        kept_l1: f64,
-        /// The share of `Σw²` of the input in the places that are kept.
-        kept_l2: f64,
-        /// Whether kept weights were adjusted.
-        adjusted: bool,
-    },
-    /// It was pruned.
-    Pruned {
-        /// How the mask was chosen.
-        selector: Selector,
-        /// The share of elements that were not zero before.
-        density_before: f64,
-        /// The share of elements that the mask keeps.
-        density: f64,
-        /// The share of `Σ|w|` that was kept.
-        kept_l1: f64,
-        /// The share of `Σw²` that was kept.
-        kept_l2: f64,
-    },
-    /// No selector was chosen for it, and it was copied.
-    NotChosen,
-    /// It is no matrix with elements of a dtype that twofour knows, and was copied.
-    NotAMatrix,
-    /// It is stored compressed already, and was copied.
-    AlreadyCompressed,
+pub struct Pruned {
+    /// How the mask was chosen, where a selector chose it.
+    pub selector: Option<Selector>,
+    /// The share of elements that were not zero before.
+    pub density_before: f64,
+    /// The share of elements that the mask keeps.
+    pub density: f64,
+    /// The share of `Σ|w|` of the input in the places that are kept.
+    pub kept_l1: f64,
+    /// The share of `Σw²` of the input in the places that are kept.
+    pub kept_l2: f64,
+    /// Whether kept weights were adjusted.
+    pub adjusted: bool,
 }
 
-/// Writes a model with the chosen weights pruned: dense, with +0.0 in the place of every element that is dropped. All else,
-/// metadata included, is copied byte for byte.
-///
-/// `choose` is asked once for every two-dimensional tensor with elements of a dtype that twofour knows; `None` keeps it as it is.
-///
-/// A sharded input gives a directory with the same file names; see [`crate::file`](mod@crate::file) for what happens on the way.
-///
-/// # Errors
-/// [`crate::Error::NotANumber`] or [`crate::Error::Infinite`], with tensor, row and column, where a chosen tensor is not
-/// finite, before anything is written. Those of [`Reader::open`]; [`crate::Error::Exists`] where the output exists and may
-/// not be replaced; [`crate::Error::Interrupted`] where `progress` breaks off; [`crate::Error::Io`] where the system
-/// refuses. Nothing is left then.
-pub fn prune(
-    input: impl AsRef<Path>,
-    output: impl AsRef<Path>,
-    overwrite: Overwrite,
-    choose: &mut dyn FnMut(&TensorInfo) -> Option<Selector>,
-    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
-) -> Result<PruneReport> {
-    let mut choose = |tensor: &TensorInfo| choose(tensor).map(Rule::Selector);
-    let mut none =
-        |_: &TensorInfo, matrix: MatrixRef<'_, f32>| Ok(PrunedWeight::Mask(Mask::full(matrix.rows(), matrix.cols())));
-    convert((input.as_ref(), output.as_ref()), overwrite, &mut choose, &mut none, progress)
-}
-
-/// What a function made of a weight for [`prune_with`].
-#[derive(Debug, Clone, PartialEq)]
-pub enum PrunedWeight {
-    /// The mask: kept elements stay as they are, bit for bit.
-    Mask(Mask),
-    /// The pruned weight, row-major, with kept elements adjusted; they are rounded to the tensor's dtype, to nearest.
-    Adjusted {
-        /// The elements; what the mask does not keep must be zero.
-        weight: Vec<f32>,
-        /// What is kept.
-        mask: Mask,
-    },
-}
-
-/// As [`prune()`], with weights pruned by a function: by any criterion or solver, with statistics of the caller's.
-///
-/// `choose` is asked once for every two-dimensional tensor with elements of a dtype that twofour knows: the sparsity that it is to have and the axis along which a
-/// pattern is to hold, or `None` to keep it as it is. Then `prune` is called with
-/// each chosen tensor in f32, one at a time. What it returns is verified before it is written: the shape, that a pattern is obeyed, that what is not kept is zero, and that no element is
-/// infinite in the tensor's dtype.
-///
-/// # Errors
-/// Those of [`prune()`] and of the function, with the tensor's name; [`Error::Shape`] or [`Error::Length`] for a result of another shape, [`Error::TooManyKept`] for a mask that breaks its
-/// pattern, [`Error::NotPruned`] for an element that should be zero, [`Error::Infinite`] for one beyond the dtype. Nothing is left then.
-///
-/// ```
-/// use std::{collections::BTreeMap, ops::ControlFlow};
-/// use twofour::{Axis, criterion::{self, Magnitude}, file::{self, Overwrite, PlannedTensor, PrunedWeight, Reader, StoredDType, Writer}, select::Sparsity};
-/// let directory = tempfile::tempdir()?;
-/// let at = |name: &str| directory.path().join(name);
-/// let plan = vec![PlannedTensor::new("up.weight", StoredDType::F32, [1, 4])];
-/// let mut writer = Writer::create(at("in.safetensors"), Overwrite::No, plan, BTreeMap::new())?;
-/// writer.write_elements("up.weight", &[1.0f32, -3.0, 2.0, 0.5])?;
-/// writer.finish()?;
-///
-/// let sparsity: Sparsity = "unstructured@0.75".parse()?;
-/// file::prune_with(
-///     at("in.safetensors"),
-///     at("out.safetensors"),
-///     Overwrite::No,
-///     &mut |_tensor| Some((sparsity, Axis::Row)),
-///     &mut |_tensor, weight| Ok(PrunedWeight::Mask(criterion::mask(weight, &Magnitude::default(), sparsity)?)),
-///     &mut |_| ControlFlow::Continue(()),
-/// )?;
-/// assert_eq!(*Reader::open(at("out.safetensors"))?.tensor("up.weight")?.elements::<f32>()?, [0.0, -3.0, 0.0, 0.0]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub fn prune_with(
-    input: impl AsRef<Path>,
-    output: impl AsRef<Path>,
-    overwrite: Overwrite,
-    choose: &mut dyn FnMut(&TensorInfo) -> Option<(Sparsity, Axis)>,
-    prune: &mut dyn FnMut(&TensorInfo, MatrixRef<'_, f32>) -> Result<PrunedWeight>,
-    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
-) -> Result<PruneReport> {
-    let mut choose = |tensor: &TensorInfo| choose(tensor).map(|(sparsity, axis)| Rule::Function(sparsity, axis));
-    convert((input.as_ref(), output.as_ref()), overwrite, &mut choose, prune, progress)
-}
-
-fn convert(
-    (input, output): (&Path, &Path),
-    overwrite: Overwrite,
-    choose: &mut dyn FnMut(&TensorInfo) -> Option<Rule>,
-    prune: &mut dyn FnMut(&TensorInfo, MatrixRef<'_, f32>) -> Result<PrunedWeight>,
-    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
-) -> Result<PruneReport> {
-    let reader = Reader::open(input)?;
-    let mut conversion = Prune { choose, prune, report: PruneReport::default(), choices: HashMap::new() };
-    run(&mut conversion, &reader, output, overwrite, progress)?;
-    Ok(conversion.report)
-}
-
-/// How a tensor is pruned.
-#[derive(Debug, Clone, Copy)]
-enum Rule {
-    Selector(Selector),
-    Function(Sparsity, Axis),
-}
-
-struct Prune<'a> {
-    choose: &'a mut dyn FnMut(&TensorInfo) -> Option<Rule>,
-    prune: &'a mut dyn FnMut(&TensorInfo, MatrixRef<'_, f32>) -> Result<PrunedWeight>,
-    report: PruneReport,
-    choices: HashMap<String, Option<Rule>>,
-}
-
-impl Conversion for Prune<'_> {
-    fn plan(&mut self, reader: &Reader, item: Item<'_>, plan: &mut Plan) -> Result<()> {
-        if let Item::Plain(tensor) = item
-            && let Some(matrix) = Matrix::of(tensor)
-        {
-            let choice = (self.choose)(tensor);
-            if choice.is_some() {
-                pieces::expect_finite(reader, matrix)?;
-            }
-            self.choices.insert(tensor.name.clone(), choice);
-        }
-        item.plan_copy(plan);
-        Ok(())
-    }
-
-    fn write(&mut self, reader: &Reader, item: Item<'_>, writer: &mut Writer) -> Result<()> {
-        let (dtype, shape, outcome) = match item {
-            Item::Compressed(w) => {
-                item.write_copy(reader, writer)?;
-                (w.format.stored(), vec![w.rows, w.cols], PruneOutcome::AlreadyCompressed)
-            }
-            Item::Plain(tensor) => {
-                let outcome = match (Matrix::of(tensor), self.choices.get(&tensor.name)) {
-                    (Some(matrix), Some(Some(Rule::Selector(selector)))) => {
-                        let retained = pieces::prune(reader, writer, matrix, *selector)?;
-                        PruneOutcome::Pruned {
-                            selector: *selector,
-                            density_before: retained.density_before(),
-                            density: retained.density(),
-                            kept_l1: retained.l1(),
-                            kept_l2: retained.l2(),
-                        }
-                    }
-                    (Some(matrix), Some(&Some(Rule::Function(sparsity, axis)))) => {
-                        matrix.run(reader, ByFunction { writer, tensor, sparsity, axis, prune: &mut *self.prune })?
-                    }
-                    (Some(_), Some(None)) => {
-                        item.write_copy(reader, writer)?;
-                        PruneOutcome::NotChosen
-                    }
-                    _ => {
-                        item.write_copy(reader, writer)?;
-                        PruneOutcome::NotAMatrix
-                    }
-                };
-                (tensor.dtype, tensor.shape.clone(), outcome)
-            }
-        };
-        self.report.tensors.push(PrunedTensor { name: item.name().to_owned(), dtype, shape, outcome });
-        Ok(())
-    }
-}
-
-/// Prunes a matrix by a function and writes it.
-struct ByFunction<'a> {
-    writer: &'a mut Writer,
-    tensor: &'a TensorInfo,
-    sparsity: Sparsity,
-    axis: Axis,
-    prune: &'a mut dyn FnMut(&TensorInfo, MatrixRef<'_, f32>) -> Result<PrunedWeight>,
-}
-
-impl OnMatrix for ByFunction<'_> {
-    type Output = PruneOutcome;
-
-    fn run<T: Arithmetic>(self, matrix: MatrixRef<'_, T>) -> Result<PruneOutcome> {
-        let (rows, cols) = (matrix.rows(), matrix.cols());
-        let mut dense = memory::zeroed::<f32>(rows * cols)?;
-        dense.par_iter_mut().zip(matrix.data()).for_each(|(dense, value)| *dense = value.to_f32());
-        let pruned = (self.prune)(self.tensor, MatrixRef::new(rows, cols, &dense)?)?;
-        drop(dense);
-        let (PrunedWeight::Mask(mask) | PrunedWeight::Adjusted { mask, .. }) = &pruned;
-        mask.expect_shape("mask and weight", rows, cols)?;
-        let (values, mask, adjusted) = match pruned {
-            PrunedWeight::Mask(mask) => (mask.apply(matrix)?, mask, false),
-            PrunedWeight::Adjusted { weight, mask } => (rounded::<T>(&weight, &mask)?, mask, true),
-        };
-        let retained = mask.retained(matrix)?;
-        if let Sparsity::Groups(pattern) = self.sparsity {
-            mask.verify(pattern, self.axis)?;
-        }
-        self.writer.write_elements(&self.tensor.name, &values)?;
-        Ok(PruneOutcome::PrunedBy {
+impl Pruned {
+    pub(super) fn new(retained: &Retained, selector: Option<Selector>, adjusted: bool) -> Self {
+        Pruned {
+            selector,
             density_before: retained.density_before(),
             density: retained.density(),
             kept_l1: retained.l1(),
             kept_l2: retained.l2(),
             adjusted,
-        })
+        }
     }
 }
 
-/// An adjusted weight in the tensor's dtype, after its elements were verified.
-fn rounded<T: Arithmetic>(weight: &[f32], mask: &Mask) -> Result<Vec<T>> {
-    let (rows, cols) = (mask.rows(), mask.cols());
-    let weight = MatrixRef::new(rows, cols, weight)?;
-    let mut out = memory::zeroed::<T>(rows * cols)?;
-    first_error(out.par_chunks_mut(cols.max(1)).enumerate(), |(row, out)| {
-        for (col, (out, value)) in out.iter_mut().zip(weight.row(row)).enumerate() {
-            if !mask.is_kept(row, col) {
-                if *value != 0.0 {
-                    return Err(Error::NotPruned { row, col, value: *value });
-                }
-                continue;
-            }
-            *out = T::from_f32(*value);
-            if value.is_nan() {
-                return Err(Error::NotANumber { row, col });
-            }
-            if !value.is_finite() || !out.to_f32().is_finite() {
-                return Err(Error::Infinite { row, col });
-            }
+/// Writes a model with the weights of its linear layers pruned, along the axis that each layer sums, as `twofour prune`
+/// does; [`Roles`] tells which those are. An axis of the selector is the one of a weight `[out, in]`; of a weight that
+/// is stored as `[in, out]` it is the other one.
+///
+/// ```no_run
+/// use twofour::{file, select::Selector};
+/// file::prune("model/", "pruned/", Selector::TWO_FOUR)?;
+/// # Ok::<(), twofour::Error>(())
+/// ```
+///
+/// # Errors
+/// Those of [`Prune`] and of [`Convert::run`]. An existing output is an error.
+pub fn prune(input: impl AsRef<Path>, output: impl AsRef<Path>, selector: Selector) -> Result<Report<Pruned>> {
+    let reader = Reader::open(input)?;
+    let roles = Roles::of_model(&reader)?;
+    let choose = move |tensor: &TensorInfo| {
+        let &[rows, cols] = tensor.shape.as_slice() else { return None };
+        let is_linear = roles.of(&tensor.name, &tensor.shape) == Role::Linear;
+        is_linear.then(|| stored_as(selector, roles.layout(&tensor.name, [rows, cols])))
+    };
+    Convert::new(reader).run(output, Prune::new(choose))
+}
+
+/// The selector of a weight `[out, in]` for one that is stored so.
+fn stored_as(selector: Selector, layout: Layout) -> Selector {
+    match (selector, layout) {
+        (Selector::Magnitude { pattern, axis }, Layout::InOut) => {
+            let axis = if axis == Axis::Row { Axis::Column } else { Axis::Row };
+            Selector::Magnitude { pattern, axis }
         }
-        Ok(())
-    })?;
-    Ok(out)
+        (selector, _) => selector,
+    }
+}
+
+/// What is to be done with a tensor that is pruned.
+#[derive(Debug, Clone, Copy)]
+pub struct PrunePlan {
+    matrix: Matrix,
+    selector: Selector,
+}
+
+impl<F: FnMut(&TensorInfo) -> Option<Selector>> Operation for Prune<F> {
+    type Plan = PrunePlan;
+    type Change = Pruned;
+
+    fn plan(&mut self, reader: &Reader, item: Item<'_>, plan: &mut Plan) -> Result<Planned<PrunePlan>> {
+        let (tensor, matrix) = match dense_matrix(item) {
+            Ok(found) => found,
+            Err(kept) => return Ok(Planned::Copy(kept)),
+        };
+        let Some(selector) = (self.choose)(tensor) else { return Ok(Planned::Copy(Kept::NotChosen)) };
+        Bands::of(reader, &tensor.name, matrix)?.expect_finite()?;
+        item.plan_copy(plan);
+        Ok(Planned::Change(PrunePlan { matrix, selector }))
+    }
+
+    fn write(
+        &mut self,
+        reader: &Reader,
+        item: Item<'_>,
+        PrunePlan { matrix, selector }: PrunePlan,
+        writer: &mut Writer,
+    ) -> Result<Pruned> {
+        let bands = Bands::of(reader, item.name(), matrix)?;
+        let retained = match_element!(matrix.dtype, |T| pieces::prune::<T>(&bands, writer, selector))?;
+        Ok(Pruned::new(&retained, Some(selector), false))
+    }
+}
+
+/// A piece that can be pruned, or why it is not.
+pub(super) fn dense_matrix(item: Item<'_>) -> std::result::Result<(&TensorInfo, Matrix), Kept> {
+    match item {
+        Item::Compressed(_) => Err(Kept::Compressed),
+        Item::Plain(tensor) => Ok((tensor, Matrix::of(tensor).ok_or(Kept::NotAMatrix)?)),
+    }
 }

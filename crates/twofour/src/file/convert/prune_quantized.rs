@@ -1,107 +1,88 @@
 //! From dense weights to 2:4 weights of integers, by a function that prunes and quantizes in one pass.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    ops::ControlFlow,
-    path::Path,
-};
+use std::fmt;
 
 use super::{
-    Conversion, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, PruneOutcome, PruneReport, PrunedTensor,
-    Quantization, QuantizedWeight, Reader, TensorInfo, Writer, pieces, run,
+    Item, Kept, Matrix, OnMatrix, Operation, Plan, Planned, Pruned, Quantization, QuantizedWeight, Reader, TensorInfo,
+    Writer, pieces::Bands, prune::dense_matrix,
 };
 use crate::{Arithmetic, Error, Mask, MatrixRef, Result};
 
-/// As [`prune_with`](super::prune_with), with weights that the function returns as 2:4 weights of integers: what
+/// As [`PruneWith`](super::PruneWith), with weights that the function returns as 2:4 weights of integers: what
 /// [`sparsegpt`](mod@crate::solve::sparsegpt) with a [`Grid`](crate::solve::Grid) solves for.
 ///
-/// `choose` is asked once for every two-dimensional tensor with elements of a dtype that twofour knows. `solve` is called with each chosen tensor, one at a time. What it
-/// returns is verified before it is written: its shape, its integers and granularity against `to`, and that it can be made again from the parts that a file holds. Everything
-/// else is copied byte for byte. Places are along rows, as in every compressed weight.
+/// What the function returns is verified before it is written: its shape, its integers and granularity, and that it can
+/// be made again from the parts that a file holds. Places are along rows, as in every compressed weight.
 ///
 /// # Errors
-/// Those of [`prune_with`](super::prune_with) and of the function, with the tensor's name; [`Error::Shape`] for a result of another shape, [`Error::NotPlanned`] for one of other
-/// integers. Nothing is left then.
-pub fn prune_and_quantize_with(
-    input: impl AsRef<Path>,
-    output: impl AsRef<Path>,
-    overwrite: Overwrite,
+/// Those of [`PruneWith`](super::PruneWith) and of the function, with the tensor's name; [`Error::Shape`] for a result
+/// of another shape, [`Error::NotPlanned`] for one of other integers.
+pub struct PruneAndQuantize<C, S> {
     to: Quantization,
-    choose: &mut dyn FnMut(&TensorInfo) -> bool,
-    solve: &mut dyn FnMut(&TensorInfo) -> Result<QuantizedWeight>,
-    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
-) -> Result<PruneReport> {
-    let reader = Reader::open(input)?;
-    let report = PruneReport::default();
-    let mut conversion = PruneQuantized { to, choose, solve, report, chosen: BTreeSet::new(), kept: HashMap::new() };
-    run(&mut conversion, &reader, output.as_ref(), overwrite, progress)?;
-    Ok(conversion.report)
+    choose: C,
+    solve: S,
 }
 
-struct PruneQuantized<'a> {
-    to: Quantization,
-    choose: &'a mut dyn FnMut(&TensorInfo) -> bool,
-    solve: &'a mut dyn FnMut(&TensorInfo) -> Result<QuantizedWeight>,
-    report: PruneReport,
-    chosen: BTreeSet<String>,
-    /// What became of the tensors that are copied.
-    kept: HashMap<String, PruneOutcome>,
-}
-
-impl Conversion for PruneQuantized<'_> {
-    fn plan(&mut self, reader: &Reader, item: Item<'_>, plan: &mut Plan) -> Result<()> {
-        let outcome = match item {
-            Item::Compressed(_) => PruneOutcome::AlreadyCompressed,
-            Item::Plain(tensor) => match Matrix::of(tensor) {
-                None => PruneOutcome::NotAMatrix,
-                Some(matrix) if (self.choose)(tensor) => {
-                    pieces::expect_finite(reader, matrix)?;
-                    plan.compressed(self.to.info(&tensor.name, matrix.rows, matrix.cols)?);
-                    self.chosen.insert(tensor.name.clone());
-                    return Ok(());
-                }
-                Some(_) => PruneOutcome::NotChosen,
-            },
-        };
-        self.kept.insert(item.name().to_owned(), outcome);
-        item.plan_copy(plan);
-        Ok(())
-    }
-
-    fn write(&mut self, reader: &Reader, item: Item<'_>, writer: &mut Writer) -> Result<()> {
-        let name = item.name().to_owned();
-        let (dtype, shape) = match item {
-            Item::Plain(tensor) => (tensor.dtype, tensor.shape.clone()),
-            Item::Compressed(weight) => (weight.format.stored(), vec![weight.rows, weight.cols]),
-        };
-        let outcome = match item {
-            Item::Plain(tensor) if self.chosen.contains(&name) => self.solved(reader, tensor, writer)?,
-            _ => {
-                item.write_copy(reader, writer)?;
-                self.kept.get(&name).copied().unwrap_or(PruneOutcome::NotAMatrix)
-            }
-        };
-        self.report.tensors.push(PrunedTensor { name, dtype, shape, outcome });
-        Ok(())
+impl<C, S> PruneAndQuantize<C, S>
+where
+    C: FnMut(&TensorInfo) -> bool,
+    S: FnMut(&TensorInfo) -> Result<QuantizedWeight>,
+{
+    /// `choose` is asked once for every two-dimensional tensor with elements of a dtype that twofour knows. `solve` is
+    /// called with each chosen tensor, one at a time, and returns a weight of the integers `to`.
+    pub fn new(to: Quantization, choose: C, solve: S) -> Self {
+        PruneAndQuantize { to, choose, solve }
     }
 }
 
-impl PruneQuantized<'_> {
-    fn solved(&mut self, reader: &Reader, tensor: &TensorInfo, writer: &mut Writer) -> Result<PruneOutcome> {
-        let changed = |reason| {
-            let (path, name) = (reader.path().to_owned(), tensor.name.clone());
-            Error::NotPlanned { path, name, reason }
+impl<C, S> fmt::Debug for PruneAndQuantize<C, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PruneAndQuantize").field("to", &self.to).finish_non_exhaustive()
+    }
+}
+
+/// The matrix that is pruned.
+#[derive(Debug, Clone, Copy)]
+pub struct JointPlan(Matrix);
+
+impl<C, S> Operation for PruneAndQuantize<C, S>
+where
+    C: FnMut(&TensorInfo) -> bool,
+    S: FnMut(&TensorInfo) -> Result<QuantizedWeight>,
+{
+    type Plan = JointPlan;
+    type Change = Pruned;
+
+    fn plan(&mut self, reader: &Reader, item: Item<'_>, plan: &mut Plan) -> Result<Planned<JointPlan>> {
+        let (tensor, matrix) = match dense_matrix(item) {
+            Ok(found) => found,
+            Err(kept) => return Ok(Planned::Copy(kept)),
         };
-        let matrix = Matrix::of(tensor).ok_or_else(|| changed("is no matrix; it changed while it was read"))?;
-        let weight = (self.solve)(tensor)?;
+        if !(self.choose)(tensor) {
+            return Ok(Planned::Copy(Kept::NotChosen));
+        }
+        Bands::of(reader, &tensor.name, matrix)?.expect_finite()?;
+        plan.compressed(self.to.info(&tensor.name, matrix.rows, matrix.cols)?);
+        Ok(Planned::Change(JointPlan(matrix)))
+    }
+
+    fn write(
+        &mut self,
+        reader: &Reader,
+        item: Item<'_>,
+        JointPlan(matrix): JointPlan,
+        writer: &mut Writer,
+    ) -> Result<Pruned> {
+        let weight = (self.solve)(reader.tensor(item.name())?.info)?;
         if weight.quantization() != self.to {
-            return Err(changed("was quantized to other integers than planned"));
+            let (path, name) = (reader.path().to_owned(), item.name().to_owned());
+            return Err(Error::NotPlanned { path, name, reason: "was quantized to other integers than planned" });
         }
         let weight = weight.verified()?;
         let mask = weight.mask();
         mask.expect_shape("quantized weight and tensor", matrix.rows, matrix.cols)?;
-        let outcome = matrix.run(reader, Retained(&mask))?;
-        weight.write(&tensor.name, writer)?;
+        let outcome = matrix.run(reader, item.name(), Retained(&mask))?;
+        weight.write(item.name(), writer)?;
         Ok(outcome)
     }
 }
@@ -110,16 +91,9 @@ impl PruneQuantized<'_> {
 struct Retained<'a>(&'a Mask);
 
 impl OnMatrix for Retained<'_> {
-    type Output = PruneOutcome;
+    type Output = Pruned;
 
-    fn run<T: Arithmetic>(self, matrix: MatrixRef<'_, T>) -> Result<PruneOutcome> {
-        let retained = self.0.retained(matrix)?;
-        Ok(PruneOutcome::PrunedBy {
-            density_before: retained.density_before(),
-            density: retained.density(),
-            kept_l1: retained.l1(),
-            kept_l2: retained.l2(),
-            adjusted: true,
-        })
+    fn run<T: Arithmetic>(self, matrix: MatrixRef<'_, T>) -> Result<Pruned> {
+        Ok(Pruned::new(&self.0.retained(matrix)?, None, true))
     }
 }

@@ -1,26 +1,22 @@
 //! From 2:4 weights of floats to 2:4 weights of integers.
 
-use std::{
-    collections::{HashMap, HashSet},
-    fmt,
-    ops::ControlFlow,
-    path::Path,
-};
+use std::fmt;
 
 use half::f16;
 
 use super::{
-    CompressedInfo, Conversion, Item, Matrix, OnMatrix, Overwrite, Part, Plan, PlannedTensor, Progress, Reader,
-    ValueFormat, Writer, run,
+    super::writer::RowsPlace,
+    CompressedInfo, Item, Kept, Matrix, Operation, Part, Plan, Planned, PlannedTensor, Reader, ValueFormat, Writer,
+    named,
+    pieces::{self, Bands, widened},
 };
-
 use crate::{
-    Arithmetic, Axis, Compressed, DataType, Element, Error, Mask, MatrixRef, Pattern, Result,
+    Arithmetic, Axis, Compressed, DataType, Error, Mask, MatrixRef, Pattern, Result,
     file::StoredDType,
     int4::{Granularity, Int4},
     int8::Int8,
     kernel, match_element,
-    quantization::{ScaleRule, relative_error},
+    quantization::{ScaleRule, SquaredError},
     solve::{Bits, Grid, GridScales, ScaleScope, Solved},
     verify,
 };
@@ -34,109 +30,45 @@ pub enum Quantization {
     Int4(Granularity),
 }
 
-/// What to quantize, and to what.
+/// Which weights, by name, dtype and shape.
+type Chosen<'a> = &'a dyn Fn(&str, StoredDType, &[usize]) -> bool;
+
+/// Writes the chosen 2:4 weights compressed and quantized: which, and to what.
+///
+/// The input's weights may be dense with zeros, or compressed. Their masks stay: a kept value that rounds to zero keeps
+/// its place, as an integer 0. Of a dense weight with fewer than two non-zeros in a group the lowest free positions are
+/// kept, as [`Compress`](super::Compress) does. A weight that is not 2:4 is left as it is. Each weight is made again
+/// from what is to be written before it is written. Memory holds some rows of a weight for each thread.
+///
+/// # Errors
+/// [`Error::NotANumber`], [`Error::Infinite`] or [`Error::Scale`], with tensor and place, where a chosen weight cannot
+/// be quantized, before anything is written. Those of [`Reader::compressed`].
 #[derive(Clone, Copy)]
-pub struct QuantizeOptions<'a> {
-    /// Which 2:4 weights to quantize, by name, dtype and shape; asked for matrices of floats, dense or compressed. Everything else is copied.
-    pub which: &'a dyn Fn(&str, StoredDType, &[usize]) -> bool,
-    /// Which matrices to store dense, in 8-bit integers with a scale for each row, whatever their zeros; asked first. Scales are those of [`quantize`](crate::kernel::quantize).
-    pub dense: &'a dyn Fn(&str, StoredDType, &[usize]) -> bool,
+pub struct Quantize<'a> {
+    /// Which 2:4 weights to quantize; asked for matrices of floats, dense or compressed. Everything else is copied.
+    pub which: Chosen<'a>,
+    /// Which matrices to store dense, in 8-bit integers with a scale for each row, whatever their zeros; asked first.
+    /// Scales are those of [`quantize`](crate::kernel::quantize).
+    pub dense: Chosen<'a>,
     /// The integers and the scales.
     pub to: Quantization,
     /// How scales follow from values.
     pub rule: ScaleRule,
 }
 
-impl fmt::Debug for QuantizeOptions<'_> {
+impl fmt::Debug for Quantize<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QuantizeOptions").field("to", &self.to).field("rule", &self.rule).finish_non_exhaustive()
+        f.debug_struct("Quantize").field("to", &self.to).field("rule", &self.rule).finish_non_exhaustive()
     }
 }
 
-/// What [`quantize()`] did.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct QuantizeReport {
-    /// Every tensor and compressed weight of the input, in file order.
-    pub tensors: Vec<QuantizedTensor>,
-}
-
-/// What became of one tensor.
-#[derive(Debug, Clone, PartialEq)]
-pub struct QuantizedTensor {
-    /// Its name.
-    pub name: String,
-    /// The type of its elements in the input: safetensors' name, or `I4`.
-    pub dtype: &'static str,
-    /// Its shape.
-    pub shape: Vec<usize>,
-    /// Bytes in the input.
-    pub bytes_before: usize,
-    /// Bytes in the output.
-    pub bytes_after: usize,
-    /// What was done.
-    pub outcome: QuantizeOutcome,
-}
-
-/// What [`quantize()`] did with a tensor.
+/// A tensor that became integers.
 #[derive(Debug, Clone, Copy, PartialEq)]
-#[non_exhaustive]
-pub enum QuantizeOutcome {
-    /// It was quantized.
-    Quantized {
-        /// `‖W − Ŵ‖ / ‖W‖` in the Frobenius norm.
-        relative_error: f64,
-    },
-    /// It was stored dense, in 8-bit integers with a scale for each row.
-    QuantizedDense {
-        /// `‖W − Ŵ‖ / ‖W‖` in the Frobenius norm.
-        relative_error: f64,
-    },
-    /// It is not 2:4 along its rows and was copied.
-    NotSparse {
-        /// Groups with more than two non-zeros.
-        violations: usize,
-    },
-    /// It holds integers already and was copied.
-    Integers,
-    /// It was not chosen and was copied.
-    NotChosen,
-    /// It is no matrix with elements of a dtype that twofour knows, and was copied.
-    NotAMatrix,
-}
-
-/// Writes a model with the chosen 2:4 weights compressed and quantized; all else, metadata included, is copied byte for byte.
-///
-/// The input's weights may be dense with zeros, or compressed. Their masks stay: a kept value that rounds to zero keeps its place, as an integer 0. Of a
-/// dense weight with fewer than two non-zeros in a group the lowest free positions are kept, as [`compress`](crate::file::compress()) does. A weight that
-/// is not 2:4 is left as it is. Each weight is made again from what is to be written, and compared, before it is written.
-///
-/// Memory holds one weight at a time; see [`crate::file`](mod@crate::file) for sharded models and what happens on the way.
-///
-/// # Errors
-/// [`Error::NotANumber`], [`Error::Infinite`] or [`Error::Scale`], with tensor and place, where a chosen weight cannot be quantized, before anything is
-/// written. Those of [`Reader::open`] and [`Reader::compressed`]; [`Error::Exists`] where the output exists and may not be replaced;
-/// [`Error::Interrupted`] where `progress` breaks off; [`Error::Io`] where the system refuses. Nothing is left then.
-pub fn quantize(
-    input: impl AsRef<Path>,
-    output: impl AsRef<Path>,
-    overwrite: Overwrite,
-    options: &QuantizeOptions<'_>,
-    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
-) -> Result<QuantizeReport> {
-    let reader = Reader::open(input)?;
-    let mut conversion =
-        Quantize { options, report: QuantizeReport::default(), outcomes: HashMap::new(), dense: HashSet::new() };
-    run(&mut conversion, &reader, output.as_ref(), overwrite, progress)?;
-    Ok(conversion.report)
-}
-
-struct Quantize<'a> {
-    options: &'a QuantizeOptions<'a>,
-    report: QuantizeReport,
-    /// What becomes of each weight that is copied.
-    outcomes: HashMap<String, QuantizeOutcome>,
-    /// The weights that stay dense, as integers.
-    dense: HashSet<String>,
+pub struct Quantized {
+    /// `‖W − Ŵ‖ / ‖W‖` in the Frobenius norm.
+    pub relative_error: f64,
+    /// Whether it is stored dense, in 8-bit integers with a scale for each row.
+    pub is_dense: bool,
 }
 
 impl Quantization {
@@ -154,7 +86,8 @@ impl Quantization {
         })
     }
 
-    /// The integers of a solver that rounds to these, with scales of the weight that it finds without rounding ([`GridScales::Solved`]).
+    /// The integers of a solver that rounds to these, with scales of the weight that it finds without rounding
+    /// ([`GridScales::Solved`]).
     pub fn grid(self) -> Grid {
         let (bits, granularity) = match self {
             Quantization::Int8(granularity) => (Bits::Int8, granularity),
@@ -178,8 +111,8 @@ impl QuantizedWeight {
     /// What [`sparsegpt`](crate::solve::sparsegpt()) found with [`Quantization::grid`].
     ///
     /// # Errors
-    /// [`Error::Length`] for a solution of another grid or without one, [`Error::TooManyKept`] for a mask that is not 2:4 along rows; those of [`Int8::from_parts`] and
-    /// [`Int4::from_parts`].
+    /// [`Error::Length`] for a solution of another grid or without one, [`Error::TooManyKept`] for a mask that is not
+    /// 2:4 along rows; those of [`Int8::from_parts`] and [`Int4::from_parts`].
     pub fn of_solved(solved: &Solved, to: Quantization) -> Result<Self> {
         let (rows, cols) = (solved.mask.rows(), solved.mask.cols());
         solved.mask.verify(Pattern::TWO_FOUR, Axis::Row)?;
@@ -248,6 +181,28 @@ impl QuantizedWeight {
         }
     }
 
+    /// Writes some of the rows of a weight.
+    fn write_rows(&self, first_row: usize, place: &RowsPlace<'_>) -> Result<()> {
+        match self {
+            QuantizedWeight::Int8(weight) => {
+                let halves: Vec<f16>;
+                let scales = match weight.granularity() {
+                    Granularity::Row => bytemuck::cast_slice(weight.scales()),
+                    _ => {
+                        halves = weight.scales().iter().map(|scale| f16::from_f32(*scale)).collect();
+                        bytemuck::cast_slice(&halves)
+                    }
+                };
+                let q = weight.weight();
+                place.write(first_row, &[bytemuck::cast_slice(q.values()), bytemuck::cast_slice(q.meta()), scales])
+            }
+            QuantizedWeight::Int4(weight) => {
+                let (values, meta) = (weight.packed_values(), bytemuck::cast_slice(weight.weight().meta()));
+                place.write(first_row, &[&values, meta, bytemuck::cast_slice(weight.scales())])
+            }
+        }
+    }
+
     pub(super) fn write(&self, name: &str, writer: &mut Writer) -> Result<()> {
         match self {
             QuantizedWeight::Int8(weight) => writer.write_int8(name, weight),
@@ -256,170 +211,174 @@ impl QuantizedWeight {
     }
 }
 
-impl Quantize<'_> {
-    /// What becomes of a piece, if it is not quantized; an error for a chosen weight that cannot be.
-    fn look(&self, reader: &Reader, item: Item<'_>) -> Result<Option<QuantizeOutcome>> {
-        let dtype = match item {
+/// What becomes of a matrix.
+#[derive(Debug, Clone, Copy)]
+pub struct QuantizePlan {
+    /// How it is stored, if not compressed.
+    matrix: Option<Matrix>,
+    is_dense: bool,
+}
+
+impl Operation for Quantize<'_> {
+    type Plan = QuantizePlan;
+    type Change = Quantized;
+
+    fn plan(&mut self, reader: &Reader, item: Item<'_>, plan: &mut Plan) -> Result<Planned<QuantizePlan>> {
+        let (matrix, dtype, rows, cols) = match item {
             Item::Plain(tensor) => match Matrix::of(tensor) {
-                Some(matrix) => matrix.dtype,
-                None => return Ok(Some(QuantizeOutcome::NotAMatrix)),
+                Some(matrix) => (Some(matrix), matrix.dtype, matrix.rows, matrix.cols),
+                None => return Ok(Planned::Copy(Kept::NotAMatrix)),
             },
             Item::Compressed(weight) => match weight.format {
-                ValueFormat::Plain(dtype) => dtype,
-                _ => return Ok(Some(QuantizeOutcome::Integers)),
+                ValueFormat::Plain(dtype) => (None, dtype, weight.rows, weight.cols),
+                _ => return Ok(Planned::Copy(Kept::Integers)),
             },
         };
-        let (rows, cols) = shape_of(item);
         if dtype == DataType::I8 {
-            return Ok(Some(QuantizeOutcome::Integers));
+            return Ok(Planned::Copy(Kept::Integers));
         }
-        if !(self.options.which)(item.name(), dtype.into(), &[rows, cols]) {
-            return Ok(Some(QuantizeOutcome::NotChosen));
-        }
-        match floats(reader, item)? {
-            Floats::NotSparse { violations } => Ok(Some(QuantizeOutcome::NotSparse { violations })),
-            // Tried with the largest scales, for the errors: with others, which are smaller, there are no more.
-            Floats::Sparse(weight) => {
-                let tried = self.options.to.apply(&weight, ScaleRule::MaxAbs);
-                tried.map(|_| None).map_err(|e| e.in_tensor(item.name()).in_file(reader.path_of(item.name())))
-            }
-        }
-    }
-
-    /// Quantizes and writes a weight, and returns its relative error.
-    fn quantized(&self, reader: &Reader, item: Item<'_>, writer: &mut Writer) -> Result<f64> {
-        let Floats::Sparse(weight) = floats(reader, item)? else {
-            let (path, name) = (reader.path().to_owned(), item.name().to_owned());
-            return Err(Error::NotPlanned { path, name, reason: "is no longer 2:4; it changed while it was read" });
-        };
-        let integers = self.options.to.apply(&weight, self.options.rule)?.verified()?;
-        integers.write(item.name(), writer)?;
-        relative_error(&weight, &integers.dequantize())
-    }
-}
-
-impl Conversion for Quantize<'_> {
-    fn plan(&mut self, reader: &Reader, item: Item<'_>, plan: &mut Plan) -> Result<()> {
-        if let Item::Plain(tensor) = item
-            && let Some(matrix) = Matrix::of(tensor).filter(|matrix| matrix.dtype != DataType::I8)
-            && (self.options.dense)(&tensor.name, tensor.dtype, &tensor.shape)
-        {
+        let (name, stored, shape) = (item.name(), StoredDType::from(dtype), [rows, cols]);
+        if let Some(matrix) = matrix.filter(|_| (self.dense)(name, stored, &shape)) {
             // For the errors, before anything is written.
-            matrix.run(reader, DenseInt8)?;
-            self.dense.insert(tensor.name.clone());
-            plan.tensor(PlannedTensor::new(&tensor.name, StoredDType::I8, tensor.shape.as_slice()));
-            plan.tensor(PlannedTensor::new(Part::Scales.key(&tensor.name), StoredDType::F32, [matrix.rows]));
-            return Ok(());
+            let bands = Bands::of(reader, name, matrix)?;
+            match_element!(dtype, |T| bands.each::<T, ()>(1, |_, band| dense_int8(band).map(drop), |()| ()))?;
+            plan.tensor(PlannedTensor::new(name, StoredDType::I8, shape));
+            plan.tensor(PlannedTensor::new(Part::Scales.key(name), StoredDType::F32, [rows]));
+            return Ok(Planned::Change(QuantizePlan { matrix: Some(matrix), is_dense: true }));
         }
-        if let Some(outcome) = self.look(reader, item)? {
-            self.outcomes.insert(item.name().to_owned(), outcome);
-            item.plan_copy(plan);
-            return Ok(());
+        if !(self.which)(name, stored, &shape) {
+            return Ok(Planned::Copy(Kept::NotChosen));
         }
-        let (rows, cols) = shape_of(item);
-        plan.compressed(self.options.to.info(item.name(), rows, cols)?);
-        Ok(())
+        // Tried with the largest scales, for the errors: with others, which are smaller, there are no more.
+        let tried = |weight: &Compressed<f32>| self.to.apply(weight, ScaleRule::MaxAbs).map(drop);
+        let (mut violations, mut first_error) = (0, None);
+        of_rows(
+            reader,
+            item,
+            matrix,
+            |row, rows| match rows {
+                Floats::Sparse(weight) => Ok((0, tried(&weight).err().map(|error| error.below(row)))),
+                Floats::NotSparse { violations } => Ok((violations, None)),
+            },
+            |(found, error): (usize, Option<Error>)| {
+                violations += found;
+                first_error = first_error.take().or(error);
+            },
+        )?;
+        match (violations, first_error) {
+            (1.., _) => Ok(Planned::Copy(Kept::NotSparse { violations })),
+            (0, Some(error)) => Err(named(reader, name, error)),
+            (0, None) => {
+                plan.compressed(self.to.info(name, rows, cols)?);
+                Ok(Planned::Change(QuantizePlan { matrix, is_dense: false }))
+            }
+        }
     }
 
-    fn write(&mut self, reader: &Reader, item: Item<'_>, writer: &mut Writer) -> Result<()> {
-        let mut bytes_after = item.bytes();
-        let dense = match item {
-            Item::Plain(tensor) if self.dense.contains(&tensor.name) => Matrix::of(tensor),
-            _ => None,
+    fn write(
+        &mut self,
+        reader: &Reader,
+        item: Item<'_>,
+        QuantizePlan { matrix, is_dense }: QuantizePlan,
+        writer: &mut Writer,
+    ) -> Result<Quantized> {
+        let name = item.name();
+        if let Some(matrix) = matrix.filter(|_| is_dense) {
+            let bands = Bands::of(reader, name, matrix)?;
+            let relative_error = match_element!(matrix.dtype, |T| write_dense::<T>(&bands, name, matrix, writer))?;
+            return Ok(Quantized { relative_error, is_dense });
+        }
+        let (rows, cols) = match (item, matrix) {
+            (Item::Compressed(weight), _) => (weight.rows, weight.cols),
+            (Item::Plain(_), Some(matrix)) => (matrix.rows, matrix.cols),
+            (Item::Plain(_), None) => return Err(changed(reader, name)),
         };
-        let outcome = match (dense, self.outcomes.get(item.name())) {
-            (Some(matrix), _) => {
-                let (values, scales, relative_error) = matrix.run(reader, DenseInt8)?;
-                writer.write_elements(item.name(), &values)?;
-                writer.write_elements(&Part::Scales.key(item.name()), &scales)?;
-                bytes_after = size_of_val(values.as_slice()) + size_of_val(scales.as_slice());
-                QuantizeOutcome::QuantizedDense { relative_error }
-            }
-            (None, Some(outcome)) => {
-                item.write_copy(reader, writer)?;
-                *outcome
-            }
-            (None, None) => {
-                let (rows, cols) = shape_of(item);
-                bytes_after = self.options.to.info(item.name(), rows, cols)?.bytes();
-                QuantizeOutcome::Quantized { relative_error: self.quantized(reader, item, writer)? }
-            }
-        };
-        let (dtype, shape) = match item {
-            Item::Plain(tensor) => (tensor.dtype.name(), tensor.shape.clone()),
-            Item::Compressed(weight) => (weight.format.name(), vec![weight.rows, weight.cols]),
-        };
-        let (name, bytes_before) = (item.name().to_owned(), item.bytes());
-        self.report.tensors.push(QuantizedTensor { name, dtype, shape, bytes_before, bytes_after, outcome });
-        Ok(())
+        let place = writer.rows_of(&self.to.info(name, rows, cols)?)?;
+        let mut total = SquaredError::default();
+        of_rows(
+            reader,
+            item,
+            matrix,
+            |row, rows| {
+                let Floats::Sparse(weight) = rows else { return Err(changed(reader, name)) };
+                let integers = self.to.apply(&weight, self.rule)?.verified()?;
+                integers.write_rows(row, &place)?;
+                Ok(SquaredError::of(&weight, &integers.dequantize()))
+            },
+            |error| total = total.and(error),
+        )?;
+        Ok(Quantized { relative_error: total.relative(), is_dense })
     }
 }
 
-/// Rows and columns of a matrix.
-fn shape_of(item: Item<'_>) -> (usize, usize) {
-    match item {
-        Item::Plain(tensor) => Matrix::of(tensor).map_or((0, 0), |matrix| (matrix.rows, matrix.cols)),
-        Item::Compressed(weight) => (weight.rows, weight.cols),
-    }
+fn changed(reader: &Reader, name: &str) -> Error {
+    let reason = "is no longer 2:4; it changed while it was read";
+    Error::NotPlanned { path: reader.path().to_owned(), name: name.to_owned(), reason }
 }
 
-/// A weight in f32.
+/// Rows of a weight in f32.
 enum Floats {
     Sparse(Compressed<f32>),
     NotSparse { violations: usize },
 }
 
-/// Reads a matrix of floats.
-fn floats(reader: &Reader, item: Item<'_>) -> Result<Floats> {
-    fn typed<T: Element>(reader: &Reader, name: &str) -> Result<Floats> {
-        Ok(Floats::Sparse(widened(&reader.compressed::<T>(name)?)))
-    }
-    match item {
-        Item::Plain(tensor) => match Matrix::of(tensor) {
-            Some(matrix) => matrix.run(reader, Look),
-            None => Ok(Floats::NotSparse { violations: 0 }),
-        },
-        Item::Compressed(weight) => match_element!(weight.format.dense(), |T| typed::<T>(reader, &weight.name)),
-    }
-}
-
-fn widened<T: Element>(weight: &Compressed<T>) -> Compressed<f32> {
-    let values = weight.values().iter().map(|v| v.to_f32()).collect();
-    Compressed::from_trusted_parts(weight.rows(), weight.cols(), values, weight.meta().to_vec())
-}
-
-/// Rounds a matrix to 8-bit integers with a scale for each row; returns both, and the relative error.
-struct DenseInt8;
-
-impl OnMatrix for DenseInt8 {
-    type Output = (Vec<i8>, Vec<f32>, f64);
-
-    fn run<T: Arithmetic>(self, matrix: MatrixRef<'_, T>) -> Result<Self::Output> {
-        let dense: Vec<f32> = matrix.data().iter().map(|value| value.to_f32()).collect();
-        let (values, scales) = kernel::quantize(MatrixRef::new(matrix.rows(), matrix.cols(), &dense)?)?;
-        let (mut difference, mut norm) = (0.0, 0.0);
-        let rows = dense.chunks_exact(matrix.cols()).zip(values.chunks_exact(matrix.cols()));
-        for ((row, values), scale) in rows.zip(&scales) {
-            for (w, q) in row.iter().zip(values) {
-                difference += f64::from(w - f32::from(*q) * scale).powi(2);
-                norm += f64::from(*w).powi(2);
-            }
-        }
-        let relative_error = if norm == 0.0 { 0.0 } else { (difference / norm).sqrt() };
-        Ok((values, scales, relative_error))
-    }
-}
-
-/// Compresses a dense matrix that is 2:4.
-struct Look;
-
-impl OnMatrix for Look {
-    type Output = Floats;
-
-    fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> Result<Floats> {
-        match verify::conformance(matrix, Pattern::TWO_FOUR, Axis::Row, 0).violation_count {
-            0 => Ok(Floats::Sparse(widened(&Compressed::from_dense(matrix)?))),
+impl Floats {
+    fn of<T: Arithmetic>(band: MatrixRef<'_, T>) -> Result<Self> {
+        match verify::conformance(band, Pattern::TWO_FOUR, Axis::Row, 0).violation_count {
+            0 => Ok(Floats::Sparse(widened(&Compressed::from_dense(band)?))),
             violations => Ok(Floats::NotSparse { violations }),
         }
     }
+}
+
+/// Runs `work` over rows of a matrix of floats, dense or compressed, as [`Bands::each`] does.
+fn of_rows<R: Send>(
+    reader: &Reader,
+    item: Item<'_>,
+    matrix: Option<Matrix>,
+    work: impl Fn(usize, Floats) -> Result<R> + Sync,
+    then: impl FnMut(R) + Send,
+) -> Result<()> {
+    match (item, matrix) {
+        (Item::Compressed(weight), _) => {
+            let work = |row, stored: pieces::StoredRows<'_>| work(row, Floats::Sparse(stored.floats()?));
+            pieces::in_stored_rows(reader, weight, work, then)
+        }
+        (Item::Plain(tensor), Some(matrix)) => {
+            let bands = Bands::of(reader, &tensor.name, matrix)?;
+            match_element!(matrix.dtype, |T| bands.each::<T, R>(1, |row, band| work(row, Floats::of(band)?), then))
+        }
+        (Item::Plain(_), None) => Ok(()),
+    }
+}
+
+/// Rounds rows to 8-bit integers with a scale for each row; returns both, and the error.
+fn dense_int8<T: Arithmetic>(band: MatrixRef<'_, T>) -> Result<(Vec<i8>, Vec<f32>, SquaredError)> {
+    let dense: Vec<f32> = band.data().iter().map(|value| value.to_f32()).collect();
+    let (values, scales) = kernel::quantize(MatrixRef::new(band.rows(), band.cols(), &dense)?)?;
+    let mut error = SquaredError::default();
+    let rows = dense.chunks_exact(band.cols()).zip(values.chunks_exact(band.cols()));
+    for ((row, values), scale) in rows.zip(&scales) {
+        row.iter().zip(values).for_each(|(w, q)| error.add(*w, f32::from(*q) * scale));
+    }
+    Ok((values, scales, error))
+}
+
+/// Writes a matrix as dense integers, and returns its relative error.
+fn write_dense<T: Arithmetic>(bands: &Bands<'_>, name: &str, matrix: Matrix, writer: &mut Writer) -> Result<f64> {
+    let (rows, cols) = (matrix.rows, matrix.cols);
+    let mut all = Vec::with_capacity(rows);
+    let place = writer.in_pieces(name, rows * cols)?;
+    let mut total = SquaredError::default();
+    let work = |row: usize, band: MatrixRef<'_, T>| {
+        let (values, scales, error) = dense_int8(band)?;
+        place.write_at(row * cols, bytemuck::cast_slice(&values))?;
+        Ok((scales, error))
+    };
+    bands.each::<T, _>(1, work, |(scales, error)| {
+        all.extend(scales);
+        total = total.and(error);
+    })?;
+    writer.write_elements(&Part::Scales.key(name), &all)?;
+    Ok(total.relative())
 }

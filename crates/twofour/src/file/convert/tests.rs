@@ -10,7 +10,7 @@ use std::{
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-use super::super::*;
+use super::super::{tests::run, *};
 use crate::{
     Axis, DataType, Element, Error, F8E4M3, F8E5M2, Mask, MatrixRef, Pattern,
     select::{self, Selector},
@@ -113,10 +113,6 @@ fn model_strategy() -> impl Strategy<Value = Model> {
     proptest::collection::btree_map("[a-z.\u{e9}\"\\\\]{1,12}", one, 0..6)
 }
 
-fn no_progress() -> impl FnMut(Progress<'_>) -> ControlFlow<()> {
-    |_| ControlFlow::Continue(())
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
@@ -130,30 +126,31 @@ proptest! {
             at("in.st")
         };
         let mut seen = Vec::new();
-        let report = compress(&input, at("small"), Overwrite::No, &CompressOptions::default(), &mut |p| {
+        let convert = Convert::open(&input).unwrap().progress(|p| {
             seen.push((p.phase, p.bytes_done, p.bytes_total));
             ControlFlow::Continue(())
-        }).unwrap();
-        prop_assert_eq!(report.negative_zeros(), 0);
+        });
+        let report = convert.run(at("small"), Compress::default()).unwrap();
+        prop_assert!(report.changed().all(|(_, made)| made.negative_zeros == 0));
         prop_assert_eq!(report.tensors.len(), model.len());
         prop_assert_eq!(seen.len(), 2 * model.len());
         prop_assert!(seen.is_sorted_by_key(|s| (s.0 == Phase::Writing, s.1)));
         prop_assert!(seen.last().is_none_or(|s| s.1 == s.2));
         let small = Reader::open(at("small")).unwrap();
         for t in &report.tensors {
-            let compressed = matches!(t.outcome, CompressOutcome::Compressed { .. });
-            prop_assert_eq!(compressed, t.dtype.element().is_some() && t.shape.len() == 2 && t.shape.iter().all(|&d| d > 0));
+            let compressed = matches!(t.outcome, Outcome::Changed(MadeCompressed { pruned: None, .. }));
+            prop_assert_eq!(compressed, t.stored().unwrap().element().is_some() && t.shape.len() == 2 && t.shape.iter().all(|&d| d > 0));
             prop_assert_eq!(compressed, small.compressed_info(&t.name).is_ok());
             if compressed {
                 prop_assert_eq!(small.compressed_info(&t.name).unwrap().bytes(), t.bytes_after);
             }
         }
         // What is compressed already is left alone.
-        compress(at("small"), at("again"), Overwrite::No, &CompressOptions::default(), &mut no_progress()).unwrap();
+        run(at("small"), at("again"), Overwrite::No, Compress::default()).unwrap();
         prop_assert_eq!(load(&at("again")), load(&at("small")));
 
-        let back = decompress(at("again"), at("back"), Overwrite::No, &mut no_progress()).unwrap();
-        prop_assert_eq!(back.weights.len(), small.compressed_weights().count());
+        let back = run(at("again"), at("back"), Overwrite::No, Decompress).unwrap();
+        prop_assert_eq!(back.changed().count(), small.compressed_weights().count());
         prop_assert_eq!(load(&at("back")), model.clone());
         let back = Reader::open(at("back")).unwrap();
         if !model.is_empty() {
@@ -175,15 +172,14 @@ fn negative_zeros_are_counted_or_refused() {
         ("norm".to_owned(), tensor(&[2], &[-0.0f32, 1.0])),
     ]);
     save(&at("in"), &model);
-    let report =
-        compress(at("in"), at("small"), Overwrite::No, &CompressOptions::default(), &mut no_progress()).unwrap();
-    assert_eq!(report.negative_zeros(), 2);
-    decompress(at("small"), at("back"), Overwrite::No, &mut no_progress()).unwrap();
+    let report = run(at("in"), at("small"), Overwrite::No, Compress::default()).unwrap();
+    assert_eq!(report.changed().map(|(_, made)| made.negative_zeros).sum::<usize>(), 2);
+    run(at("small"), at("back"), Overwrite::No, Decompress).unwrap();
     model.insert("w".to_owned(), tensor(&[1, 6], &[1.0f32, 0.0, 0.0, 2.0, 0.0, 3.0]));
     assert_eq!(load(&at("back")), model);
 
-    let strict = CompressOptions { negative_zeros: NegativeZeros::Refuse, ..Default::default() };
-    let error = compress(at("in"), at("strict"), Overwrite::No, &strict, &mut no_progress()).unwrap_err().to_string();
+    let strict = Compress { negative_zeros: NegativeZeros::Refuse, ..Default::default() };
+    let error = run(at("in"), at("strict"), Overwrite::No, strict).unwrap_err().to_string();
     assert!(error.contains("tensor `w`: 2 elements are -0.0"), "{error}");
     assert!(!at("strict").exists());
 }
@@ -194,34 +190,35 @@ fn dense_weights_are_refused_kept_or_pruned() {
     let at = |name: &str| directory.path().join(name);
     let w = [1.0f32, 2.0, 0.0, 0.0, 1.0, -2.0, 3.0, 0.0];
     save(&at("in"), &Model::from([("w".to_owned(), tensor(&[2, 4], &w))]));
-    let with = |not_sparse| CompressOptions { not_sparse, ..Default::default() };
-    let error = compress(at("in"), at("out"), Overwrite::No, &with(NotSparse::Error), &mut no_progress());
+    let with = |not_sparse| Compress { not_sparse, ..Default::default() };
+    let error = run(at("in"), at("out"), Overwrite::No, with(NotSparse::Error));
     let error = error.unwrap_err().to_string();
     assert!(error.contains("in: tensor `w`: row 1, group 0: 3 non-zeros where 2:4 allows 2"), "{error}");
     assert_eq!(entries(directory.path()), ["in"]);
 
     let columns: Vec<f32> = (0..32).map(|i| if i / 8 < 2 { 1.0 } else { 0.0 }).collect();
     save(&at("columns"), &Model::from([("c".to_owned(), tensor(&[4, 8], &columns))]));
-    let error =
-        compress(at("columns"), at("out"), Overwrite::No, &with(NotSparse::Error), &mut no_progress()).unwrap_err();
+    let error = run(at("columns"), at("out"), Overwrite::No, with(NotSparse::Error)).unwrap_err();
     assert!(error.to_string().contains("tensor `c`: is 2:4 along columns"), "{error}");
     fs::remove_file(at("columns")).unwrap();
 
-    let kept = compress(at("in"), at("kept"), Overwrite::No, &with(NotSparse::KeepDense), &mut no_progress()).unwrap();
-    assert_eq!(kept.tensors[0].outcome, CompressOutcome::KeptDense { violations: 1 });
+    let kept = run(at("in"), at("kept"), Overwrite::No, with(NotSparse::KeepDense)).unwrap();
+    assert_eq!(kept.tensors[0].outcome, Outcome::Copied(Kept::NotSparse { violations: 1 }));
     assert_eq!(load(&at("kept")), load(&at("in")));
 
-    let pruned = compress(at("in"), at("pruned"), Overwrite::No, &with(NotSparse::Prune), &mut no_progress()).unwrap();
-    let CompressOutcome::Pruned { kept_l1, kept_l2, negative_zeros: 0 } = pruned.tensors[0].outcome else {
+    let pruned = run(at("in"), at("pruned"), Overwrite::No, with(NotSparse::Prune)).unwrap();
+    let Outcome::Changed(MadeCompressed { pruned: Some((kept_l1, kept_l2)), negative_zeros: 0 }) =
+        pruned.tensors[0].outcome
+    else {
         panic!("{:?}", pruned.tensors[0].outcome)
     };
     assert_eq!((kept_l1, kept_l2), (8.0 / 9.0, 18.0 / 19.0));
     let dense = Reader::open(at("pruned")).unwrap().compressed::<f32>("w").unwrap().to_dense();
     assert_eq!(dense, [1.0, 2.0, 0.0, 0.0, 0.0, -2.0, 3.0, 0.0]);
 
-    let chosen = CompressOptions { which: &|t| t.name != "w", ..Default::default() };
-    let report = compress(at("in"), at("none"), Overwrite::No, &chosen, &mut no_progress()).unwrap();
-    assert_eq!(report.tensors[0].outcome, CompressOutcome::NotChosen);
+    let chosen = Compress { which: &|t| t.name != "w", ..Default::default() };
+    let report = run(at("in"), at("none"), Overwrite::No, chosen).unwrap();
+    assert_eq!(report.tensors[0].outcome, Outcome::Copied(Kept::NotChosen));
 }
 
 #[test]
@@ -238,17 +235,16 @@ fn pruning_writes_what_the_mask_says() {
     ]);
     save_sharded(&at("in"), &model, |name| if name == "up" { 1 } else { 2 });
     let pattern: Pattern = "1:4".parse().unwrap();
-    let report = prune(
+    let report = run(
         at("in"),
         at("out"),
         Overwrite::No,
-        &mut |t| match t.name.as_str() {
+        Prune::new(|t| match t.name.as_str() {
             "up" => Some(Selector::TWO_FOUR),
             "down" => Some(Selector::Magnitude { pattern, axis: Axis::Column }),
             "gate" => Some(Selector::Transposable(select::Transposable::Optimal)),
             _ => None,
-        },
-        &mut no_progress(),
+        }),
     )
     .unwrap();
     let out = load(&at("out"));
@@ -261,12 +257,15 @@ fn pruning_writes_what_the_mask_says() {
     ] {
         assert_eq!(out[name], tensor(&[5, 8], &mask.apply(matrix).unwrap()));
         let t = report.tensors.iter().find(|t| t.name == name).unwrap();
-        let PruneOutcome::Pruned { density, kept_l1, .. } = t.outcome else { panic!("{t:?}") };
+        let Outcome::Changed(Pruned { density, kept_l1, .. }) = t.outcome else { panic!("{t:?}") };
         assert_eq!((density, kept_l1), (mask.density(), mask.kept_l1(matrix).unwrap()));
         assert!(Mask::of_nonzeros(matrix).count() > mask.count());
     }
     let outcome = |name: &str| report.tensors.iter().find(|t| t.name == name).unwrap().outcome;
-    assert_eq!((outcome("embed"), outcome("norm")), (PruneOutcome::NotChosen, PruneOutcome::NotAMatrix));
+    assert_eq!(
+        (outcome("embed"), outcome("norm")),
+        (Outcome::Copied(Kept::NotChosen), Outcome::Copied(Kept::NotAMatrix))
+    );
     assert_eq!((&out["embed"], &out["norm"]), (&model["embed"], &model["norm"]));
 }
 
@@ -283,18 +282,19 @@ fn what_is_not_finite_is_found_before_anything_is_written() {
         save_sharded(&at("in"), &model, |name| if name == "a" { 1 } else { 2 });
         let all = Some(Selector::TWO_FOUR);
         let mut writing = false;
-        let progress = &mut |p: Progress<'_>| {
+        let progress = |p: Progress<'_>| {
             writing |= p.phase == Phase::Writing;
             ControlFlow::Continue(())
         };
-        let error = prune(at("in"), at("out"), Overwrite::No, &mut |_| all, progress).unwrap_err().to_string();
+        let convert = Convert::open(at("in")).unwrap().progress(progress);
+        let error = convert.run(at("out"), Prune::new(|_| all)).unwrap_err().to_string();
         assert!(
             error.contains("-00002.safetensors: tensor `z`: row 2, column 1: ") && error.contains(expected),
             "{error}"
         );
         assert!(!writing);
-        let options = CompressOptions { not_sparse: NotSparse::Prune, ..Default::default() };
-        let error = compress(at("in"), at("out"), Overwrite::No, &options, &mut no_progress()).unwrap_err().to_string();
+        let options = Compress { not_sparse: NotSparse::Prune, ..Default::default() };
+        let error = run(at("in"), at("out"), Overwrite::No, options).unwrap_err().to_string();
         assert!(error.contains("tensor `z`: row 2, column 1: "), "{error}");
         assert_eq!(entries(directory.path()), ["in"]);
     }
@@ -342,7 +342,7 @@ fn outputs_in_the_wrong_place_are_refused() {
     fs::write(at("full/readme"), "precious").unwrap();
     let before = entries(directory.path());
     let refusal = |input: &str, output: &str, overwrite| {
-        let error = compress(at(input), at(output), overwrite, &CompressOptions::default(), &mut no_progress());
+        let error = run(at(input), at(output), overwrite, Compress::default());
         error.unwrap_err().to_string()
     };
     for (input, output, overwrite, expected) in [
@@ -364,12 +364,12 @@ fn outputs_in_the_wrong_place_are_refused() {
     assert_eq!(entries(directory.path()), before);
 
     // In place is fine for a single file, and so is a directory that may be written into.
-    compress(at("one"), at("one"), Overwrite::Yes, &CompressOptions::default(), &mut no_progress()).unwrap();
+    run(at("one"), at("one"), Overwrite::Yes, Compress::default()).unwrap();
     assert_eq!(Reader::open(at("one")).unwrap().compressed_weights().count(), 1);
-    decompress(at("one"), at("one"), Overwrite::Yes, &mut no_progress()).unwrap();
+    run(at("one"), at("one"), Overwrite::Yes, Decompress).unwrap();
     assert_eq!(load(&at("one")), model);
     for _ in 0..2 {
-        compress(at("many"), at("full"), Overwrite::Yes, &CompressOptions::default(), &mut no_progress()).unwrap();
+        run(at("many"), at("full"), Overwrite::Yes, Compress::default()).unwrap();
     }
     let packed = [
         "README-twofour.md",
@@ -379,9 +379,9 @@ fn outputs_in_the_wrong_place_are_refused() {
     ];
     assert_eq!(entries(&at("full")), packed);
     // The same model in the other form makes place.
-    decompress(at("full"), at("again"), Overwrite::No, &mut no_progress()).unwrap();
+    run(at("full"), at("again"), Overwrite::No, Decompress).unwrap();
     assert_eq!(load(&at("again")), model);
-    prune(at("many"), at("full"), Overwrite::Yes, &mut |_| None, &mut no_progress()).unwrap();
+    run(at("many"), at("full"), Overwrite::Yes, Prune::new(|_| None)).unwrap();
     assert_eq!(entries(&at("full")), ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "readme"]);
 }
 
@@ -397,8 +397,7 @@ fn what_an_output_would_not_replace_is_refused() {
     save(&at("single/model.safetensors"), &model);
     let refusal = |input: &str, output: &str| {
         let check = check_output(&Reader::open(at(input)).unwrap(), at(output), Overwrite::Yes).unwrap_err();
-        let error = compress(at(input), at(output), Overwrite::Yes, &CompressOptions::default(), &mut no_progress())
-            .unwrap_err();
+        let error = run(at(input), at(output), Overwrite::Yes, Compress::default()).unwrap_err();
         assert_eq!(check.to_string(), error.to_string());
         error.to_string()
     };
@@ -440,7 +439,7 @@ fn names_that_would_collide_are_refused() {
     for (input, expected) in
         [("in", "two tensors would be named `w.meta`"), ("sharded", "two shards would hold a tensor named `w.meta`")]
     {
-        let error = compress(at(input), at("out"), Overwrite::No, &CompressOptions::default(), &mut no_progress());
+        let error = run(at(input), at("out"), Overwrite::No, Compress::default());
         assert!(error.unwrap_err().to_string().contains(expected));
     }
     assert_eq!(entries(directory.path()), before);
@@ -459,7 +458,7 @@ fn integers_with_scales_become_floats_and_those_of_other_conventions_stay() {
         ("v.scales".to_owned(), tensor(&[2, 1], &[0.5f32, 0.25])),
     ]);
     save(&at("in"), &model);
-    compress(at("in"), at("small"), Overwrite::No, &CompressOptions::default(), &mut no_progress()).unwrap();
+    run(at("in"), at("small"), Overwrite::No, Compress::default()).unwrap();
     let reader = Reader::open(at("small")).unwrap();
     assert_eq!(reader.scales("w").unwrap().unwrap(), [0.5, 0.25]);
     assert_eq!(reader.scales("v").unwrap(), None);
@@ -467,10 +466,10 @@ fn integers_with_scales_become_floats_and_those_of_other_conventions_stay() {
     expected.insert("w".to_owned(), tensor(&[2, 4], &[0.5f32, 0.0, -1.0, 0.0, 0.0, 0.75, 0.0, 1.0]));
     expected.remove("w.scales");
     for input in ["small", "in"] {
-        let report = decompress(at(input), at("back"), Overwrite::Yes, &mut no_progress()).unwrap();
+        let report = run(at(input), at("back"), Overwrite::Yes, Decompress).unwrap();
         assert_eq!(load(&at("back")), expected, "{input}");
-        let weight = report.weights.iter().find(|weight| weight.name == "w").unwrap();
-        assert_eq!((weight.dtype, weight.shape, weight.bytes_after), (DataType::F32, [2, 4], 32));
+        let (weight, made) = report.changed().find(|(weight, _)| weight.name == "w").unwrap();
+        assert_eq!((made.dtype, &weight.shape[..], weight.bytes_after), (DataType::F32, &[2, 4][..], 32));
     }
 }
 
@@ -484,14 +483,7 @@ fn breaking_off_leaves_everything_as_it_was() {
     save(&at("one"), &model);
     save_sharded(&at("many"), &model, |name| if name == "a" { 1 } else { 2 });
     for input in ["one", "many"] {
-        compress(
-            at(input),
-            at(&format!("{input}-small")),
-            Overwrite::No,
-            &CompressOptions::default(),
-            &mut no_progress(),
-        )
-        .unwrap();
+        run(at(input), at(&format!("{input}-small")), Overwrite::No, Compress::default()).unwrap();
     }
     save(&at("one-old"), &model);
     save_sharded(&at("many-old"), &model, |_| 1);
@@ -515,17 +507,18 @@ fn breaking_off_leaves_everything_as_it_was() {
             for conversion in ["compress", "decompress", "prune"] {
                 for calls in 1..=6 {
                     let mut left = calls;
-                    let stop = &mut |_: Progress<'_>| {
+                    let stop = |_: Progress<'_>| {
                         left -= 1;
                         if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
                     };
                     let (input, output) = (at(input), at(&output));
+                    let from =
+                        if conversion == "decompress" { format!("{}-small", input.display()).into() } else { input };
+                    let convert = Convert::open(from).unwrap().overwrite(overwrite).progress(stop);
                     let outcome = match conversion {
-                        "compress" => compress(input, output, overwrite, &CompressOptions::default(), stop).map(drop),
-                        "decompress" => {
-                            decompress(format!("{}-small", input.display()), output, overwrite, stop).map(drop)
-                        }
-                        _ => prune(input, output, overwrite, &mut |_| all, stop).map(drop),
+                        "compress" => convert.run(output, Compress::default()).map(drop),
+                        "decompress" => convert.run(output, Decompress).map(drop),
+                        _ => convert.run(output, Prune::new(|_| all)).map(drop),
                     };
                     assert!(matches!(outcome, Err(Error::Interrupted)), "{conversion} after {calls}: {outcome:?}");
                     assert_eq!(left, 0);
