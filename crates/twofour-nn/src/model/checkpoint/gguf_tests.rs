@@ -38,7 +38,7 @@ fn texts_become_the_tokens_of_transformers_and_texts_again() {
 
 #[test]
 fn a_file_computes_what_the_directory_that_is_made_of_it_computes() {
-    for family in ["llama", "llama3", "qwen2", "qwen3", "gpt2"] {
+    for family in ["llama", "llama3", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2"] {
         let folder = tempfile::tempdir().unwrap();
         let (file, directory) = (fixture(&format!("{family}.gguf")), folder.path().join("model"));
         Convert::open(&file).unwrap().run(&directory, Unchanged).unwrap();

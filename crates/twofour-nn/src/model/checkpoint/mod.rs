@@ -1,4 +1,5 @@
-//! Checkpoints as Hugging Face's transformers has them: a directory with `config.json`, safetensors (one file, or shards with an index) and `tokenizer.json`.
+//! Checkpoints as Hugging Face's transformers has them: a directory with `config.json`, safetensors (one file, or shards
+//! with an index) and `tokenizer.json`; or a GGUF file of llama.cpp, whose metadata tell the same.
 //!
 //! Weights may be f32, f16 or bf16, dense or [compressed](twofour::file), or dense 8-bit integers beside their scales. Every tensor that the configuration requires must be there in its shape, and every other
 //! tensor is an error, but for these, which are ignored: `rotary_emb.inv_freq` and GPT-2's `attn.bias` and `attn.masked_bias`, which older versions stored and
