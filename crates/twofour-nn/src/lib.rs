@@ -9,7 +9,7 @@
 //! | [`report`] | the metrics of a run, as its folder has them |
 //! | [`engine`] | memory and operations of a device; the CPU's |
 //! | [`cpu`] | the CPU's operations over slices |
-//! | [`parameter`], [`linear`], [`block`], [`model`] | what models are made of; the models, their files, and inference |
+//! | [`parameter`], [`linear`], [`parts`], [`block`], [`model`] | what models are made of; the models, their files, and inference |
 //! | [`logistic`] | logistic regression, by which features are judged |
 //! | [`questions`] | extractive question answering: files, windows, answers, scores |
 //! | [`random`] | counter-based random numbers |
@@ -22,6 +22,7 @@ pub mod linear;
 pub mod logistic;
 pub mod model;
 pub mod parameter;
+pub mod parts;
 pub mod questions;
 pub mod recipe;
 pub mod report;

@@ -1,34 +1,33 @@
-//! The pre-norm self-attention block.
+//! Self-attention.
 
 use std::sync::Arc;
 
 use twofour::layer::Accumulate;
 
-use super::{BatchShape, Norm, Normalized, Workspace};
+use super::{BatchShape, Branch, HeadNorms, SavedHeadNorms, Workspace};
 use crate::{
     Error, Result,
     engine::{AttentionShape, Engine, ScoreOptions},
     linear::Linear,
-    parameter::Parameter,
+    parts::parts,
 };
 
-/// `x + out(attention(qkv(norm(x))))` for `x: [batch, positions, width]`.
-///
-/// In a decoder's block attention is causal, and queries and keys are rotated by their position; in that of [`AttentionBlock::full`] every position attends to all.
+/// `out(attention(qkv(x)))` for `x: [batch, positions, width]`.
 #[derive(Debug)]
-pub struct AttentionBlock<E: Engine> {
-    /// The norm in front.
-    pub norm: Norm<E>,
+pub struct Attention<E: Engine> {
     /// `[(heads + 2 kv_heads) head_dim, width]`: queries, keys, values.
     pub qkv: Linear<E>,
     /// `[width, heads head_dim]`.
     pub out: Linear<E>,
     heads: BlockHeads,
-    /// None where attention is full.
-    rotary: Option<Arc<E::Rotary>>,
+    /// Norms of queries and keys before they are rotated.
+    norms: Option<HeadNorms<E>>,
+    options: AttentionOptions<E>,
 }
 
-/// The heads of an [`AttentionBlock`].
+parts!(Attention<E> { qkv, norms, out });
+
+/// The heads of [`Attention`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlockHeads {
     /// Heads of queries.
@@ -39,55 +38,54 @@ pub struct BlockHeads {
     pub head_dim: usize,
 }
 
-/// What the backward pass of an [`AttentionBlock`] reads.
+/// What [`Attention`] may attend to, and how.
+#[derive(Debug)]
+pub struct AttentionOptions<E: Engine> {
+    /// Whether a position attends to itself and earlier positions only.
+    pub is_causal: bool,
+    /// What becomes of scores.
+    pub scores: ScoreOptions,
+    /// The table by which queries and keys are rotated.
+    pub rotary: Option<Arc<E::Rotary>>,
+}
+
+impl<E: Engine> AttentionOptions<E> {
+    /// An encoder's: every position attends to all, without rotation.
+    pub fn full() -> Self {
+        AttentionOptions { is_causal: false, scores: ScoreOptions::default(), rotary: None }
+    }
+
+    /// A decoder's, with this rotation.
+    pub fn causal(rotary: Arc<E::Rotary>) -> Self {
+        AttentionOptions { is_causal: true, scores: ScoreOptions::default(), rotary: Some(rotary) }
+    }
+}
+
+/// What the backward pass of [`Attention`] reads beside its input.
 #[derive(Debug)]
 pub struct SavedAttention<E: Engine> {
-    shape: BatchShape,
-    input: Normalized<E>,
     qkv: E::Buffer,
+    norms: Option<SavedHeadNorms<E>>,
     merged: E::Buffer,
     state: E::AttentionState,
 }
 
-impl<E: Engine> AttentionBlock<E> {
-    /// A block of these heads with the rotary table of their size.
+impl<E: Engine> Attention<E> {
+    /// Attention of these heads.
     ///
     /// # Errors
     /// Heads that do not fit each other, or layers whose shapes do not fit.
-    pub fn new(
-        norm: Norm<E>,
-        qkv: Linear<E>,
-        out: Linear<E>,
-        heads: BlockHeads,
-        rotary: Arc<E::Rotary>,
-    ) -> Result<Self> {
-        Self::with_rotary(norm, qkv, out, heads, Some(rotary))
-    }
-
-    /// A block of these heads whose positions attend to all positions, without rotation: an encoder's.
-    ///
-    /// # Errors
-    /// Those of [`AttentionBlock::new`].
-    pub fn full(norm: Norm<E>, qkv: Linear<E>, out: Linear<E>, heads: BlockHeads) -> Result<Self> {
-        Self::with_rotary(norm, qkv, out, heads, None)
-    }
-
-    fn with_rotary(
-        norm: Norm<E>,
-        qkv: Linear<E>,
-        out: Linear<E>,
-        heads: BlockHeads,
-        rotary: Option<Arc<E::Rotary>>,
-    ) -> Result<Self> {
+    pub fn new(qkv: Linear<E>, out: Linear<E>, heads: BlockHeads, options: AttentionOptions<E>) -> Result<Self> {
         let BlockHeads { heads: queries, kv_heads, head_dim } = heads;
         if kv_heads == 0 || !queries.is_multiple_of(kv_heads) || !head_dim.is_multiple_of(2) {
             let found = format!("{queries} with {kv_heads} key-value heads of {head_dim} elements");
             let expected = "a multiple of the key-value heads, with an even number of elements each";
             return Err(Error::Setting { what: "heads", found, expected });
         }
-        let block = AttentionBlock { norm, qkv, out, heads, rotary };
-        let (width, shape) = (block.norm.width(), block.shape(BatchShape { batch: 1, positions: 1 }));
-        for (linear, expected) in [(&block.qkv, (shape.qkv_width(), width)), (&block.out, (width, shape.width()))] {
+        let attention = Attention { qkv, out, heads, norms: None, options };
+        let (width, shape) = (attention.width(), attention.shape(BatchShape { batch: 1, positions: 1 }));
+        let layers = [(&attention.qkv, (shape.qkv_width(), width)), (&attention.out, (width, shape.width()))];
+        for (linear, expected) in layers {
             if (linear.out_features(), linear.in_features()) != expected {
                 let found = format!("[{}, {}]", linear.out_features(), linear.in_features());
                 let error = Error::Setting {
@@ -98,116 +96,85 @@ impl<E: Engine> AttentionBlock<E> {
                 return Err(error.in_layer(linear.name()));
             }
         }
-        Ok(block)
+        Ok(attention)
+    }
+
+    /// The same with norms of queries and keys.
+    ///
+    /// # Errors
+    /// Norms of another width than a head's.
+    pub fn with_norms(self, norms: HeadNorms<E>) -> Result<Self> {
+        if norms.width() != self.heads.head_dim {
+            let found = format!("{} for heads of {}", norms.width(), self.heads.head_dim);
+            return Err(Error::Setting { what: "the width of the norms of heads", found, expected: "a head's" });
+        }
+        Ok(Attention { norms: Some(norms), ..self })
     }
 
     fn shape(&self, BatchShape { batch, positions }: BatchShape) -> AttentionShape {
         let BlockHeads { heads, kv_heads, head_dim } = self.heads;
-        AttentionShape {
-            batch,
-            positions,
-            heads,
-            kv_heads,
-            head_dim,
-            causal: self.rotary.is_some(),
-            scores: ScoreOptions::default(),
-        }
-    }
-
-    /// The block's output, and what its backward pass needs.
-    ///
-    /// # Errors
-    /// Operands that do not fit; not enough memory.
-    pub fn forward(
-        &self,
-        engine: &E,
-        workspace: &mut Workspace<E>,
-        x: E::Buffer,
-        shape: BatchShape,
-    ) -> Result<(E::Buffer, SavedAttention<E>)> {
-        let input = Normalized::new(engine, workspace, &self.norm, x, shape.tokens())?;
-        let (mut y, saved) = self.branch(engine, workspace, input, shape)?;
-        engine.add(&saved.input.x, &mut y)?;
-        Ok((y, saved))
-    }
-
-    /// The block's output with the norm that follows it, which reads it as it is added, from an input whose norm is that of [`AttentionBlock::norm`]; and what the
-    /// backward pass needs. The bits are those of [`AttentionBlock::forward`] between both norms.
-    ///
-    /// # Errors
-    /// Those of [`AttentionBlock::forward`].
-    pub fn forward_between(
-        &self,
-        engine: &E,
-        workspace: &mut Workspace<E>,
-        input: Normalized<E>,
-        shape: BatchShape,
-        next: &Norm<E>,
-    ) -> Result<(Normalized<E>, SavedAttention<E>)> {
-        let (y, saved) = self.branch(engine, workspace, input, shape)?;
-        let output = Normalized::of_sum(engine, workspace, next, (&saved.input.x, y), shape.tokens())?;
-        Ok((output, saved))
-    }
-
-    /// What is added to the block's input.
-    fn branch(
-        &self,
-        engine: &E,
-        workspace: &mut Workspace<E>,
-        input: Normalized<E>,
-        shape: BatchShape,
-    ) -> Result<(E::Buffer, SavedAttention<E>)> {
-        let (tokens, width, own) = (shape.tokens(), self.norm.width(), self.shape(shape));
-        let mut qkv = workspace.compute(engine, tokens * own.qkv_width())?;
-        self.qkv.forward(engine, &input.y, tokens, &mut qkv)?;
-        let mut merged = workspace.compute(engine, tokens * own.width())?;
-        let state = engine.attention(own, &mut qkv, self.rotary.as_deref(), &mut merged)?;
-        let mut y = workspace.compute(engine, tokens * width)?;
-        self.out.forward(engine, &merged, tokens, &mut y)?;
-        Ok((y, SavedAttention { shape, input, qkv, merged, state }))
-    }
-
-    /// The parameters: those of the norm, then of the linear layers.
-    pub(crate) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<E>> {
-        let linears = self.qkv.parameters_mut().chain(self.out.parameters_mut());
-        self.norm.parameters_mut().chain(linears)
-    }
-
-    /// Turns the gradient of the output into that of the input.
-    ///
-    /// # Errors
-    /// Operands that do not fit; not enough memory.
-    pub fn backward(
-        &mut self,
-        engine: &E,
-        workspace: &mut Workspace<E>,
-        saved: SavedAttention<E>,
-        dy: E::Buffer,
-        accumulate: Accumulate,
-    ) -> Result<E::Buffer> {
-        let SavedAttention { shape, input: Normalized { x, y: normalized, statistics }, qkv, merged, state } = saved;
-        let (tokens, width, own) = (shape.tokens(), self.norm.width(), self.shape(shape));
-        self.out.parameter_gradients(engine, &dy, &merged, tokens, accumulate)?;
-        let mut d_merged = workspace.compute(engine, tokens * own.width())?;
-        self.out.input_gradient(engine, &dy, tokens, &mut d_merged)?;
-        let mut d_qkv = workspace.compute(engine, tokens * own.qkv_width())?;
-        let saved = (state, &qkv, &merged);
-        engine.attention_gradient(own, saved, self.rotary.as_deref(), &d_merged, &mut d_qkv)?;
-        self.qkv.parameter_gradients(engine, &d_qkv, &normalized, tokens, accumulate)?;
-        // Of the merged heads' size, which is most often the width.
-        workspace.give([d_merged]);
-        let mut d_normalized = workspace.compute(engine, tokens * width)?;
-        self.qkv.input_gradient(engine, &d_qkv, tokens, &mut d_normalized)?;
-        let mut dx = dy;
-        self.norm.backward(engine, (&x, &statistics), &d_normalized, &mut dx, accumulate)?;
-        workspace.give([x, normalized, qkv, merged, d_qkv, d_normalized].into_iter().chain(statistics.into_buffers()));
-        Ok(dx)
+        let AttentionOptions { is_causal: causal, scores, .. } = self.options;
+        AttentionShape { batch, positions, heads, kv_heads, head_dim, causal, scores }
     }
 }
 
-impl<E: Engine> SavedAttention<E> {
-    /// Gives the buffers back where there is no backward pass.
-    pub fn release(self, workspace: &mut Workspace<E>) {
-        workspace.give([self.qkv, self.merged].into_iter().chain(self.input.into_buffers()));
+impl<E: Engine> Branch<E> for Attention<E> {
+    type Saved = SavedAttention<E>;
+
+    fn width(&self) -> usize {
+        self.qkv.in_features()
+    }
+
+    fn forward(
+        &self,
+        engine: &E,
+        workspace: &mut Workspace<E>,
+        x: &E::Buffer,
+        shape: BatchShape,
+    ) -> Result<(E::Buffer, SavedAttention<E>)> {
+        let (tokens, own) = (shape.tokens(), self.shape(shape));
+        let mut qkv = workspace.compute(engine, tokens * own.qkv_width())?;
+        self.qkv.forward(engine, x, tokens, &mut qkv)?;
+        let norms = match &self.norms {
+            Some(norms) => Some(norms.forward(engine, workspace, (&mut qkv, tokens), self.heads)?),
+            None => None,
+        };
+        let mut merged = workspace.compute(engine, tokens * own.width())?;
+        let state = engine.attention(own, &mut qkv, self.options.rotary.as_deref(), &mut merged)?;
+        let mut y = workspace.compute(engine, tokens * self.width())?;
+        self.out.forward(engine, &merged, tokens, &mut y)?;
+        Ok((y, SavedAttention { qkv, norms, merged, state }))
+    }
+
+    fn backward(
+        &mut self,
+        engine: &E,
+        workspace: &mut Workspace<E>,
+        (x, saved): (E::Buffer, SavedAttention<E>),
+        dy: &E::Buffer,
+        shape: BatchShape,
+        accumulate: Accumulate,
+    ) -> Result<E::Buffer> {
+        let (tokens, own, SavedAttention { qkv, norms, merged, state }) = (shape.tokens(), self.shape(shape), saved);
+        self.out.parameter_gradients(engine, dy, &merged, tokens, accumulate)?;
+        let mut d_merged = workspace.compute(engine, tokens * own.width())?;
+        self.out.input_gradient(engine, dy, tokens, &mut d_merged)?;
+        let mut d_qkv = workspace.compute(engine, tokens * own.qkv_width())?;
+        let saved = (state, &qkv, &merged);
+        engine.attention_gradient(own, saved, self.options.rotary.as_deref(), &d_merged, &mut d_qkv)?;
+        if let (Some(own), Some(saved)) = (&mut self.norms, norms) {
+            own.backward(engine, workspace, (saved, &mut d_qkv, tokens), self.heads, accumulate)?;
+        }
+        self.qkv.parameter_gradients(engine, &d_qkv, &x, tokens, accumulate)?;
+        let mut dx = x;
+        self.qkv.input_gradient(engine, &d_qkv, tokens, &mut dx)?;
+        workspace.give([qkv, merged, d_merged, d_qkv]);
+        Ok(dx)
+    }
+
+    fn release(saved: SavedAttention<E>, workspace: &mut Workspace<E>) {
+        workspace.give(
+            [saved.qkv, saved.merged].into_iter().chain(saved.norms.into_iter().flat_map(SavedHeadNorms::into_buffers)),
+        );
     }
 }

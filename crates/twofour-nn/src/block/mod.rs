@@ -1,20 +1,23 @@
 //! Transformer blocks with hand-written forward and backward passes over an [`Engine`].
 //!
-//! A block takes its input by value, keeps it for the backward pass, and returns the output with what it saved. The backward pass turns the gradient of the
-//! output into that of the input, and writes or adds the gradients of the block's parameters. Buffers come from a [`Workspace`] and go back to it.
+//! A [`Block`] adds a [`Branch`] to its input: [`Attention`] or a [`FeedForward`] network. It takes its input by value, keeps it for the backward pass, and returns the
+//! output with what it saved. The backward pass turns the gradient of the output into that of the input, and writes or adds the gradients of the block's
+//! parameters. Buffers come from a [`Workspace`] and go back to it.
 
 mod attention;
 mod feed_forward;
+mod head_norms;
 mod norm;
-mod post_norm;
+mod residual;
 #[cfg(test)]
 mod tests;
 mod workspace;
 
-pub use attention::{AttentionBlock, BlockHeads, SavedAttention};
-pub use feed_forward::{FeedForwardBlock, FeedForwardFunction, SavedFeedForward};
+pub use attention::{Attention, AttentionOptions, BlockHeads, SavedAttention};
+pub use feed_forward::{FeedForward, SavedFeedForward};
+pub use head_norms::{HeadNorms, SavedHeadNorms};
 pub use norm::{Norm, NormStatistics, Normalized};
-pub use post_norm::{PostNormAttention, PostNormFeedForward, SavedPostNormAttention, SavedPostNormFeedForward};
+pub use residual::{Block, BlockNorms, Branch, SavedBlock, Stream};
 pub use workspace::Workspace;
 
 #[cfg(doc)]

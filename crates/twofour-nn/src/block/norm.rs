@@ -7,6 +7,7 @@ use crate::{
     Error, Result,
     engine::{Engine, Kind},
     parameter::Parameter,
+    parts::parts,
 };
 
 /// Layer normalization, with gain and bias, or root-mean-square normalization, with a gain alone: `[width]` each.
@@ -17,6 +18,8 @@ pub struct Norm<E: Engine> {
     epsilon: f32,
     width: usize,
 }
+
+parts!(Norm<E> { gain, bias });
 
 /// What the backward pass of a [`Norm`] reads beside its input.
 #[derive(Debug)]
@@ -152,14 +155,6 @@ impl<E: Engine> Norm<E> {
                 Ok(engine.rms_norm_gradient(saved, self.epsilon, dy, dx, accumulate, d_gain)?)
             }
         }
-    }
-
-    pub(crate) fn parameters(&self) -> impl Iterator<Item = &Parameter<E>> {
-        std::iter::once(&self.gain).chain(&self.bias)
-    }
-
-    pub(crate) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<E>> {
-        std::iter::once(&mut self.gain).chain(&mut self.bias)
     }
 }
 

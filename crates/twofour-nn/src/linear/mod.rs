@@ -7,13 +7,13 @@ mod weight;
 
 use twofour::{
     Mask,
-    layer::{Accumulate, Activation, MaskRule, SparseLinearSettings, WeightGradient},
+    layer::{Accumulate, MaskRule, SparseLinearSettings, WeightGradient},
     select::Transposable,
 };
 
 use crate::{
     Error, Result,
-    engine::{Engine, LayerRefresh, LinearShape, OptimizerStep, SparseLayer as _},
+    engine::{Engine, LayerRefresh, LinearShape, Nonlinearity, OptimizerStep, SparseLayer as _},
     parameter::Parameter,
 };
 
@@ -261,7 +261,7 @@ impl<E: Engine> Linear<E> {
         })
     }
 
-    /// Turns the gradient of an activation of the layer's output into that of the output, `dy ← dy · activation'(y)`,
+    /// Turns the gradient of an activation of the layer's output into that of the output, `dy ← dy · function'(y)`,
     /// and writes or adds the gradients of weight and bias.
     ///
     /// # Errors
@@ -269,16 +269,16 @@ impl<E: Engine> Linear<E> {
     pub fn gradients_through(
         &mut self,
         engine: &E,
-        (activation, y): (Activation, &E::Buffer),
+        (function, y): (Nonlinearity, &E::Buffer),
         dy: &mut E::Buffer,
         (x, tokens): (&E::Buffer, usize),
         accumulate: Accumulate,
     ) -> Result<()> {
         match self.bias.as_mut().filter(|bias| bias.gradient().is_some()) {
             Some(bias) => bias.record(accumulate, |db, accumulate| {
-                engine.activation_and_bias_gradient(activation, y, dy, accumulate, db)
+                engine.activation_and_bias_gradient(function, y, dy, accumulate, db)
             })?,
-            None => engine.activation_gradient(activation, y, dy)?,
+            None => engine.activation_gradient(function, y, dy)?,
         }
         self.weight_gradient(engine, dy, x, tokens, accumulate)
     }

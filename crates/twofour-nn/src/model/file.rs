@@ -25,29 +25,12 @@ use crate::{
 };
 
 /// The metadata key that holds a byte-level GPT's [`GptConfig`] as JSON.
-const GPT_KEY: &str = "twofour.gpt";
+pub(super) const GPT_KEY: &str = "twofour.gpt";
 
 /// The metadata key that holds any other decoder's [`TransformerConfig`] as JSON.
-const DECODER_KEY: &str = "twofour.decoder";
+pub(super) const DECODER_KEY: &str = "twofour.decoder";
 
 impl<E: Engine> Gpt<E> {
-    /// Writes the model, all of it or nothing: weights in `dtype` (F32, BF16 or F16), 2:4 layers compressed under their
-    /// present mask, everything else dense.
-    ///
-    /// # Errors
-    /// An output that exists already unless `overwrite` allows it; another dtype; those of writing and of the engine.
-    pub fn save(&self, engine: &E, path: impl AsRef<Path>, overwrite: Overwrite, dtype: DataType) -> Result<()> {
-        let path = path.as_ref();
-        let (key, config) = match GptConfig::of(self.config()) {
-            Some(config) => (GPT_KEY, serde_json::to_string(&config)),
-            None => (DECODER_KEY, serde_json::to_string(self.config())),
-        };
-        let config = config.map_err(|error| Error::State { path: path.to_owned(), reason: error.to_string() })?;
-        let metadata = BTreeMap::from([(key.to_owned(), config)]);
-        SavedParts { linears: self.linears().collect(), parameters: self.parameters(), metadata }
-            .write(engine, path, overwrite, dtype)
-    }
-
     /// Reads a model that [`Gpt::save`] wrote, or that `twofour compress` made of one, as a dense model: compressed weights
     /// are decompressed into masters whose pruned elements are zero.
     ///

@@ -13,19 +13,19 @@ mod gpt;
 mod image;
 mod inference;
 mod language;
-mod layers;
 pub(crate) mod run;
 mod sampling;
 mod saved;
 #[cfg(test)]
 mod tests;
 mod trained;
+mod transformer;
 mod vit;
 
+pub use crate::parts::{ModelPart, ModelParts};
 pub use crate::text::{FileTokenizer, TextDecoder, Tokenizer, VOCABULARY, is_guarded};
 pub use batch::IndexBatch;
-pub(crate) use bert::expect_below;
-pub use bert::{Bert, BertBatch, BertConfig, BertLayer, BertSamples, EncoderTask};
+pub use bert::{Bert, BertBatch, BertConfig, BertSamples, EncoderTask, EncoderTasks};
 pub use calibration::{BlockwiseCheckpoint, Calibration, CheckpointBlock, Observation, Replace, open_blockwise};
 pub use checkpoint::{Checkpoint, CheckpointError, EncoderCheckpoint, ImageCheckpoint, is_llama, save_llama};
 pub use config::{
@@ -34,8 +34,8 @@ pub use config::{
 };
 pub use encoder::{Encoder, EncoderInput, MaskedEncoder, SentenceEncoder, Similarity};
 pub use generation::{Decoder, Sequence};
-pub use gpt::Gpt;
 pub(crate) use gpt::expect_trainable;
+pub use gpt::{Gpt, NextToken};
 #[cfg(feature = "cuda")]
 pub use image::{CudaImageBatch, CudaImageEncoder};
 pub use image::{ImageEncoder, ImageWeights, WeightForm};
@@ -43,9 +43,10 @@ pub use image::{ImageEncoder, ImageWeights, WeightForm};
 pub use inference::{CudaInference, CudaRandomWeights, CudaSession};
 pub use inference::{Inference, Perplexity, RandomWeights, Session, Windows};
 pub use language::LanguageModel;
-pub use layers::Layer;
 pub use run::{CHECKPOINT_FILE, is_checkpoint};
 pub use sampling::Sampling;
 pub use saved::{SavedModel, mask_violation};
-pub use trained::{ModelPart, ModelParts, TrainedModel};
-pub use vit::{Pooling, Vit, VitConfig};
+pub use trained::TrainedModel;
+pub(crate) use transformer::expect_below;
+pub use transformer::{Layer, Saved, Task, Transformer};
+pub use vit::{ImageClasses, Pooling, Vit, VitConfig};

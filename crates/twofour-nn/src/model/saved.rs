@@ -9,6 +9,9 @@ use super::{
 };
 use crate::{Error, Result, engine::Engine};
 
+/// The table of learned positions.
+const POSITIONS: &str = "positions.weight";
+
 /// A model on disk whose configuration and headers were read and checked: a checkpoint of transformers, or a file that [`Gpt::save`] wrote.
 #[derive(Debug)]
 pub struct SavedModel {
@@ -112,10 +115,17 @@ impl SavedModel {
     }
 
     fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
-        match &self.source {
-            Source::Checkpoint(checkpoint) => checkpoint.parts().values(name),
-            Source::File(reader) => file::values(reader, name, shape),
+        // A model that trains on shorter sequences has the first of the learned positions.
+        let whole = [self.config.context(), self.config.width];
+        let stored = if name == POSITIONS { &whole } else { shape };
+        let mut values = match &self.source {
+            Source::Checkpoint(checkpoint) => checkpoint.parts().values(name)?,
+            Source::File(reader) => file::values(reader, name, stored)?,
+        };
+        if name == POSITIONS {
+            values.truncate(shape.iter().product());
         }
+        Ok(values)
     }
 
     /// The first group of a linear layer's weight that has more than two nonzeros among its four, by the names of the stored weight; none where the weight is 2:4 along

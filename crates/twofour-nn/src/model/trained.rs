@@ -5,28 +5,13 @@ use std::{fmt::Debug, path::Path};
 use serde::{Serialize, de::DeserializeOwned};
 use twofour::{DataType, file::Overwrite, layer::Accumulate};
 
-use crate::{
-    Result,
-    block::BatchShape,
-    engine::Engine,
-    linear::{LayerForm, Linear},
-    parameter::Parameter,
-};
-
-/// A part of a model that trains: a [`Parameter`] outside linear layers, or a linear layer with its own.
-#[derive(Debug)]
-pub enum ModelPart<P, L> {
-    /// A parameter outside linear layers.
-    Parameter(P),
-    /// A linear layer.
-    Linear(L),
-}
+use crate::{Result, block::BatchShape, engine::Engine, linear::LayerForm, parts::ModelParts};
 
 /// A model that a trainer trains: it computes losses and gradients of samples that are given by indices, its inputs, and their targets.
 ///
 /// A sample of a decoder is a text, whose inputs are its tokens and whose targets are the tokens after them; a sample of a vision transformer is an image, whose
 /// inputs are its patches and whose only target is its class. What the inputs of an encoder are depends on its task.
-pub trait TrainedModel<E: Engine>: Debug + Send + Sized {
+pub trait TrainedModel<E: Engine>: ModelParts<E> + Debug + Send + Sized {
     /// A batch in the engine's memory.
     type Uploaded: Debug + Send;
 
@@ -52,12 +37,6 @@ pub trait TrainedModel<E: Engine>: Debug + Send + Sized {
     /// [`Error::Conflict`](crate::Error::Conflict) with the reason why one of the layers cannot have the form, [`Error::Unsupported`](crate::Error::Unsupported) for
     /// feed-forward blocks that cannot have squared ReLU.
     fn prepare(&mut self, layers: &[String], form: LayerForm) -> Result<()>;
-
-    /// Shows what trains, in a fixed order; linear layers in the order of computation.
-    fn visit<'a>(&'a self, see: &mut dyn FnMut(ModelPart<&'a Parameter<E>, &'a Linear<E>>));
-
-    /// [`TrainedModel::visit`], for changes. After one of a 2:4 layer's weight, call [`Linear::refresh`].
-    fn visit_mut<'a>(&'a mut self, see: &mut dyn FnMut(ModelPart<&'a mut Parameter<E>, &'a mut Linear<E>>));
 
     /// Frees what passes take again from step to step: after layers have changed what they compute with, steps take other memory.
     fn clear_workspace(&mut self);
@@ -109,50 +88,3 @@ pub trait TrainedModel<E: Engine>: Debug + Send + Sized {
     /// An output that exists already unless `overwrite` allows it; another dtype; those of writing and of the engine.
     fn save(&self, engine: &E, path: &Path, overwrite: Overwrite, dtype: DataType) -> Result<()>;
 }
-
-/// The parameters and the layers of a model, in the order of [`TrainedModel::visit`].
-pub trait ModelParts<E: Engine>: TrainedModel<E> {
-    /// The linear layers, in the order of computation.
-    fn linears(&self) -> impl Iterator<Item = &Linear<E>> {
-        let mut all = vec![];
-        self.visit(&mut |part| {
-            if let ModelPart::Linear(linear) = part {
-                all.push(linear);
-            }
-        });
-        all.into_iter()
-    }
-
-    /// The linear layers for changing them.
-    fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear<E>> {
-        let mut all = vec![];
-        self.visit_mut(&mut |part| {
-            if let ModelPart::Linear(linear) = part {
-                all.push(linear);
-            }
-        });
-        all.into_iter()
-    }
-
-    /// All parameters, those outside linear layers first.
-    fn parameters(&self) -> Vec<&Parameter<E>> {
-        let (mut others, mut own) = (vec![], vec![]);
-        self.visit(&mut |part| match part {
-            ModelPart::Parameter(parameter) => others.push(parameter),
-            ModelPart::Linear(linear) => own.extend([Some(linear.weight()), linear.bias()].into_iter().flatten()),
-        });
-        others.into_iter().chain(own).collect()
-    }
-
-    /// The same for changing them.
-    fn parameters_mut(&mut self) -> Vec<&mut Parameter<E>> {
-        let (mut others, mut own) = (vec![], vec![]);
-        self.visit_mut(&mut |part| match part {
-            ModelPart::Parameter(parameter) => others.push(parameter),
-            ModelPart::Linear(linear) => own.extend(linear.parameters_mut()),
-        });
-        others.into_iter().chain(own).collect()
-    }
-}
-
-impl<E: Engine, M: TrainedModel<E>> ModelParts<E> for M {}

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use twofour::layer::{Accumulate, Activation};
+use twofour::layer::Accumulate;
 
 use super::{AttentionShape, LinearOperations, Nonlinearity};
 use crate::Result;
@@ -161,29 +161,17 @@ pub trait LayerOperations: LinearOperations {
         d_qkv: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// `y = activation(x)`, element by element. GELU is `x · Φ(x)`, not its approximation by `tanh`.
+    /// `y = function(x)`, element by element.
     ///
     /// # Errors
     /// Operands that do not fit.
-    fn activation(&self, activation: Activation, x: &Self::Buffer, y: &mut Self::Buffer) -> Result<()>;
+    fn activation(&self, function: Nonlinearity, x: &Self::Buffer, y: &mut Self::Buffer) -> Result<()>;
 
-    /// `dy ← dy · activation'(x)`.
+    /// `dy ← dy · function'(x)`.
     ///
     /// # Errors
     /// Operands that do not fit.
-    fn activation_gradient(&self, activation: Activation, x: &Self::Buffer, dy: &mut Self::Buffer) -> Result<()>;
-
-    /// `y = max(x, 0)²`, element by element.
-    ///
-    /// # Errors
-    /// Operands that do not fit.
-    fn squared_relu(&self, x: &Self::Buffer, y: &mut Self::Buffer) -> Result<()>;
-
-    /// `dy ← dy · 2 max(x, 0)`.
-    ///
-    /// # Errors
-    /// Operands that do not fit.
-    fn squared_relu_gradient(&self, x: &Self::Buffer, dy: &mut Self::Buffer) -> Result<()>;
+    fn activation_gradient(&self, function: Nonlinearity, x: &Self::Buffer, dy: &mut Self::Buffer) -> Result<()>;
 
     /// [`LayerOperations::activation_gradient`], and [`LinearOperations::bias_gradient`] of its result: the gradients of what is before an activation, and of the bias of the
     /// linear layer that made it. The bits are those of the two calls.
@@ -192,13 +180,13 @@ pub trait LayerOperations: LinearOperations {
     /// Operands that do not fit.
     fn activation_and_bias_gradient(
         &self,
-        activation: Activation,
+        function: Nonlinearity,
         x: &Self::Buffer,
         dy: &mut Self::Buffer,
         accumulate: Accumulate,
         db: &mut Self::Buffer,
     ) -> Result<()> {
-        self.activation_gradient(activation, x, dy)?;
+        self.activation_gradient(function, x, dy)?;
         self.bias_gradient(dy, accumulate, db)
     }
 

@@ -1,9 +1,8 @@
 //! The description of an encoder that trains.
 
 use serde::{Deserialize, Serialize};
-use twofour::layer::Activation;
 
-use crate::{Error, Result, engine::Nonlinearity, model::TransformerConfig};
+use crate::{Error, Result, model::TransformerConfig};
 
 /// What an encoder is trained for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -42,7 +41,7 @@ impl BertConfig {
             let expected = "from 8 to the context";
             return Err(Error::Setting { what: "tokens of a sequence", found, expected });
         }
-        self.activation().map(|_| ())
+        Ok(())
     }
 
     /// Targets of a sequence: its masked tokens, or the two ends of its answer.
@@ -50,20 +49,6 @@ impl BertConfig {
         match self.task {
             EncoderTask::MaskedTokens => (self.positions as f64 * Self::MASKED_SHARE).round().max(1.0) as usize,
             EncoderTask::Answers => 2,
-        }
-    }
-
-    /// The activation of the feed-forward blocks.
-    pub(super) fn activation(&self) -> Result<Activation> {
-        match self.encoder.feed_forward.activation {
-            Nonlinearity::Relu => Ok(Activation::Relu),
-            Nonlinearity::Gelu => Ok(Activation::Gelu),
-            Nonlinearity::Silu => Ok(Activation::Silu),
-            Nonlinearity::TanhGelu | Nonlinearity::SquaredRelu => Err(Error::Unsupported {
-                engine: "training",
-                what: "an encoder with GELU by tanh or squared ReLU".to_owned(),
-                remedy: "run such a model by `Encoder` on the CPU",
-            }),
         }
     }
 

@@ -1,19 +1,21 @@
 //! The heads of an encoder that trains.
 
-use twofour::layer::{Accumulate, Activation};
+use twofour::layer::Accumulate;
 
 use super::BertBatch;
 use crate::{
     Result,
     block::{BatchShape, Norm, NormStatistics, Workspace},
-    engine::{Buffer as _, Engine, Kind},
+    engine::{Buffer as _, Engine, Kind, Nonlinearity},
     linear::Linear,
+    model::Saved,
     parameter::Parameter,
+    parts::{ModelParts, Part, PartMut, parts},
 };
 
 /// What follows the last layer.
 #[derive(Debug)]
-pub(super) enum BertHead<E: Engine> {
+pub enum BertHead<E: Engine> {
     /// Scores of the vocabulary for masked tokens.
     Masked(Box<MaskedHead<E>>),
     /// Scores of each token as the first and as the last one of the answer.
@@ -22,15 +24,51 @@ pub(super) enum BertHead<E: Engine> {
 
 /// `decoder(norm(activation(transform(x))))` for the hidden states of masked tokens; the decoder's weight is the embedding of tokens.
 #[derive(Debug)]
-pub(super) struct MaskedHead<E: Engine> {
+pub struct MaskedHead<E: Engine> {
     transform: Linear<E>,
     norm: Norm<E>,
     decoder: Linear<E>,
-    activation: Activation,
+    activation: Nonlinearity,
+}
+
+parts!(MaskedHead<E> { transform, norm, decoder });
+
+impl<E: Engine> ModelParts<E> for BertHead<E> {
+    fn visit<'a>(&'a self, visit: &mut dyn FnMut(Part<'a, E>)) {
+        match self {
+            BertHead::Masked(head) => head.visit(visit),
+            BertHead::Answers(linear) => linear.visit(visit),
+        }
+    }
+
+    fn visit_mut<'a>(&'a mut self, visit: &mut dyn FnMut(PartMut<'a, E>)) {
+        match self {
+            BertHead::Masked(head) => head.visit_mut(visit),
+            BertHead::Answers(linear) => linear.visit_mut(visit),
+        }
+    }
+}
+
+/// What the backward pass of a [`BertHead`] reads.
+#[derive(Debug)]
+pub enum SavedBertHead<E: Engine> {
+    /// Of masked tokens.
+    Masked(SavedMasked<E>),
+    /// Of answers, nothing.
+    Answers,
+}
+
+impl<E: Engine> Saved<E> for SavedBertHead<E> {
+    fn into_buffers(self) -> Vec<E::Buffer> {
+        let SavedBertHead::Masked(saved) = self else { return vec![] };
+        let SavedMasked { gathered, transformed, activated, statistics, normalized } = saved;
+        [gathered, transformed, activated, normalized].into_iter().chain(statistics.into_buffers()).collect()
+    }
 }
 
 /// What the backward pass of a [`MaskedHead`] reads.
-struct SavedMasked<E: Engine> {
+#[derive(Debug)]
+pub struct SavedMasked<E: Engine> {
     gathered: E::Buffer,
     transformed: E::Buffer,
     activated: E::Buffer,
@@ -39,7 +77,7 @@ struct SavedMasked<E: Engine> {
 }
 
 impl<E: Engine> MaskedHead<E> {
-    pub(super) fn new(transform: Linear<E>, norm: Norm<E>, decoder: Linear<E>, activation: Activation) -> Self {
+    pub(super) fn new(transform: Linear<E>, norm: Norm<E>, decoder: Linear<E>, activation: Nonlinearity) -> Self {
         MaskedHead { transform, norm, decoder, activation }
     }
 
@@ -95,66 +133,57 @@ impl<E: Engine> MaskedHead<E> {
     }
 }
 
-impl<E: Engine> SavedMasked<E> {
-    fn release(self, workspace: &mut Workspace<E>) {
-        let SavedMasked { gathered, transformed, activated, statistics, normalized } = self;
-        let all = [gathered, transformed, activated, normalized];
-        workspace.give(all.into_iter().chain(statistics.into_buffers()));
-    }
-}
-
 impl<E: Engine> BertHead<E> {
-    /// Adds the cross-entropies of the targets to `loss`.
-    pub(super) fn loss(
+    /// What each target is one of.
+    pub(super) fn classes(&self, shape: BatchShape) -> usize {
+        match self {
+            BertHead::Masked(head) => head.decoder.out_features(),
+            BertHead::Answers(_) => shape.positions,
+        }
+    }
+
+    /// The scores of the targets.
+    pub(super) fn scores(
         &self,
         engine: &E,
         workspace: &mut Workspace<E>,
-        (x, batch): (&E::Buffer, &BertBatch<E>),
-        shape: BatchShape,
-        loss: &mut E::Buffer,
-    ) -> Result<()> {
-        let (mut scores, classes) = match self {
+        hidden: (&E::Buffer, &BertBatch<E>),
+    ) -> Result<(E::Buffer, SavedBertHead<E>)> {
+        match self {
             BertHead::Masked(head) => {
-                let (scores, saved) = head.forward(engine, workspace, (x, batch))?;
-                saved.release(workspace);
-                (scores, head.decoder.out_features())
+                let (scores, saved) = head.forward(engine, workspace, hidden)?;
+                Ok((scores, SavedBertHead::Masked(saved)))
             }
-            BertHead::Answers(linear) => (ends(engine, workspace, linear, (x, batch))?, shape.positions),
-        };
-        engine.cross_entropy(classes, &mut scores, &batch.targets, None, loss)?;
-        workspace.give([scores]);
-        Ok(())
+            BertHead::Answers(linear) => Ok((ends(engine, workspace, linear, hidden)?, SavedBertHead::Answers)),
+        }
     }
 
-    /// Adds the cross-entropies of the targets to `loss`, writes or adds the gradients, times `scale`, of the head's parameters, and returns that of the hidden states.
-    pub(super) fn gradients(
+    /// Writes or adds the gradients of the head's parameters, from that of the scores, and returns that of the hidden states.
+    pub(super) fn gradient(
         &mut self,
         engine: &E,
         workspace: &mut Workspace<E>,
-        (x, batch): (&E::Buffer, &BertBatch<E>),
-        shape: BatchShape,
-        (scale, accumulate): (f32, Accumulate),
-        loss: &mut E::Buffer,
+        (x, saved, batch): (E::Buffer, SavedBertHead<E>, &BertBatch<E>),
+        d_scores: E::Buffer,
+        tokens: usize,
+        accumulate: Accumulate,
     ) -> Result<E::Buffer> {
-        let tokens = shape.tokens();
-        match self {
-            BertHead::Masked(head) => {
-                let (mut scores, saved) = head.forward(engine, workspace, (x, batch))?;
-                let classes = head.decoder.out_features();
-                engine.cross_entropy(classes, &mut scores, &batch.targets, Some(scale), loss)?;
-                head.backward(engine, workspace, (saved, batch, tokens), scores, accumulate)
+        match (self, saved) {
+            (BertHead::Masked(head), SavedBertHead::Masked(saved)) => {
+                workspace.give([x]);
+                head.backward(engine, workspace, (saved, batch, tokens), d_scores, accumulate)
             }
-            BertHead::Answers(linear) => {
-                let mut by_end = ends(engine, workspace, linear, (x, batch))?;
-                engine.cross_entropy(shape.positions, &mut by_end, &batch.targets, Some(scale), loss)?;
+            (BertHead::Answers(linear), _) => {
+                let by_end = d_scores;
                 let mut d_scores = workspace.compute(engine, 2 * tokens)?;
                 engine.embedding(&by_end, 1, &batch.back, &mut d_scores)?;
-                linear.parameter_gradients(engine, &d_scores, x, tokens, accumulate)?;
-                let mut dx = workspace.compute(engine, tokens * linear.in_features())?;
+                linear.parameter_gradients(engine, &d_scores, &x, tokens, accumulate)?;
+                let mut dx = x;
                 linear.input_gradient(engine, &d_scores, tokens, &mut dx)?;
                 workspace.give([by_end, d_scores]);
                 Ok(dx)
             }
+            (BertHead::Masked(_), SavedBertHead::Answers) => Ok(x),
         }
     }
 
@@ -172,50 +201,6 @@ impl<E: Engine> BertHead<E> {
             BertHead::Masked(head) => Some(head.decoder.weight_mut()),
             BertHead::Answers(_) => None,
         }
-    }
-
-    /// The parameters whose gradients are complete when the head's backward pass is: all but the embedding of tokens.
-    pub(super) fn complete_parameters_mut(&mut self) -> Vec<&mut Parameter<E>> {
-        match self {
-            BertHead::Masked(head) => {
-                let MaskedHead { transform, norm, decoder, .. } = &mut **head;
-                // The weight comes first, then the bias.
-                transform
-                    .parameters_mut()
-                    .chain(norm.parameters_mut())
-                    .chain(decoder.parameters_mut().skip(1))
-                    .collect()
-            }
-            BertHead::Answers(linear) => linear.parameters_mut().collect(),
-        }
-    }
-
-    pub(super) fn norm(&self) -> Option<&Norm<E>> {
-        match self {
-            BertHead::Masked(head) => Some(&head.norm),
-            BertHead::Answers(_) => None,
-        }
-    }
-
-    pub(super) fn norm_and_linears_mut(&mut self) -> (Option<&mut Norm<E>>, Vec<&mut Linear<E>>) {
-        match self {
-            BertHead::Masked(head) => {
-                let MaskedHead { transform, norm, decoder, .. } = &mut **head;
-                (Some(norm), vec![transform, decoder])
-            }
-            BertHead::Answers(linear) => (None, vec![linear]),
-        }
-    }
-
-    pub(super) fn linears(&self) -> Vec<&Linear<E>> {
-        match self {
-            BertHead::Masked(head) => vec![&head.transform, &head.decoder],
-            BertHead::Answers(linear) => vec![linear],
-        }
-    }
-
-    pub(super) fn linears_mut(&mut self) -> Vec<&mut Linear<E>> {
-        self.norm_and_linears_mut().1
     }
 }
 

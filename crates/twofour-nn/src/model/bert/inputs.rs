@@ -5,6 +5,7 @@ use crate::{
     Error, Result,
     block::BatchShape,
     engine::{Buffer as _, Engine, Kind},
+    model::transformer::expect_below,
 };
 
 /// Sequences of one length, one after the other, with their targets.
@@ -34,8 +35,6 @@ impl BertSamples<'_> {
 pub struct BertBatch<E: Engine> {
     pub(super) tokens: E::Buffer,
     pub(super) types: E::Buffer,
-    /// The position of each token.
-    pub(super) positions: E::Buffer,
     /// Of masked tokens the rows of hidden states, of answers the scores' elements, sequence by sequence: those of the beginning, then those of the end.
     pub(super) rows: E::Buffer,
     /// Of answers the inverse of `rows`.
@@ -50,15 +49,8 @@ impl<E: Engine> BertBatch<E> {
     /// Samples that do not fit the shape, the task or the vocabulary; not enough memory.
     pub fn new(engine: &E, config: &BertConfig, samples: BertSamples<'_>) -> Result<Self> {
         let lists = lists(config, samples)?;
-        let [tokens, types, positions, rows, back, targets] = lists.map(|ids| uploaded(engine, &ids));
-        Ok(BertBatch {
-            tokens: tokens?,
-            types: types?,
-            positions: positions?,
-            rows: rows?,
-            back: back?,
-            targets: targets?,
-        })
+        let [tokens, types, rows, back, targets] = lists.map(|ids| uploaded(engine, &ids));
+        Ok(BertBatch { tokens: tokens?, types: types?, rows: rows?, back: back?, targets: targets? })
     }
 
     /// Overwrites the samples with others of the same shape.
@@ -66,8 +58,8 @@ impl<E: Engine> BertBatch<E> {
     /// # Errors
     /// Those of [`BertBatch::new`]; samples of another shape.
     pub fn write(&mut self, engine: &E, config: &BertConfig, samples: BertSamples<'_>) -> Result<()> {
-        let BertBatch { tokens, types, positions, rows, back, targets } = self;
-        let buffers = [tokens, types, positions, rows, back, targets];
+        let BertBatch { tokens, types, rows, back, targets } = self;
+        let buffers = [tokens, types, rows, back, targets];
         let lists = lists(config, samples)?;
         buffers
             .into_iter()
@@ -91,7 +83,6 @@ impl<E: Engine> BertBatch<E> {
         Ok(BertBatch {
             tokens: uploaded(engine, tokens)?,
             types: uploaded(engine, types)?,
-            positions: uploaded(engine, &positions(shape))?,
             rows: rows?,
             back: back?,
             targets: targets?,
@@ -112,12 +103,8 @@ fn uploaded<E: Engine>(engine: &E, ids: &[u32]) -> Result<E::Buffer> {
     Ok(buffer)
 }
 
-fn positions(BatchShape { batch, positions }: BatchShape) -> Vec<u32> {
-    (0..batch).flat_map(|_| 0..positions as u32).collect()
-}
-
 /// The indices of a [`BertBatch`], in its order.
-fn lists(config: &BertConfig, samples: BertSamples<'_>) -> Result<[Vec<u32>; 6]> {
+fn lists(config: &BertConfig, samples: BertSamples<'_>) -> Result<[Vec<u32>; 5]> {
     let (shape, BertSamples { sequences, tokens, types, places, targets }) = (samples.shape(), samples);
     check_sequences(config, (tokens, types), shape)?;
     let length = shape.positions;
@@ -149,7 +136,7 @@ fn lists(config: &BertConfig, samples: BertSamples<'_>) -> Result<[Vec<u32>; 6]>
             (rows, back)
         }
     };
-    Ok([tokens.to_vec(), types.to_vec(), positions(shape), rows, back, targets.to_vec()])
+    Ok([tokens.to_vec(), types.to_vec(), rows, back, targets.to_vec()])
 }
 
 fn check_sequences(config: &BertConfig, (tokens, types): (&[u32], &[u32]), shape: BatchShape) -> Result<()> {
@@ -162,9 +149,35 @@ fn check_sequences(config: &BertConfig, (tokens, types): (&[u32], &[u32]), shape
     expect_below("token types", types, config.encoder.token_types())
 }
 
-pub(crate) fn expect_below(what: &'static str, ids: &[u32], bound: usize) -> Result<()> {
-    match ids.iter().enumerate().find(|(_, id)| **id as usize >= bound) {
-        None => Ok(()),
-        Some((position, &token)) => Err(Error::Token { what, token, position, vocabulary: bound }),
+/// Samples, unpacked from the inputs of a batch.
+pub(super) struct Unpacked {
+    tokens: Vec<u32>,
+    types: Vec<u32>,
+    places: Vec<u32>,
+}
+
+impl Unpacked {
+    /// What is packed for a task: tokens of each sample, then their types or the places of masked ones.
+    pub(super) fn of(task: EncoderTask, inputs: &[u32], BatchShape { batch, positions }: BatchShape) -> Result<Self> {
+        let each = inputs.len() / batch.max(1);
+        if batch == 0 || inputs.len() != batch * each || each <= positions {
+            let (what, expected) = ("inputs of an encoder's samples", batch * (positions + 1));
+            return Err(Error::Length { what, expected, found: inputs.len() });
+        }
+        let (mut tokens, mut rest) = (vec![], vec![]);
+        for sample in inputs.chunks_exact(each) {
+            let (own, more) = sample.split_at(positions);
+            tokens.extend_from_slice(own);
+            rest.extend_from_slice(more);
+        }
+        Ok(match task {
+            EncoderTask::Answers => Unpacked { tokens, types: rest, places: vec![] },
+            EncoderTask::MaskedTokens => Unpacked { types: vec![0; tokens.len()], tokens, places: rest },
+        })
+    }
+
+    pub(super) fn samples<'a>(&'a self, targets: &'a [u32], shape: BatchShape) -> BertSamples<'a> {
+        let Unpacked { tokens, types, places } = self;
+        BertSamples { sequences: shape.batch, tokens, types, places, targets }
     }
 }

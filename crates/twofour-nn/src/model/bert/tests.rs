@@ -30,7 +30,7 @@ fn model(task: EncoderTask) -> Bert<CpuEngine> {
     });
     let model = model.as_mut().unwrap();
     model.begin_training(&ENGINE).unwrap();
-    std::mem::replace(model, Bert::new(&ENGINE, &config(task), 0).unwrap())
+    std::mem::replace(model, Bert::new(&ENGINE, config(task), 0).unwrap())
 }
 
 struct Owned {
@@ -159,5 +159,5 @@ fn samples_that_do_not_fit_are_refused() {
     assert!(refused(&|s| s.targets.truncate(3)) && refused(&|s| s.types.truncate(3)) && refused(&|s| s.tokens.clear()));
     model.loss(&ENGINE, good.borrowed(), &mut loss).unwrap();
     let short = BertConfig { positions: 13, ..config(EncoderTask::Answers) };
-    assert!(Bert::new(&ENGINE, &short, 0).is_err(), "sequences longer than the context");
+    assert!(Bert::new(&ENGINE, short, 0).is_err(), "sequences longer than the context");
 }

@@ -204,7 +204,7 @@ impl EncoderCheckpoint {
         let BertConfig { encoder, task, .. } = model.config();
         let (layout, class) = layout_of_task(encoder, *task)?;
         let directory = directory.as_ref();
-        write_weights(&layout, (engine, model), directory, overwrite, dtype)?;
+        write_weights((&layout, None), (engine, model), directory, overwrite, dtype)?;
         match self.opened.reader.directory() {
             Some(_) => copy_beside((&self.opened.reader, &self.opened.directory), directory, Some(class)),
             None => {

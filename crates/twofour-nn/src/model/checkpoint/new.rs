@@ -38,7 +38,7 @@ pub fn save_llama<E: Engine>(
             remedy: "use `Gpt::save`",
         });
     }
-    write_weights(&llama::layout(config, "model."), (engine, model), directory, overwrite, dtype)?;
+    write_weights((&llama::layout(config, "model."), None), (engine, model), directory, overwrite, dtype)?;
     let write = |name: &str, text: &[u8]| write_whole(directory.join(name), Overwrite::Yes, text);
     match tokenizer {
         Tokenizer::Bytes => write("tokenizer.json", &pretty(&byte_tokenizer())?)?,

@@ -8,11 +8,11 @@ use twofour::{
     file::{self as files, Overwrite, PlannedTensor, Reader, StoredElement, Writer},
 };
 
-use super::{CONFIG_FILE, Checkpoint, CheckpointError};
+use super::{CONFIG_FILE, Checkpoint, CheckpointError, StoredParts, tensors::transposed};
 use crate::{
     Error, Result,
     engine::Engine,
-    model::{Gpt, ModelParts, TrainedModel, families::layout::Layout, file},
+    model::{Gpt, TrainedModel, families::layout::Layout, file},
 };
 
 impl Checkpoint {
@@ -30,7 +30,8 @@ impl Checkpoint {
         dtype: DataType,
     ) -> Result<()> {
         let directory = directory.as_ref();
-        write_weights(&self.opened.layout, (engine, model), directory, overwrite, dtype)?;
+        let weights = (&self.opened.layout, Some(&self.parts()));
+        write_weights(weights, (engine, model), directory, overwrite, dtype)?;
         copy_beside((&self.opened.reader, &self.opened.directory), directory, None)
     }
 }
@@ -79,9 +80,10 @@ fn write_config((from, bytes): (&Path, &[u8]), to: &Path, class: Option<&'static
     Ok(files::write_whole(to, Overwrite::Yes, &text)?)
 }
 
-/// Writes a model's weights by a layout's names to `model.safetensors` in a directory, which is made if it does not exist.
+/// Writes a model's weights by a layout's names to `model.safetensors` in a directory, which is made if it does not exist. What a tensor has beyond the model's, which may have the first
+/// learned positions alone, is that of the checkpoint that it came from.
 pub(super) fn write_weights<E: Engine>(
-    layout: &Layout,
+    (layout, source): (&Layout, Option<&StoredParts<'_>>),
     (engine, model): (&E, &impl TrainedModel<E>),
     directory: &Path,
     overwrite: Overwrite,
@@ -90,9 +92,9 @@ pub(super) fn write_weights<E: Engine>(
     fs::create_dir_all(directory).map_err(|source| CheckpointError::Io { path: directory.to_owned(), source })?;
     let path = directory.join("model.safetensors");
     match dtype {
-        DataType::F32 => write_as::<f32, E, _>(layout, (engine, model), &path, overwrite),
-        DataType::BF16 => write_as::<bf16, E, _>(layout, (engine, model), &path, overwrite),
-        DataType::F16 => write_as::<f16, E, _>(layout, (engine, model), &path, overwrite),
+        DataType::F32 => write_as::<f32, E, _>((layout, source), (engine, model), &path, overwrite),
+        DataType::BF16 => write_as::<bf16, E, _>((layout, source), (engine, model), &path, overwrite),
+        DataType::F16 => write_as::<f16, E, _>((layout, source), (engine, model), &path, overwrite),
         other => {
             let found = other.to_string();
             Err(Error::Setting { what: "dtype of the checkpoint", found, expected: "f32, bf16 or f16" })
@@ -101,7 +103,7 @@ pub(super) fn write_weights<E: Engine>(
 }
 
 fn write_as<T: Arithmetic + StoredElement, E: Engine, M: TrainedModel<E>>(
-    layout: &Layout,
+    (layout, source): (&Layout, Option<&StoredParts<'_>>),
     (engine, model): (&E, &M),
     path: &Path,
     overwrite: Overwrite,
@@ -125,7 +127,10 @@ fn write_as<T: Arithmetic + StoredElement, E: Engine, M: TrainedModel<E>>(
     let rounded = |values: &[f32]| -> Vec<T> { values.iter().map(|value| T::from_f32(*value)).collect() };
     for parameter in model.parameters() {
         if let Some(tensor) = layout.tensors.get(parameter.name()) {
-            let values = engine.read(parameter.master())?;
+            let mut values = engine.read(parameter.master())?;
+            if let Some(source) = source.filter(|_| values.len() < tensor.shape.iter().product()) {
+                values.extend(source.values(parameter.name())?.into_iter().skip(values.len()).collect::<Vec<_>>());
+            }
             let stored: Vec<f32> = values.into_iter().map(|value| value - tensor.added).collect();
             writer.write_elements(&tensor.name, &rounded(&stored))?;
         }
@@ -140,7 +145,11 @@ fn write_as<T: Arithmetic + StoredElement, E: Engine, M: TrainedModel<E>>(
         let mut first = 0;
         for (name, outputs) in &stored.parts {
             let rows = first * stored.inputs..(first + outputs) * stored.inputs;
-            writer.write_elements(&format!("{name}.weight"), &weight[rows])?;
+            let key = format!("{name}.weight");
+            match stored.is_transposed {
+                true => writer.write_elements(&key, &transposed(&weight[rows], [*outputs, stored.inputs]))?,
+                false => writer.write_elements(&key, &weight[rows])?,
+            }
             if let Some(bias) = &bias {
                 writer.write_elements(&format!("{name}.bias"), &rounded(&bias[first..first + outputs]))?;
             }

@@ -223,6 +223,6 @@ fn absent(name: &str) -> Error {
 }
 
 /// The transpose of a `[rows, cols]` matrix.
-fn transposed<T: Copy>(values: &[T], [_, cols]: [usize; 2]) -> Vec<T> {
+pub(super) fn transposed<T: Copy>(values: &[T], [_, cols]: [usize; 2]) -> Vec<T> {
     (0..cols).flat_map(|col| values.iter().skip(col).step_by(cols.max(1)).copied()).collect()
 }

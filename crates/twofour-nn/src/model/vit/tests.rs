@@ -12,7 +12,7 @@ use crate::{
         Kind, Memory as _,
         cpu::{CpuBuffer, CpuEngine},
     },
-    model::{Gpt, ModelParts, Pooling, TrainedModel},
+    model::{Gpt, IndexBatch, ModelParts, Pooling, TrainedModel},
     random::Stream,
     recipe::{ModelKind, ModelSettings},
     train::{ImageSet, SparsityPlan, Trainer, TrainingData as _, TrainingSettings, methods::Method},
@@ -75,13 +75,10 @@ fn gradients_of_all_variables_agree_with_finite_differences() {
         assert_eq!(tokens, if pooling == Pooling::Class { 5 } else { 4 });
         let shape = BatchShape { batch: 4, positions: tokens };
         let batch = images.batch_of([3, 0, 7, 11], tokens);
-        let [mut ids, mut targets] =
-            [&batch.inputs, &batch.targets].map(|of| ENGINE.zeros(Kind::Index, of.len()).unwrap());
-        ENGINE.write_ids(&mut ids, &batch.inputs).unwrap();
-        ENGINE.write_ids(&mut targets, &batch.targets).unwrap();
+        let uploaded = IndexBatch::new(&ENGINE, (&batch.inputs, &batch.targets)).unwrap();
         let mut ready = 0;
         model
-            .gradients_of(&ENGINE, (&ids, &targets), shape, (1.0, Accumulate::Overwrite), &mut scalar(), &mut |found| {
+            .gradients_of(&ENGINE, &uploaded, shape, (1.0, Accumulate::Overwrite), &mut scalar(), &mut |found| {
                 ready += found.len();
                 Ok(())
             })
@@ -234,7 +231,7 @@ fn sizes_and_data_that_do_not_fit_are_errors() {
         let message = bad.validate().unwrap_err().to_string();
         assert!(message.contains(word), "{message}");
     }
-    let mut model = Vit::new(&ENGINE, &good, 1).unwrap();
+    let mut model = Vit::new(&ENGINE, good.clone(), 1).unwrap();
     let shape = BatchShape { batch: 1, positions: 5 };
     assert!(model.features(&ENGINE, &[0, 1, 2, 3, 4], shape).is_err(), "not prepared");
     let other = ImageSet::new([3, 6, 2], vec![0; 36 * 8], vec![0; 8], 0.25).unwrap();

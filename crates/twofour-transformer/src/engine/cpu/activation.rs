@@ -1,4 +1,4 @@
-//! Squared ReLU, and 2:4 activations, of the CPU engine.
+//! 2:4 activations of the CPU engine.
 
 use twofour::{
     MatrixRef,
@@ -9,21 +9,8 @@ use twofour::{
 use super::{CpuBuffer, buffer::expect_length, rows_of};
 use crate::{
     Result,
-    cpu::nonlinearity,
-    engine::{Buffer as _, LinearShape, Nonlinearity},
+    engine::{Buffer as _, LinearShape},
 };
-
-pub(super) fn squared_relu(x: &CpuBuffer, y: &mut CpuBuffer) -> Result<()> {
-    expect_length("the output of an activation", x.len(), y.len())?;
-    nonlinearity::forward(Nonlinearity::SquaredRelu, x.floats()?, y.floats_mut()?);
-    Ok(())
-}
-
-pub(super) fn squared_relu_gradient(x: &CpuBuffer, dy: &mut CpuBuffer) -> Result<()> {
-    expect_length("the gradient of an activation", x.len(), dy.len())?;
-    nonlinearity::gradient_in_place(Nonlinearity::SquaredRelu, x.floats()?, dy.floats_mut()?);
-    Ok(())
-}
 
 fn layer(rule: Transposable) -> SparseActivationLinear {
     let activation = InputActivation::SquaredRelu;

@@ -1,8 +1,8 @@
 //! Operations between linear layers on the CPU.
 
-use twofour::layer::{Accumulate, Activation};
+use twofour::layer::Accumulate;
 
-use super::{CpuAttention, CpuBuffer, CpuEngine, activation, attention, buffer::expect_length, rows_of};
+use super::{CpuAttention, CpuBuffer, CpuEngine, attention, buffer::expect_length, rows_of};
 use crate::{
     Error, Result,
     cpu::{self, rope::Table, rows},
@@ -146,24 +146,16 @@ impl LayerOperations for CpuEngine {
         attention::gradient(shape, state, rotary, d_merged, d_qkv)
     }
 
-    fn activation(&self, activation: Activation, x: &CpuBuffer, y: &mut CpuBuffer) -> Result<()> {
+    fn activation(&self, function: Nonlinearity, x: &CpuBuffer, y: &mut CpuBuffer) -> Result<()> {
         expect_length("the output of an activation", x.len(), y.len())?;
-        cpu::activation::forward(activation, x.floats()?, y.floats_mut()?);
+        cpu::nonlinearity::forward(function, x.floats()?, y.floats_mut()?);
         Ok(())
     }
 
-    fn activation_gradient(&self, activation: Activation, x: &CpuBuffer, dy: &mut CpuBuffer) -> Result<()> {
+    fn activation_gradient(&self, function: Nonlinearity, x: &CpuBuffer, dy: &mut CpuBuffer) -> Result<()> {
         expect_length("the gradient of an activation", x.len(), dy.len())?;
-        cpu::activation::backward_in_place(activation, x.floats()?, dy.floats_mut()?);
+        cpu::nonlinearity::gradient_in_place(function, x.floats()?, dy.floats_mut()?);
         Ok(())
-    }
-
-    fn squared_relu(&self, x: &CpuBuffer, y: &mut CpuBuffer) -> Result<()> {
-        activation::squared_relu(x, y)
-    }
-
-    fn squared_relu_gradient(&self, x: &CpuBuffer, dy: &mut CpuBuffer) -> Result<()> {
-        activation::squared_relu_gradient(x, dy)
     }
 
     fn gated(&self, function: Nonlinearity, width: usize, x: &CpuBuffer, y: &mut CpuBuffer) -> Result<()> {

@@ -1,12 +1,12 @@
 //! The CPU engine's operations against sums in f64 and finite differences.
 
-use twofour::layer::{Accumulate, Activation, SparseLinearSettings, WeightGradient};
+use twofour::layer::{Accumulate, SparseLinearSettings, WeightGradient};
 
 use super::{CpuBuffer, CpuEngine};
 use crate::{
     engine::{
         AdamWState, AdamWStep, AttentionShape, Kind, LayerOperations as _, LinearOperations as _, LinearShape,
-        Memory as _, PrunedDecay, ScoreOptions, SecondMoment, SparseLayer as _, StepOperations as _,
+        Memory as _, Nonlinearity, PrunedDecay, ScoreOptions, SecondMoment, SparseLayer as _, StepOperations as _,
     },
     random::Stream,
 };
@@ -164,7 +164,9 @@ fn attention_is_its_definition() {
 
 #[test]
 fn gradients_of_activations() {
-    for activation in [Activation::Identity, Activation::Relu, Activation::Gelu, Activation::Silu] {
+    let all =
+        [Nonlinearity::Relu, Nonlinearity::Gelu, Nonlinearity::TanhGelu, Nonlinearity::Silu, Nonlinearity::SquaredRelu];
+    for activation in all {
         // Away from the corner of ReLU.
         let x: Vec<f32> = (-40..40).map(|i| i as f32 * 0.1 + 0.05).collect();
         let dy = random(x.len(), 8);

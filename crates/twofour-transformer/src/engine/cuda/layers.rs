@@ -1,16 +1,17 @@
 //! Operations between linear layers on a GPU.
 
-use twofour::{
-    DataType,
-    layer::{Accumulate, Activation},
-};
+use twofour::{DataType, layer::Accumulate};
 use twofour_cuda::layer;
 
-use super::{CudaAttention, CudaBuffer, CudaEngine, CudaRotary, attention, functions::gate, norm, rows_of};
+use super::{
+    CudaAttention, CudaBuffer, CudaEngine, CudaRotary, attention,
+    functions::{element_function, gate},
+    norm, rows_of,
+};
 use crate::{
     Result, cuda as kernels,
     cuda::{ElementFunction, Embedding, LossFactor, NormInput},
-    engine::{AttentionShape, Buffer as _, LayerOperations, Nonlinearity},
+    engine::{AttentionShape, Buffer as _, LayerOperations, LinearOperations as _, Nonlinearity},
 };
 
 impl LayerOperations for CudaEngine {
@@ -148,33 +149,27 @@ impl LayerOperations for CudaEngine {
         attention::gradient((&self.context, &self.pool), shape, saved, rotary, (d_merged, d_qkv))
     }
 
-    fn activation(&self, activation: Activation, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
-        let function = ElementFunction::Activation(activation);
-        Ok(kernels::activation_forward(&self.context, function, x.slice(), y.slice_mut())?)
+    fn activation(&self, function: Nonlinearity, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
+        Ok(kernels::activation_forward(&self.context, element_function(function), x.slice(), y.slice_mut())?)
     }
 
-    fn activation_gradient(&self, activation: Activation, x: &CudaBuffer, dy: &mut CudaBuffer) -> Result<()> {
-        Ok(layer::activation_gradient(&self.context, activation, x.slice(), dy.slice_mut())?)
-    }
-
-    fn squared_relu(&self, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
-        let function = ElementFunction::SquaredRelu;
-        Ok(kernels::activation_forward(&self.context, function, x.slice(), y.slice_mut())?)
-    }
-
-    fn squared_relu_gradient(&self, x: &CudaBuffer, dy: &mut CudaBuffer) -> Result<()> {
-        let function = ElementFunction::SquaredRelu;
+    fn activation_gradient(&self, function: Nonlinearity, x: &CudaBuffer, dy: &mut CudaBuffer) -> Result<()> {
+        let function = element_function(function);
         Ok(kernels::activation_backward_in_place(&self.context, function, x.slice(), dy.slice_mut())?)
     }
 
     fn activation_and_bias_gradient(
         &self,
-        activation: Activation,
+        function: Nonlinearity,
         x: &CudaBuffer,
         dy: &mut CudaBuffer,
         accumulate: Accumulate,
         db: &mut CudaBuffer,
     ) -> Result<()> {
+        let ElementFunction::Activation(activation) = element_function(function) else {
+            self.activation_gradient(function, x, dy)?;
+            return self.bias_gradient(dy, accumulate, db);
+        };
         let (context, tokens) = (&self.context, rows_of(dy, db.len()));
         let (x, dy, db) = (x.slice(), dy.slice_mut(), db.slice_mut());
         Ok(layer::activation_and_bias_gradient(context, activation, x, dy, tokens, accumulate, db)?)
