@@ -6,10 +6,13 @@ use twofour::{
     layer::{Accumulate, MaskRule, SparseLinearSettings},
 };
 
-use super::{Gpt, GptConfig, Inference, ModelOutput, TransformerConfig};
+use super::{
+    AttentionConfig, FeedForwardConfig, Gpt, GptConfig, Inference, ModelInput, ModelOutput, NormConfig, NormPlace,
+    Positions, TokenInput, TransformerConfig,
+};
 use crate::{
     block::BatchShape,
-    engine::{Kind, Memory as _, cpu::CpuEngine},
+    engine::{Kind, Memory as _, Nonlinearity, cpu::CpuEngine},
 };
 
 const ENGINE: CpuEngine = CpuEngine;
@@ -160,12 +163,39 @@ fn llama(tied: bool) -> TransformerConfig {
     TransformerConfig { output, ..TransformerConfig::from(&settings) }
 }
 
+/// What differs from LLaMA in the decoders that train.
+fn families() -> Vec<(&'static str, TransformerConfig)> {
+    let gpt2 = TransformerConfig {
+        positions: Positions::Learned,
+        output: ModelOutput::Vocabulary { tied: true, soft_cap: None },
+        ..TransformerConfig::from(&SMALL)
+    };
+    let gelu = FeedForwardConfig { activation: Nonlinearity::TanhGelu, ..gpt2.feed_forward };
+    let qwen3 = llama(true);
+    let head_norms = AttentionConfig { head_norms: true, ..qwen3.attention.clone() };
+    let input = TokenInput { scale: Some(5.5), ..*qwen3.tokens().unwrap() };
+    let gemma = TransformerConfig {
+        input: ModelInput::Tokens(input),
+        norm: NormConfig { place: NormPlace::Around, ..qwen3.norm },
+        feed_forward: FeedForwardConfig { activation: Nonlinearity::TanhGelu, ..qwen3.feed_forward },
+        output: ModelOutput::Vocabulary { tied: true, soft_cap: Some(3.0) },
+        ..qwen3.clone()
+    };
+    vec![
+        ("llama", llama(false)),
+        ("tied llama", llama(true)),
+        ("gpt2", TransformerConfig { feed_forward: gelu, ..gpt2 }),
+        ("qwen3", TransformerConfig { attention: head_norms, ..qwen3 }),
+        ("gemma", gemma),
+    ]
+}
+
 #[test]
-fn gradients_of_a_llama_agree_with_finite_differences() {
+fn gradients_of_families_agree_with_finite_differences() {
     let shape = BatchShape { batch: 2, positions: 9 };
     let (x, y) = (bytes(18, 1), bytes(18, 2));
-    for tied in [false, true] {
-        let mut model = Gpt::new(&ENGINE, llama(tied), 1).unwrap();
+    for (family, config) in families() {
+        let mut model = Gpt::new(&ENGINE, config.clone(), 1).unwrap();
         model.begin_training(&ENGINE).unwrap();
         // Twenty times the initial deviation, so that differences stand out of rounding.
         for parameter in model.parameters_mut() {
@@ -175,14 +205,14 @@ fn gradients_of_a_llama_agree_with_finite_differences() {
         }
         backward(&mut model, &x, &y, shape);
         let count: usize = model.parameters().iter().map(|p| p.shape().iter().product::<usize>()).sum();
-        assert_eq!(count, llama(tied).parameters());
+        assert_eq!(count, config.parameters(), "{family}");
         for index in 0..model.parameters().len() {
             let parameter = model.parameters()[index];
             let name = parameter.name().to_owned();
             let gradient = ENGINE.read(parameter.gradient().unwrap()).unwrap();
             let values = ENGINE.read(parameter.master()).unwrap();
             let norm = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
-            assert!(norm > 0.0, "{name}: no gradient");
+            assert!(norm > 0.0, "{family}, {name}: no gradient");
             let h = 2e-2 / norm.max(0.05) as f32 * 0.05;
             let mut along = |by: f32| {
                 let moved: Vec<f32> = values.iter().zip(&gradient).map(|(v, g)| v + by * g / norm as f32).collect();
@@ -193,7 +223,7 @@ fn gradients_of_a_llama_agree_with_finite_differences() {
             along(0.0);
             assert!(
                 (numeric - norm).abs() < 2e-2 * norm.max(0.01),
-                "{name}, tied {tied}: {numeric}, by the gradient {norm}"
+                "{family}, {name}: {numeric}, by the gradient {norm}"
             );
         }
     }

@@ -12,6 +12,7 @@
 //! | [`cross_entropy`] | the loss |
 //! | [`embedding`] | rows of a table |
 //! | [`adamw`] | the optimizer's step |
+//! | [`soft_cap`] | bounded scores |
 //! | [`softmax`], [`matmul`], [`rows`], [`vector`] | what these are made of |
 
 pub mod activation;
@@ -31,5 +32,6 @@ pub mod rms_norm;
 pub mod rope;
 pub mod rows;
 pub mod sgd;
+pub mod soft_cap;
 pub mod softmax;
 pub mod vector;

@@ -209,6 +209,24 @@ pub trait LayerOperations: LinearOperations {
         dx: &mut Self::Buffer,
     ) -> Result<()>;
 
+    /// `x[t, i] ← factors[i] · x[t, i]` for factors of [`Kind::Wide`](super::Kind::Wide), `[width]`.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn scale_rows(&self, factors: &Self::Buffer, x: &mut Self::Buffer) -> Result<()>;
+
+    /// `y = cap · tanh(x / cap)`, element by element: scores that are bounded (Gemma 2).
+    ///
+    /// # Errors
+    /// Operands that do not fit; an engine without it.
+    fn soft_cap(&self, cap: f32, x: &Self::Buffer, y: &mut Self::Buffer) -> Result<()>;
+
+    /// `dy ← dy · (1 - tanh(x / cap)²)`.
+    ///
+    /// # Errors
+    /// Those of [`LayerOperations::soft_cap`].
+    fn soft_cap_gradient(&self, cap: f32, x: &Self::Buffer, dy: &mut Self::Buffer) -> Result<()>;
+
     /// `y ← y + x`.
     ///
     /// # Errors

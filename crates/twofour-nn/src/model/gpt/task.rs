@@ -5,10 +5,10 @@ use twofour::layer::Accumulate;
 use crate::{
     Error, Result,
     block::{BatchShape, Workspace},
-    engine::{Engine, Nonlinearity},
+    engine::{Buffer as _, Engine, Nonlinearity},
     linear::Linear,
     model::{
-        AttentionConfig, GptConfig, IndexBatch, Positions, Task, TransformerConfig,
+        AttentionConfig, GptConfig, IndexBatch, Positions, Saved, Task, TransformerConfig,
         file::{DECODER_KEY, GPT_KEY},
         transformer::{Builder, INITIAL_DEVIATION, SavedEmbedding, TokenEmbedding, TokenIds, expect_below},
     },
@@ -21,6 +21,18 @@ pub struct NextToken<E: Engine> {
     embedding: TokenEmbedding<E>,
     head: Linear<E>,
     tied: bool,
+    /// The bound of scores.
+    soft_cap: Option<f32>,
+}
+
+/// The scores before they are bounded, where they are.
+#[derive(Debug)]
+pub struct SavedScores<E: Engine>(Option<E::Buffer>);
+
+impl<E: Engine> Saved<E> for SavedScores<E> {
+    fn into_buffers(self) -> Vec<E::Buffer> {
+        self.0.into_iter().collect()
+    }
 }
 
 impl<E: Engine> NextToken<E> {
@@ -35,7 +47,7 @@ impl<E: Engine> Task<E> for NextToken<E> {
     type Input = TokenEmbedding<E>;
     type Head = Linear<E>;
     type SavedInput = SavedEmbedding<E>;
-    type SavedHead = ();
+    type SavedHead = SavedScores<E>;
 
     fn transformer(config: &TransformerConfig) -> Result<TransformerConfig> {
         config.validate()?;
@@ -55,6 +67,7 @@ impl<E: Engine> Task<E> for NextToken<E> {
             embedding: TokenEmbedding::new(builder, tied)?,
             head: builder.linear("head", shape, false)?,
             tied,
+            soft_cap: config.logit_soft_cap(),
         })
     }
 
@@ -153,21 +166,28 @@ impl<E: Engine> Task<E> for NextToken<E> {
         workspace: &mut Workspace<E>,
         (hidden, _): (&E::Buffer, &IndexBatch<E>),
         shape: BatchShape,
-    ) -> Result<(E::Buffer, ())> {
+    ) -> Result<(E::Buffer, SavedScores<E>)> {
         let mut scores = workspace.compute(engine, shape.tokens() * self.head.out_features())?;
         self.head.forward(engine, hidden, shape.tokens(), &mut scores)?;
-        Ok((scores, ()))
+        let Some(cap) = self.soft_cap else { return Ok((scores, SavedScores(None))) };
+        let mut bounded = workspace.compute(engine, scores.len())?;
+        engine.soft_cap(cap, &scores, &mut bounded)?;
+        Ok((bounded, SavedScores(Some(scores))))
     }
 
     fn scores_gradient(
         &mut self,
         engine: &E,
         workspace: &mut Workspace<E>,
-        (hidden, (), _): (E::Buffer, (), &IndexBatch<E>),
-        d_scores: E::Buffer,
+        (hidden, SavedScores(unbounded), _): (E::Buffer, SavedScores<E>, &IndexBatch<E>),
+        mut d_scores: E::Buffer,
         shape: BatchShape,
         accumulate: Accumulate,
     ) -> Result<E::Buffer> {
+        if let (Some(cap), Some(unbounded)) = (self.soft_cap, unbounded) {
+            engine.soft_cap_gradient(cap, &unbounded, &mut d_scores)?;
+            workspace.give([unbounded]);
+        }
         self.head.parameter_gradients(engine, &d_scores, &hidden, shape.tokens(), accumulate)?;
         let mut d_hidden = hidden;
         self.head.input_gradient(engine, &d_scores, shape.tokens(), &mut d_hidden)?;
@@ -190,7 +210,7 @@ pub(in crate::model) fn expect_sequences(shape: BatchShape, context: usize) -> R
 /// Checks that a decoder trains.
 ///
 /// # Errors
-/// [`Error::Unsupported`] with what does not train: sliding windows below the context, scaled or bounded scores, scaled embeddings. [`Error::Setting`] for
+/// [`Error::Unsupported`] with what does not train: sliding windows below the context, scaled or bounded scores of attention. [`Error::Setting`] for
 /// a context whose rotary tables would be too large.
 pub(crate) fn expect_trainable(config: &TransformerConfig) -> Result<()> {
     // The rotary tables hold an angle for each position and pair of elements, and no tensor of a file vouches for them.
@@ -206,8 +226,6 @@ pub(crate) fn expect_trainable(config: &TransformerConfig) -> Result<()> {
         (window.is_some_and(|window| *window < context), "a sliding window below the context"),
         (scale.is_some(), "a scale of the scores of attention"),
         (soft_cap.is_some(), "bounded scores of attention"),
-        (config.logit_soft_cap().is_some(), "bounded scores of tokens"),
-        (config.tokens()?.scale.is_some(), "scaled embeddings"),
     ];
     match unsupported.into_iter().find(|(is_so, _)| *is_so) {
         None => Ok(()),

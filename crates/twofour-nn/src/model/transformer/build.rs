@@ -6,7 +6,7 @@ use super::{Layer, Task, Transformer};
 use crate::{
     Result,
     block::{Attention, AttentionOptions, Block, BlockHeads, BlockNorms, FeedForward, HeadNorms, Norm, Workspace},
-    engine::Engine,
+    engine::{Engine, Kind},
     linear::Linear,
     model::{AttentionConfig, NormConfig, NormKind, NormPlace, Rope, TransformerConfig},
     parameter::Parameter,
@@ -61,6 +61,15 @@ impl<'a, E: Engine> Builder<'a, E> {
         self.parameter(name, &[rows, self.config.width], true)
     }
 
+    /// A factor for each element of a row of the model's width, rounded to the compute type as transformers does.
+    pub(in crate::model) fn factors(&self, factor: f32) -> Result<E::Buffer> {
+        let mut rounded = self.engine.zeros(Kind::Compute, self.config.width)?;
+        self.engine.write(&mut rounded, &vec![factor; self.config.width])?;
+        let mut factors = self.engine.zeros(Kind::Wide, self.config.width)?;
+        self.engine.write(&mut factors, &self.engine.read(&rounded)?)?;
+        Ok(factors)
+    }
+
     pub(in crate::model) fn linear(&self, name: &str, shape: (usize, usize), has_bias: bool) -> Result<Linear<E>> {
         let (out, inputs) = shape;
         let weight = self.parameter(&format!("{name}.weight"), &[out, inputs], true)?;
@@ -83,7 +92,7 @@ impl<'a, E: Engine> Builder<'a, E> {
         Ok(match self.config.norm.place {
             NormPlace::Before => BlockNorms::pre(norm),
             NormPlace::After => BlockNorms::post(norm),
-            NormPlace::Around => BlockNorms::sandwich(norm, self.norm(&format!("{part}.post_norm"))?),
+            NormPlace::Around => BlockNorms::sandwich(norm, self.norm(&format!("{part}.output_norm"))?),
         })
     }
 

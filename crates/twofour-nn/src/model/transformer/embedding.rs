@@ -22,6 +22,8 @@ pub struct TokenEmbedding<E: Engine> {
     positions: Option<Parameter<E>>,
     types: Option<Parameter<E>>,
     norm: Option<Norm<E>>,
+    /// What embeddings of tokens are multiplied by, for each element of a row.
+    factors: Option<E::Buffer>,
     width: usize,
     places: Places<E>,
 }
@@ -64,6 +66,7 @@ impl<E: Engine> TokenEmbedding<E> {
             },
             types: if input.token_types > 0 { table("types.weight", input.token_types)? } else { None },
             norm: input.is_normalized.then(|| builder.norm("embedding.norm")).transpose()?,
+            factors: input.scale.map(|scale| builder.factors(scale)).transpose()?,
             width: config.width,
             places: Places::default(),
         })
@@ -78,10 +81,13 @@ impl<E: Engine> TokenEmbedding<E> {
         table: Option<&Parameter<E>>,
         shape: BatchShape,
     ) -> Result<(E::Buffer, SavedEmbedding<E>)> {
-        let TokenEmbedding { words, positions, types, norm, width, places } = self;
+        let TokenEmbedding { words, positions, types, norm, factors, width, places } = self;
         let mut sum = workspace.compute(engine, shape.tokens() * *width)?;
         if let Some(words) = words.as_ref().or(table) {
             engine.embedding(words.compute(), *width, ids.tokens, &mut sum)?;
+        }
+        if let Some(factors) = factors {
+            engine.scale_rows(factors, &mut sum)?;
         }
         let places = positions.is_some().then(|| places.of(engine, shape)).transpose()?;
         for (table, ids) in [(&*positions, places), (&*types, ids.types)] {
@@ -110,8 +116,8 @@ impl<E: Engine> TokenEmbedding<E> {
         shape: BatchShape,
         accumulate: Accumulate,
     ) -> Result<()> {
-        let TokenEmbedding { words, positions, types, norm, width, places } = self;
-        let d_sum = match (norm, &saved.0) {
+        let TokenEmbedding { words, positions, types, norm, factors, width, places } = self;
+        let mut d_sum = match (norm, &saved.0) {
             (Some(norm), Some((sum, statistics))) => {
                 let mut d_sum = workspace.compute(engine, dx.len())?;
                 engine.clear(&mut d_sum)?;
@@ -121,17 +127,24 @@ impl<E: Engine> TokenEmbedding<E> {
             }
             _ => dx,
         };
-        let words = match words {
-            Some(words) => Some((words, accumulate)),
-            None => table.map(|table| (table, Accumulate::Add)),
-        };
         let places = positions.is_some().then(|| places.of(engine, shape)).transpose()?;
-        let others = [(positions, places), (types, ids.types)];
-        let others = others.into_iter().filter_map(|(table, ids)| Some(((table.as_mut()?, accumulate), ids?)));
-        for ((table, accumulate), ids) in words.map(|words| (words, ids.tokens)).into_iter().chain(others) {
+        let record = |table: &mut Parameter<E>, ids: &E::Buffer, d_sum: &E::Buffer, accumulate| {
             table.record(accumulate, |gradient, accumulate| {
-                engine.embedding_gradient(&d_sum, *width, ids, accumulate, gradient)
-            })?;
+                engine.embedding_gradient(d_sum, *width, ids, accumulate, gradient)
+            })
+        };
+        for (table, ids) in [(positions, places), (types, ids.types)] {
+            if let (Some(table), Some(ids)) = (table, ids) {
+                record(table, ids, &d_sum, accumulate)?;
+            }
+        }
+        if let Some(factors) = factors {
+            engine.scale_rows(factors, &mut d_sum)?;
+        }
+        match (words, table) {
+            (Some(words), _) => record(words, ids.tokens, &d_sum, accumulate)?,
+            (None, Some(table)) => record(table, ids.tokens, &d_sum, Accumulate::Add)?,
+            (None, None) => {}
         }
         workspace.give(saved.into_buffers().into_iter().chain([d_sum]));
         Ok(())

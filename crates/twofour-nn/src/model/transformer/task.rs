@@ -172,12 +172,6 @@ pub trait Saved<E: Engine> {
     fn into_buffers(self) -> Vec<E::Buffer>;
 }
 
-impl<E: Engine> Saved<E> for () {
-    fn into_buffers(self) -> Vec<E::Buffer> {
-        vec![]
-    }
-}
-
 /// An error for the first number that is not below a bound.
 pub(crate) fn expect_below(what: &'static str, ids: &[u32], bound: usize) -> Result<()> {
     match ids.iter().enumerate().find(|(_, id)| **id as usize >= bound) {

@@ -180,6 +180,28 @@ impl LayerOperations for CpuEngine {
         Ok(())
     }
 
+    fn scale_rows(&self, factors: &CpuBuffer, x: &mut CpuBuffer) -> Result<()> {
+        rows_of("rows that are scaled", x, factors.len())?;
+        let factors = factors.floats()?;
+        rows::for_each(x.floats_mut()?, factors.len(), |_, x| {
+            let rows = x.chunks_exact_mut(factors.len());
+            rows.for_each(|row| row.iter_mut().zip(factors).for_each(|(x, factor)| *x *= factor));
+        });
+        Ok(())
+    }
+
+    fn soft_cap(&self, cap: f32, x: &CpuBuffer, y: &mut CpuBuffer) -> Result<()> {
+        expect_length("bounded scores", x.len(), y.len())?;
+        cpu::soft_cap::forward(cap, x.floats()?, y.floats_mut()?);
+        Ok(())
+    }
+
+    fn soft_cap_gradient(&self, cap: f32, x: &CpuBuffer, dy: &mut CpuBuffer) -> Result<()> {
+        expect_length("the gradient of bounded scores", x.len(), dy.len())?;
+        cpu::soft_cap::gradient_in_place(cap, x.floats()?, dy.floats_mut()?);
+        Ok(())
+    }
+
     fn add(&self, x: &CpuBuffer, y: &mut CpuBuffer) -> Result<()> {
         expect_length("a sum", x.len(), y.len())?;
         let x = x.floats()?;

@@ -181,6 +181,27 @@ fn gradients_of_activations() {
 }
 
 #[test]
+fn gradients_of_bounded_scores_and_of_scaled_rows() {
+    let (x, dy, factors) = (random(60, 8), random(60, 9), buffer(&random(12, 10)));
+    let mut dx = buffer(&dy);
+    ENGINE.soft_cap_gradient(0.7, &buffer(&x), &mut dx).unwrap();
+    check("soft cap", &x, &read(&dx), |x| {
+        let mut y = zeros(x.len());
+        ENGINE.soft_cap(0.7, &buffer(x), &mut y).unwrap();
+        assert!(read(&y).iter().zip(x).all(|(y, x)| (y - 0.7 * (x / 0.7).tanh()).abs() < 1e-6));
+        dot(&read(&y), &dy)
+    });
+    let mut dx = buffer(&dy);
+    ENGINE.scale_rows(&factors, &mut dx).unwrap();
+    check("scaled rows", &x, &read(&dx), |x| {
+        let mut y = buffer(x);
+        ENGINE.scale_rows(&factors, &mut y).unwrap();
+        dot(&read(&y), &dy)
+    });
+    assert!(ENGINE.scale_rows(&factors, &mut zeros(13)).is_err());
+}
+
+#[test]
 fn gradients_of_linear_layers_dense_and_sparse() {
     let shape = LinearShape { tokens: 3, out_features: 4, in_features: 8 };
     let (x, w, b, dy) = (random(24, 9), random(32, 10), random(4, 11), random(12, 12));

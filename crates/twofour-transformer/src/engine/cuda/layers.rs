@@ -9,7 +9,7 @@ use super::{
     norm, rows_of,
 };
 use crate::{
-    Result, cuda as kernels,
+    Error, Result, cuda as kernels,
     cuda::{ElementFunction, Embedding, LossFactor, NormInput},
     engine::{AttentionShape, Buffer as _, LayerOperations, LinearOperations as _, Nonlinearity},
 };
@@ -193,6 +193,19 @@ impl LayerOperations for CudaEngine {
         Ok(kernels::gated_backward(&self.context, gate(function)?, shape, x, dy, dx)?)
     }
 
+    fn scale_rows(&self, factors: &CudaBuffer, x: &mut CudaBuffer) -> Result<()> {
+        let shape = (rows_of(x, factors.len()), factors.len());
+        Ok(kernels::scale_rows(&self.context, shape, factors.slice(), x.slice_mut())?)
+    }
+
+    fn soft_cap(&self, _: f32, _: &CudaBuffer, _: &mut CudaBuffer) -> Result<()> {
+        Err(no_soft_cap())
+    }
+
+    fn soft_cap_gradient(&self, _: f32, _: &CudaBuffer, _: &mut CudaBuffer) -> Result<()> {
+        Err(no_soft_cap())
+    }
+
     fn add(&self, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
         Ok(kernels::add_in_place(&self.context, x.slice(), y.slice_mut())?)
     }
@@ -219,4 +232,9 @@ impl LayerOperations for CudaEngine {
         self.pool.give(status);
         Ok(())
     }
+}
+
+fn no_soft_cap() -> Error {
+    let (engine, what, remedy) = ("cuda", "bounded scores of tokens".to_owned(), "train such a model on the CPU");
+    Error::Unsupported { engine, what, remedy }
 }
