@@ -97,7 +97,7 @@ impl<E: Engine> HeadNorms<E> {
         let [queries, keys, values] = rows_of(rows, engine, heads, tokens)?;
         let mut wide = workspace.take(engine, Kind::Wide, d_qkv.len())?;
         let mut place = Accumulate::Overwrite;
-        for ((norm, rows), (x, statistics)) in [(query, &*queries), (key, &*keys)].into_iter().zip(saved.0) {
+        for ((norm, rows), (x, statistics)) in [(query, queries), (key, keys)].into_iter().zip(saved.0) {
             let mut dy = workspace.compute(engine, rows.len() * width)?;
             engine.embedding(d_qkv, width, rows, &mut dy)?;
             let mut dx = workspace.compute(engine, rows.len() * width)?;

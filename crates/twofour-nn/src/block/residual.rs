@@ -82,10 +82,10 @@ pub enum Stream<E: Engine> {
 
 /// What the backward pass of a [`Block`] reads.
 #[derive(Debug)]
-pub struct SavedBlock<E: Engine, S> {
+pub struct SavedBlock<E: Engine, B: Branch<E>> {
     shape: BatchShape,
     input: Stream<E>,
-    branch: S,
+    branch: B::Saved,
     after: Option<NormInput<E>>,
     behind: Option<NormInput<E>>,
 }
@@ -218,7 +218,7 @@ impl<E: Engine, B: Branch<E>> Block<E, B> {
         input: Stream<E>,
         shape: BatchShape,
         next: Option<&Norm<E>>,
-    ) -> Result<(Stream<E>, SavedBlock<E, B::Saved>)> {
+    ) -> Result<(Stream<E>, SavedBlock<E, B>)> {
         let (tokens, BlockNorms { before, after, behind }) = (shape.tokens(), &self.norms);
         let input = input.through(engine, workspace, before.as_ref(), tokens)?;
         let (y, branch) = self.branch.forward(engine, workspace, input.read(), shape)?;
@@ -255,7 +255,7 @@ impl<E: Engine, B: Branch<E>> Block<E, B> {
         &mut self,
         engine: &E,
         workspace: &mut Workspace<E>,
-        saved: SavedBlock<E, B::Saved>,
+        saved: SavedBlock<E, B>,
         dy: E::Buffer,
         accumulate: Accumulate,
     ) -> Result<E::Buffer> {
@@ -295,7 +295,7 @@ impl<E: Engine, B: Branch<E>> Block<E, B> {
     }
 
     /// Gives the buffers back where there is no backward pass.
-    pub fn release(saved: SavedBlock<E, B::Saved>, workspace: &mut Workspace<E>) {
+    pub fn release(saved: SavedBlock<E, B>, workspace: &mut Workspace<E>) {
         let SavedBlock { input, branch, after, behind, .. } = saved;
         B::release(branch, workspace);
         let norms = after.into_iter().chain(behind).flat_map(NormInput::into_buffers);

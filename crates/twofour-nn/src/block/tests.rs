@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     engine::{
-        Kind, LayerOperations as _, LinearOperations as _, Memory as _, Nonlinearity,
+        Kind, LayerOperations as _, LinearOperations as _, Memory as _, Nonlinearity, ScoreOptions,
         cpu::{CpuBuffer, CpuEngine},
     },
     linear::Linear,
@@ -141,6 +141,10 @@ fn blocks() -> Vec<(&'static str, Box<dyn AnyBlock>)> {
     for (name, function) in gated {
         all.push((name, block(BlockNorms::pre(rms_norm(8, 7)), feed_forward(function, true))));
     }
+    let scores = ScoreOptions { window: Some(2), scale: Some(0.4), soft_cap: Some(0.8) };
+    let options = AttentionOptions { scores, ..AttentionOptions::causal(rotary.clone()) };
+    let bounded = Attention::new(linear("qkv", 32, 8, 3), linear("out", 8, 16, 5), heads, options).unwrap();
+    all.push(("window, scale, soft cap", block(BlockNorms::pre(rms_norm(8, 1)), bounded)));
     let head_norms = || HeadNorms::new(named_rms_norm("query_norm", 4, 41), named_rms_norm("key_norm", 4, 43));
     all.push(("head norms", block(BlockNorms::pre(rms_norm(8, 1)), grouped().with_norms(head_norms()).unwrap())));
     all.push(("post-norm attention", block(BlockNorms::post(norm(8, 1)), full_attention())));

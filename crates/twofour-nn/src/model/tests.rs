@@ -8,7 +8,7 @@ use twofour::{
 
 use super::{
     AttentionConfig, FeedForwardConfig, Gpt, GptConfig, Inference, ModelInput, ModelOutput, NormConfig, NormPlace,
-    Positions, TokenInput, TransformerConfig,
+    Positions, Rope, TokenInput, TransformerConfig,
 };
 use crate::{
     block::BatchShape,
@@ -174,8 +174,13 @@ fn families() -> Vec<(&'static str, TransformerConfig)> {
     let qwen3 = llama(true);
     let head_norms = AttentionConfig { head_norms: true, ..qwen3.attention.clone() };
     let input = TokenInput { scale: Some(5.5), ..*qwen3.tokens().unwrap() };
+    let windows = vec![Some(3), None];
+    let local_rope = Some(Rope { base: 100.0, scaling: None });
+    let attention =
+        AttentionConfig { scale: Some(0.3), soft_cap: Some(2.0), windows, local_rope, ..head_norms.clone() };
     let gemma = TransformerConfig {
         input: ModelInput::Tokens(input),
+        attention,
         norm: NormConfig { place: NormPlace::Around, ..qwen3.norm },
         feed_forward: FeedForwardConfig { activation: Nonlinearity::TanhGelu, ..qwen3.feed_forward },
         output: ModelOutput::Vocabulary { tied: true, soft_cap: Some(3.0) },

@@ -11,10 +11,7 @@ use twofour::{
 use twofour_nn::{
     engine::Engine,
     linear::Linear,
-    model::{
-        Bert, EncoderCheckpoint, Gpt, ModelParts as _, SavedModel, TrainedModel as _, Vit, is_llama, mask_violation,
-        save_llama,
-    },
+    model::{Bert, EncoderCheckpoint, Gpt, SavedModel, Vit, is_llama, mask_violation, save_llama},
     recipe::Recipe,
 };
 

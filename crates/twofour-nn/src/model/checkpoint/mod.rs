@@ -186,7 +186,7 @@ impl Checkpoint {
     /// Reads the weights into a model that trains, on any engine; compressed ones are decompressed.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::expect_head`]. What does not train: sliding windows below the context, scaled or bounded scores, scaled embeddings. Those of reading, and of the engine's memory.
+    /// Those of [`Checkpoint::expect_head`]. Those of reading, and of the engine's memory.
     pub fn model<E: Engine>(&self, engine: &E) -> Result<Gpt<E>> {
         self.expect_head()?;
         let parts = self.parts();

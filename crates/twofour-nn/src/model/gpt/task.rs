@@ -8,7 +8,7 @@ use crate::{
     engine::{Buffer as _, Engine, Nonlinearity},
     linear::Linear,
     model::{
-        AttentionConfig, GptConfig, IndexBatch, Positions, Saved, Task, TransformerConfig,
+        GptConfig, IndexBatch, Positions, Saved, Task, TransformerConfig,
         file::{DECODER_KEY, GPT_KEY},
         transformer::{Builder, INITIAL_DEVIATION, SavedEmbedding, TokenEmbedding, TokenIds, expect_below},
     },
@@ -210,28 +210,14 @@ pub(in crate::model) fn expect_sequences(shape: BatchShape, context: usize) -> R
 /// Checks that a decoder trains.
 ///
 /// # Errors
-/// [`Error::Unsupported`] with what does not train: sliding windows below the context, scaled or bounded scores of attention. [`Error::Setting`] for
-/// a context whose rotary tables would be too large.
+/// [`Error::Setting`] for a context whose rotary tables would be too large: they hold an angle for each position and pair of elements, and no tensor of a file vouches for them.
 pub(crate) fn expect_trainable(config: &TransformerConfig) -> Result<()> {
-    // The rotary tables hold an angle for each position and pair of elements, and no tensor of a file vouches for them.
     const MOST_ANGLES: usize = 1 << 25;
-    let (context, &AttentionConfig { head_dim, scale, soft_cap, .. }) = (config.context(), &config.attention);
+    let (context, head_dim) = (config.context(), config.attention.head_dim);
     if matches!(config.positions, Positions::Rotary(_)) && context * (head_dim / 2) > MOST_ANGLES {
         let found = format!("{context} with heads of {head_dim} elements");
         let expected = "at most 2^26 elements of all positions of one head together";
         return Err(Error::Setting { what: "context", found, expected });
     }
-    let window = config.attention.windows.iter().flatten().min();
-    let unsupported = [
-        (window.is_some_and(|window| *window < context), "a sliding window below the context"),
-        (scale.is_some(), "a scale of the scores of attention"),
-        (soft_cap.is_some(), "bounded scores of attention"),
-    ];
-    match unsupported.into_iter().find(|(is_so, _)| *is_so) {
-        None => Ok(()),
-        Some((_, what)) => {
-            let remedy = "run such a model by `Inference` on the CPU";
-            Err(Error::Unsupported { engine: "training", what: what.to_owned(), remedy })
-        }
-    }
+    Ok(())
 }

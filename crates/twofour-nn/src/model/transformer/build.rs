@@ -6,7 +6,7 @@ use super::{Layer, Task, Transformer};
 use crate::{
     Result,
     block::{Attention, AttentionOptions, Block, BlockHeads, BlockNorms, FeedForward, HeadNorms, Norm, Workspace},
-    engine::{Engine, Kind},
+    engine::{Engine, Kind, ScoreOptions},
     linear::Linear,
     model::{AttentionConfig, NormConfig, NormKind, NormPlace, Rope, TransformerConfig},
     parameter::Parameter,
@@ -16,10 +16,13 @@ use crate::{
 /// Standard deviation of initial weights.
 pub(in crate::model) const INITIAL_DEVIATION: f64 = 0.02;
 
+/// The values of a parameter of a name and a shape.
+type Values<'a> = dyn Fn(&str, &[usize]) -> Result<Vec<f32>> + 'a;
+
 /// Makes the parts of a model from the values of its parameters.
 pub struct Builder<'a, E: Engine> {
     engine: &'a E,
-    values: &'a dyn Fn(&str, &[usize]) -> Result<Vec<f32>>,
+    values: &'a Values<'a>,
     config: TransformerConfig,
     /// The tables of each rotation.
     rotary: Vec<(Rope, Arc<E::Rotary>)>,
@@ -32,11 +35,7 @@ impl<E: Engine> fmt::Debug for Builder<'_, E> {
 }
 
 impl<'a, E: Engine> Builder<'a, E> {
-    fn new(
-        engine: &'a E,
-        config: TransformerConfig,
-        values: &'a dyn Fn(&str, &[usize]) -> Result<Vec<f32>>,
-    ) -> Result<Self> {
+    fn new(engine: &'a E, config: TransformerConfig, values: &'a Values<'a>) -> Result<Self> {
         let mut rotary: Vec<(Rope, Arc<E::Rotary>)> = vec![];
         for rope in (0..config.layers).filter_map(|layer| config.rope(layer)) {
             if rotary.iter().all(|(known, _)| *known != rope) {
@@ -101,14 +100,16 @@ impl<'a, E: Engine> Builder<'a, E> {
         let linear =
             |part: &str, out: usize, inputs: usize| self.linear(&at(part), (out, inputs), config.has_bias(&at(part)));
         let (width, hidden) = (config.width, config.feed_forward.hidden);
-        let AttentionConfig { heads, kv_heads, head_dim, is_causal, .. } = config.attention;
-        let rope = config.rope(layer);
+        let AttentionConfig { heads, kv_heads, head_dim, is_causal, scale, soft_cap, .. } = config.attention;
+        // A window of the whole context is none.
+        let window = config.window(layer).filter(|window| *window < config.context());
+        let (scores, rope) = (ScoreOptions { window, scale, soft_cap }, config.rope(layer));
         let rotary = self.rotary.iter().find(|(known, _)| Some(*known) == rope).map(|(_, table)| table.clone());
         let attention = Attention::new(
             linear("attn.qkv", config.qkv_width(), width)?,
             linear("attn.out", width, config.query_width())?,
             BlockHeads { heads, kv_heads, head_dim },
-            AttentionOptions { is_causal, rotary },
+            AttentionOptions { is_causal, scores, rotary },
         )?;
         let attention = match config.attention.head_norms {
             true => {

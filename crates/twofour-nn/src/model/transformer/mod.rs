@@ -15,10 +15,7 @@ pub(super) use self::{
 };
 use crate::{
     Result,
-    block::{
-        Attention, BatchShape, Block, FeedForward, Norm, Normalized, SavedAttention, SavedBlock, SavedFeedForward,
-        Stream, Workspace,
-    },
+    block::{Attention, BatchShape, Block, FeedForward, Norm, Normalized, SavedBlock, Stream, Workspace},
     engine::{Engine, StepPhase},
     linear::Linear,
     parameter::Parameter,
@@ -48,7 +45,7 @@ pub struct Layer<E: Engine> {
 parts!(Layer<E> { attention, feed_forward });
 
 /// What the backward pass of a [`Layer`] reads.
-type SavedLayer<E> = (SavedBlock<E, SavedAttention<E>>, SavedBlock<E, SavedFeedForward<E>>);
+type SavedLayer<E> = (SavedBlock<E, Attention<E>>, SavedBlock<E, FeedForward<E>>);
 
 /// What the backward pass reads beside the output of the layers.
 struct SavedPass<E: Engine, T: Task<E>> {

@@ -85,14 +85,12 @@ impl<E: Engine, T: Task<E>> TrainedModel<E> for Transformer<E, T> {
         T::positions(&self.config)
     }
 
-    fn prepare(&mut self, layer: &str, form: LayerForm) -> Result<()> {
+    fn prepare(&mut self, layers: &[String], form: LayerForm) -> Result<()> {
         if form == LayerForm::TwoOfFourInput {
             return self.use_squared_relu();
         }
         let table = self.task.table().and_then(|table| table.name().strip_suffix(".weight"));
-        if table != Some(layer) {
-            return Ok(());
-        }
+        let Some(layer) = layers.iter().find(|layer| Some(layer.as_str()) == table) else { return Ok(()) };
         let (first, second) = ("a head that is the embedding".to_owned(), format!("2:4 of the layer `{layer}`"));
         Err(Error::Conflict { first, second, reason: "an embedding is read dense" })
     }
