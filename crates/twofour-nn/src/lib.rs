@@ -1,6 +1,7 @@
 //! Training and running whole models with 2:4 sparsity.
 //!
-//! Models are written once, with hand-written backward passes, over an [`Engine`](engine::Engine): the CPU in f32, or an NVIDIA GPU.
+//! Models are written once, with hand-written backward passes, over an [`Engine`](engine::Engine): the CPU in f32, or
+//! an NVIDIA GPU.
 //!
 //! | module | contents |
 //! |---|---|
@@ -9,7 +10,8 @@
 //! | [`report`] | the metrics of a run, as its folder has them |
 //! | [`engine`] | memory and operations of a device; the CPU's |
 //! | [`cpu`] | the CPU's operations over slices |
-//! | [`parameter`], [`linear`], [`parts`], [`block`], [`model`] | what models are made of; the models, their files, and inference |
+//! | [`parameter`], [`linear`], [`parts`], [`block`] | what models are made of |
+//! | [`model`] | the models, their files, and inference |
 //! | [`logistic`] | logistic regression, by which features are judged |
 //! | [`questions`] | extractive question answering: files, windows, answers, scores |
 //! | [`random`] | counter-based random numbers |

@@ -58,7 +58,8 @@ pub trait ModelParts<E: Engine> {
         all
     }
 
-    /// All parameters for changing them, in the order of [`ModelParts::parameters`]. After a change of a 2:4 layer's weight, call [`Linear::refresh`].
+    /// All parameters for changing them, in the order of [`ModelParts::parameters`]. After a change of a 2:4 layer's
+    /// weight, call [`Linear::refresh`].
     fn parameters_mut(&mut self) -> Vec<&mut Parameter<E>> {
         let (mut all, mut of_linears) = (vec![], vec![]);
         self.visit_mut(&mut |part| match part {

@@ -59,7 +59,8 @@ impl<E: Engine> FeedForward<E> {
         Ok(FeedForward { up, down, function, is_gated })
     }
 
-    /// Replaces the activation by squared ReLU, `max(x, 0)²`, which is pruned to 2:4 where the second layer prunes its input ([`Linear::make_input_sparse`]).
+    /// Replaces the activation by squared ReLU, `max(x, 0)²`, which is pruned to 2:4 where the second layer prunes its
+    /// input ([`Linear::make_input_sparse`]).
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a gated function.

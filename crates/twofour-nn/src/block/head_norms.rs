@@ -49,7 +49,8 @@ impl<E: Engine> HeadNorms<E> {
         self.query.width()
     }
 
-    /// Normalizes the queries and keys of a projection `[tokens, (heads + 2 kv_heads) head_dim]` in place; returns what the backward pass needs.
+    /// Normalizes the queries and keys of a projection `[tokens, (heads + 2 kv_heads) head_dim]` in place; returns what
+    /// the backward pass needs.
     ///
     /// # Errors
     /// Operands that do not fit; not enough memory.

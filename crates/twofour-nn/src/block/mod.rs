@@ -1,8 +1,9 @@
 //! Transformer blocks with hand-written forward and backward passes over an [`Engine`].
 //!
-//! A [`Block`] adds a [`Branch`] to its input: [`Attention`] or a [`FeedForward`] network. It takes its input by value, keeps it for the backward pass, and returns the
-//! output with what it saved. The backward pass turns the gradient of the output into that of the input, and writes or adds the gradients of the block's
-//! parameters. Buffers come from a [`Workspace`] and go back to it.
+//! A [`Block`] adds a [`Branch`] to its input: [`Attention`] or a [`FeedForward`] network. It takes its input by value,
+//! keeps it for the backward pass, and returns the output with what it saved. The backward pass turns the gradient of
+//! the output into that of the input, and writes or adds the gradients of the block's parameters. Buffers come from a
+//! [`Workspace`] and go back to it.
 
 mod attention;
 mod feed_forward;

@@ -48,7 +48,8 @@ enum Input<'a, E: Engine> {
 }
 
 impl<E: Engine> Norm<E> {
-    /// The norm with these parameters: layer normalization where there is a bias. `epsilon` is added to the variance or to the mean square.
+    /// The norm with these parameters: layer normalization where there is a bias. `epsilon` is added to the variance or
+    /// to the mean square.
     ///
     /// # Errors
     /// Shapes that are not the same `[width]`.

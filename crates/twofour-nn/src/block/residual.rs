@@ -51,7 +51,8 @@ pub trait Branch<E: Engine>: ModelParts<E> + Debug {
 
 /// `behind(x + after(branch(before(x))))`, where each norm may be absent.
 ///
-/// Pre-norm blocks have the norm before alone, BERT's (Devlin et al., 2019) that behind alone; Gemma 2's have norms before and after.
+/// Pre-norm blocks have the norm before alone, BERT's (Devlin et al., 2019) that behind alone; Gemma 2's have norms
+/// before and after.
 #[derive(Debug)]
 pub struct Block<E: Engine, B: Branch<E>> {
     /// The norms.
@@ -206,8 +207,8 @@ impl<E: Engine, B: Branch<E>> Block<E, B> {
         }
     }
 
-    /// The block's output, and what its backward pass needs. The output is already normalized by `next`, the norm that reads it, where this saves a pass over it: the bits
-    /// are those of the norm apart.
+    /// The block's output, and what its backward pass needs. The output is already normalized by `next`, the norm that
+    /// reads it, where this saves a pass over it: the bits are those of the norm apart.
     ///
     /// # Errors
     /// Operands that do not fit; not enough memory.

@@ -208,7 +208,8 @@ fn gradients_of_dense_blocks_agree_with_finite_differences() {
     }
 }
 
-/// With the masked weight gradient, the gradient is that of the loss as a function of the master under a mask that stays.
+/// With the masked weight gradient, the gradient is that of the loss as a function of the master under a mask that
+/// stays.
 #[test]
 fn gradients_of_sparse_blocks_agree_with_finite_differences() {
     for rule in [MaskRule::Magnitude, MaskRule::Transposable(Transposable::GreedyAbs)] {
@@ -251,7 +252,8 @@ fn a_sparse_block_is_the_dense_one_with_masked_weights() {
     }
 }
 
-/// Pruned, the hidden layer is another constant to the second layer, and the first one's gradient is that of an activation that is not pruned.
+/// Pruned, the hidden layer is another constant to the second layer, and the first one's gradient is that of an
+/// activation that is not pruned.
 #[test]
 fn a_block_with_a_pruned_activation_is_the_dense_one_of_what_is_kept() {
     use twofour::{MatrixRef, select};
@@ -298,7 +300,8 @@ fn a_block_with_a_pruned_activation_is_the_dense_one_of_what_is_kept() {
     }
 }
 
-/// A residual addition that is made with the norm behind it has the bits of a block and a norm apart, and the backward pass reads the same.
+/// A residual addition that is made with the norm behind it has the bits of a block and a norm apart, and the backward
+/// pass reads the same.
 #[test]
 fn a_block_between_norms_has_the_bits_of_the_block_and_the_norms() {
     let tokens = SHAPE.tokens();

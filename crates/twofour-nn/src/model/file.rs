@@ -31,8 +31,8 @@ pub(super) const GPT_KEY: &str = "twofour.gpt";
 pub(super) const DECODER_KEY: &str = "twofour.decoder";
 
 impl<E: Engine> Gpt<E> {
-    /// Reads a model that [`Gpt::save`] wrote, or that `twofour compress` made of one, as a dense model: compressed weights
-    /// are decompressed into masters whose pruned elements are zero.
+    /// Reads a model that [`Gpt::save`] wrote, or that `twofour compress` made of one, as a dense model: compressed
+    /// weights are decompressed into masters whose pruned elements are zero.
     ///
     /// # Errors
     /// A file that is not a model's, lacks a tensor or holds one of another shape; those of reading.
@@ -61,8 +61,8 @@ pub(super) struct SavedParts<'a, E: Engine> {
 }
 
 impl<E: Engine> SavedParts<'_, E> {
-    /// Writes the file, all of it or nothing: weights in `dtype` (F32, BF16 or F16), layers whose masks are 2:4 compressed under them, everything else dense, what masks prune
-    /// as zeros.
+    /// Writes the file, all of it or nothing: weights in `dtype` (F32, BF16 or F16), layers whose masks are 2:4
+    /// compressed under them, everything else dense, what masks prune as zeros.
     pub(super) fn write(self, engine: &E, path: &Path, overwrite: Overwrite, dtype: DataType) -> Result<()> {
         match dtype {
             DataType::F32 => self.write_as::<f32>(engine, path, overwrite),
@@ -125,7 +125,8 @@ pub(super) fn describes_itself(reader: &Reader) -> bool {
     [GPT_KEY, DECODER_KEY, VIT_KEY].iter().any(|key| reader.metadata().contains_key(*key))
 }
 
-/// Opens a model's file: one of [`Gpt::save`], or a checkpoint of training, whose weights are then in memory in f32, as the model computes with them.
+/// Opens a model's file: one of [`Gpt::save`], or a checkpoint of training, whose weights are then in memory in f32, as
+/// the model computes with them.
 ///
 /// # Errors
 /// Those of [`Reader::open`]; a checkpoint that is damaged, or of another model than a decoder.
@@ -245,7 +246,8 @@ pub(super) fn is_compressed(reader: &Reader, name: &str) -> bool {
     reader.compressed_weights().any(|info| info.name == name)
 }
 
-/// A dense matrix of 8-bit integers and its scales, one for each row: a tensor of I8 beside which `<name>.scales` is F32 `[rows]`. Nothing for another tensor.
+/// A dense matrix of 8-bit integers and its scales, one for each row: a tensor of I8 beside which `<name>.scales` is
+/// F32 `[rows]`. Nothing for another tensor.
 pub(super) fn dense_int8(reader: &Reader, name: &str) -> Result<Option<(Vec<i8>, Vec<f32>)>> {
     if !reader.is_dense_int8(name) {
         return Ok(None);

@@ -12,7 +12,8 @@ use crate::{Error, Result, engine::Engine};
 /// The table of learned positions.
 const POSITIONS: &str = "positions.weight";
 
-/// A model on disk whose configuration and headers were read and checked: a checkpoint of transformers, or a file that [`Gpt::save`] wrote.
+/// A model on disk whose configuration and headers were read and checked: a checkpoint of transformers, or a file that
+/// [`Gpt::save`] wrote.
 #[derive(Debug)]
 pub struct SavedModel {
     source: Source,
@@ -32,8 +33,8 @@ impl SavedModel {
     /// The files that a quickstart and a training run leave a model in, where transformers has none of its kind.
     pub const FILES: [&'static str; 2] = ["sparse.safetensors", "model.safetensors"];
 
-    /// The model that a path means: itself, or, of the folder of a training run or a quickstart, the model in it, or, of a folder of a run's checkpoint (`last`, `best`), the
-    /// checkpoint's file.
+    /// The model that a path means: itself, or, of the folder of a training run or a quickstart, the model in it, or,
+    /// of a folder of a run's checkpoint (`last`, `best`), the checkpoint's file.
     pub fn locate(path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         let inside = path.join(Self::DIRECTORY);
@@ -50,7 +51,8 @@ impl SavedModel {
     /// Opens what [`SavedModel::locate`] finds.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::open`], [`Checkpoint::expect_head`] and [`Reader::open`]; a file that has no description of a model in its metadata.
+    /// Those of [`Checkpoint::open`], [`Checkpoint::expect_head`] and [`Reader::open`]; a file that has no description
+    /// of a model in its metadata.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = Self::locate(path);
         if Checkpoint::is_at(&path) {
@@ -101,7 +103,8 @@ impl SavedModel {
         }
     }
 
-    /// Reads the weights into a model that trains on sequences of up to `context` tokens; compressed ones are decompressed.
+    /// Reads the weights into a model that trains on sequences of up to `context` tokens; compressed ones are
+    /// decompressed.
     ///
     /// # Errors
     /// A context that is longer than the model's; those of [`Checkpoint::model`] and [`Gpt::from_reader`].
@@ -128,8 +131,8 @@ impl SavedModel {
         Ok(values)
     }
 
-    /// The first group of a linear layer's weight that has more than two nonzeros among its four, by the names of the stored weight; none where the weight is 2:4 along
-    /// the input features. -0.0 counts as zero.
+    /// The first group of a linear layer's weight that has more than two nonzeros among its four, by the names of the
+    /// stored weight; none where the weight is 2:4 along the input features. -0.0 counts as zero.
     ///
     /// # Errors
     /// A layer that the model does not have; those of reading.
@@ -180,7 +183,8 @@ pub(super) fn tokenizer_beside(path: &Path, config: &TransformerConfig) -> Resul
     }
 }
 
-/// The first nonzero of a weight in a file of [`TrainedModel::save`](super::TrainedModel::save) that a mask of its shape prunes; none where all of these are zero.
+/// The first nonzero of a weight in a file of [`TrainedModel::save`](super::TrainedModel::save) that a mask of its
+/// shape prunes; none where all of these are zero.
 ///
 /// # Errors
 /// No such tensor, or one of another shape.
@@ -196,7 +200,8 @@ pub(super) fn beyond_mask(values: &[f32], mask: &Mask) -> Option<String> {
     Some(format!("row {}, column {} is {value}, which its mask prunes", index / cols, index % cols))
 }
 
-/// The first group with more than two nonzeros of a linear layer that is stored as these weights, of `(outputs, inputs)` together.
+/// The first group with more than two nonzeros of a linear layer that is stored as these weights, of `(outputs,
+/// inputs)` together.
 pub(super) fn violation(
     reader: &Reader,
     stored: &[String],

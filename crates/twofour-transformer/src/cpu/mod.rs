@@ -1,7 +1,8 @@
-//! The operations of training over f32 slices on the CPU, forward and backward: what [`CpuEngine`](crate::engine::cpu::CpuEngine) runs, for use under
-//! other tensors too.
+//! The operations of training over f32 slices on the CPU, forward and backward: what
+//! [`CpuEngine`](crate::engine::cpu::CpuEngine) runs, for use under other tensors too.
 //!
-//! Slices are row-major. Loops run in parallel on rayon's current pool, and sums are taken in an order that depends on shapes alone.
+//! Slices are row-major. Loops run in parallel on rayon's current pool, and sums are taken in an order that depends on
+//! shapes alone.
 //!
 //! | module | operation |
 //! |---|---|

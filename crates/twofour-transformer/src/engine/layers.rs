@@ -15,7 +15,8 @@ pub trait LayerOperations: LinearOperations {
     /// Cosines and sines of rotary position embedding.
     type Rotary: Debug + Send + Sync;
 
-    /// `out[t] = table[ids[t]]` for a table `[vocabulary, width]` of [`Kind::Compute`](super::Kind::Compute). Tokens must be below the vocabulary.
+    /// `out[t] = table[ids[t]]` for a table `[vocabulary, width]` of [`Kind::Compute`](super::Kind::Compute). Tokens
+    /// must be below the vocabulary.
     ///
     /// # Errors
     /// Operands that do not fit.
@@ -34,8 +35,9 @@ pub trait LayerOperations: LinearOperations {
         d_table: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// `y = (x - mean) / sqrt(variance + epsilon) · gain + bias` for each token; the parameters, gain and bias, are [`Kind::Wide`](super::Kind::Wide), `[width]`.
-    /// `statistics`, of [`Kind::Wide`](super::Kind::Wide), `[tokens]` each, receive mean and reciprocal standard deviation of each token.
+    /// `y = (x - mean) / sqrt(variance + epsilon) · gain + bias` for each token; the parameters, gain and bias, are
+    /// [`Kind::Wide`](super::Kind::Wide), `[width]`. `statistics`, of [`Kind::Wide`](super::Kind::Wide), `[tokens]`
+    /// each, receive mean and reciprocal standard deviation of each token.
     ///
     /// # Errors
     /// Operands that do not fit.
@@ -48,8 +50,8 @@ pub trait LayerOperations: LinearOperations {
         statistics: [&mut Self::Buffer; 2],
     ) -> Result<()>;
 
-    /// [`LayerOperations::add`] and [`LayerOperations::layer_norm`] of the sum, as where a norm follows a residual addition: `sum ← sum + x`, and `y` is its norm. The bits are those
-    /// of the two calls.
+    /// [`LayerOperations::add`] and [`LayerOperations::layer_norm`] of the sum, as where a norm follows a residual
+    /// addition: `sum ← sum + x`, and `y` is its norm. The bits are those of the two calls.
     ///
     /// # Errors
     /// Operands that do not fit.
@@ -66,7 +68,8 @@ pub trait LayerOperations: LinearOperations {
         self.layer_norm(sum, parameters, epsilon, y, statistics)
     }
 
-    /// Adds the gradient for `x` to `dx`, and writes or adds those for gain and bias, of [`Kind::Wide`](super::Kind::Wide). `saved` are `x`, the gain, and the statistics of
+    /// Adds the gradient for `x` to `dx`, and writes or adds those for gain and bias, of
+    /// [`Kind::Wide`](super::Kind::Wide). `saved` are `x`, the gain, and the statistics of
     /// [`LayerOperations::layer_norm`].
     ///
     /// # Errors
@@ -80,7 +83,8 @@ pub trait LayerOperations: LinearOperations {
         gradients: [&mut Self::Buffer; 2],
     ) -> Result<()>;
 
-    /// `y = x / sqrt(mean of x² + epsilon) · gain` for each token; the gain is [`Kind::Wide`](super::Kind::Wide), `[width]`. `statistics`, of [`Kind::Wide`](super::Kind::Wide), `[tokens]`, is for
+    /// `y = x / sqrt(mean of x² + epsilon) · gain` for each token; the gain is [`Kind::Wide`](super::Kind::Wide),
+    /// `[width]`. `statistics`, of [`Kind::Wide`](super::Kind::Wide), `[tokens]`, is for
     /// [`LayerOperations::rms_norm_gradient`] alone: an engine may leave it as it is.
     ///
     /// # Errors
@@ -94,7 +98,8 @@ pub trait LayerOperations: LinearOperations {
         statistics: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// [`LayerOperations::add`] and [`LayerOperations::rms_norm`] of the sum: `sum ← sum + x`, and `y` is its norm. The bits are those of the two calls.
+    /// [`LayerOperations::add`] and [`LayerOperations::rms_norm`] of the sum: `sum ← sum + x`, and `y` is its norm. The
+    /// bits are those of the two calls.
     ///
     /// # Errors
     /// Operands that do not fit.
@@ -111,8 +116,8 @@ pub trait LayerOperations: LinearOperations {
         self.rms_norm(sum, gain, epsilon, y, statistics)
     }
 
-    /// Adds the gradient for `x` to `dx`, and writes or adds that for the gain, of [`Kind::Wide`](super::Kind::Wide). `saved` are `x`, the gain, and the statistics of
-    /// [`LayerOperations::rms_norm`], which had the same `epsilon`.
+    /// Adds the gradient for `x` to `dx`, and writes or adds that for the gain, of [`Kind::Wide`](super::Kind::Wide).
+    /// `saved` are `x`, the gain, and the statistics of [`LayerOperations::rms_norm`], which had the same `epsilon`.
     ///
     /// # Errors
     /// Operands that do not fit.
@@ -126,16 +131,18 @@ pub trait LayerOperations: LinearOperations {
         d_gain: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// The table of rotary position embedding for up to `positions` positions: element `i` of the lower half of a head is paired with element `i` of the upper
-    /// half and rotated by `position · frequencies[i]`. A head has twice as many elements as there are frequencies.
+    /// The table of rotary position embedding for up to `positions` positions: element `i` of the lower half of a head
+    /// is paired with element `i` of the upper half and rotated by `position · frequencies[i]`. A head has twice as
+    /// many elements as there are frequencies.
     ///
     /// # Errors
     /// Not enough memory.
     fn rotary(&self, positions: usize, frequencies: &[f64]) -> Result<Self::Rotary>;
 
-    /// Attention of every head, `softmax(scores) v` with the shape's [`ScoreOptions`](super::ScoreOptions), with queries and keys rotated if there is a table. `qkv` is
-    /// `[tokens, (heads + 2 kv_heads) head_dim]`: queries of all heads, then keys, then values. `merged` is `[tokens, heads head_dim]`. The state and
-    /// `qkv`, in which an engine may rotate queries and keys, are what [`LayerOperations::attention_gradient`] needs.
+    /// Attention of every head, `softmax(scores) v` with the shape's [`ScoreOptions`](super::ScoreOptions), with
+    /// queries and keys rotated if there is a table. `qkv` is `[tokens, (heads + 2 kv_heads) head_dim]`: queries of all
+    /// heads, then keys, then values. `merged` is `[tokens, heads head_dim]`. The state and `qkv`, in which an engine
+    /// may rotate queries and keys, are what [`LayerOperations::attention_gradient`] needs.
     ///
     /// # Errors
     /// Operands that do not fit, more positions than the table has.
@@ -147,8 +154,8 @@ pub trait LayerOperations: LinearOperations {
         merged: &mut Self::Buffer,
     ) -> Result<Self::AttentionState>;
 
-    /// The gradient of [`LayerOperations::attention`] for the `qkv` that it was called with, from that of its output. `saved` are its state, and `qkv` and `merged` as it left
-    /// them.
+    /// The gradient of [`LayerOperations::attention`] for the `qkv` that it was called with, from that of its output.
+    /// `saved` are its state, and `qkv` and `merged` as it left them.
     ///
     /// # Errors
     /// Operands that do not fit.
@@ -173,8 +180,9 @@ pub trait LayerOperations: LinearOperations {
     /// Operands that do not fit.
     fn activation_gradient(&self, function: Nonlinearity, x: &Self::Buffer, dy: &mut Self::Buffer) -> Result<()>;
 
-    /// [`LayerOperations::activation_gradient`], and [`LinearOperations::bias_gradient`] of its result: the gradients of what is before an activation, and of the bias of the
-    /// linear layer that made it. The bits are those of the two calls.
+    /// [`LayerOperations::activation_gradient`], and [`LinearOperations::bias_gradient`] of its result: the gradients
+    /// of what is before an activation, and of the bias of the linear layer that made it. The bits are those of the two
+    /// calls.
     ///
     /// # Errors
     /// Operands that do not fit.
@@ -190,7 +198,8 @@ pub trait LayerOperations: LinearOperations {
         self.bias_gradient(dy, accumulate, db)
     }
 
-    /// `y = function(gate) ⊙ up` for `x` of rows that hold `width` elements of the gate and then `width` of `up`; `y` is `[tokens, width]`.
+    /// `y = function(gate) ⊙ up` for `x` of rows that hold `width` elements of the gate and then `width` of `up`; `y`
+    /// is `[tokens, width]`.
     ///
     /// # Errors
     /// Operands that do not fit.
@@ -233,8 +242,9 @@ pub trait LayerOperations: LinearOperations {
     /// Operands that do not fit.
     fn add(&self, x: &Self::Buffer, y: &mut Self::Buffer) -> Result<()>;
 
-    /// Cross-entropy of `logits` `[tokens, classes]` and targets, which must be below `classes`: adds the sum of `-log softmax(logits)[target]` to
-    /// `loss`, [`Kind::Wide`](super::Kind::Wide) of one element. With a `gradient_scale`, `logits` are overwritten with their gradient, `softmax - one_hot`, times that scale.
+    /// Cross-entropy of `logits` `[tokens, classes]` and targets, which must be below `classes`: adds the sum of `-log
+    /// softmax(logits)[target]` to `loss`, [`Kind::Wide`](super::Kind::Wide) of one element. With a `gradient_scale`,
+    /// `logits` are overwritten with their gradient, `softmax - one_hot`, times that scale.
     ///
     /// # Errors
     /// Operands that do not fit.

@@ -22,7 +22,8 @@ pub enum BertHead<E: Engine> {
     Answers(Linear<E>),
 }
 
-/// `decoder(norm(activation(transform(x))))` for the hidden states of masked tokens; the decoder's weight is the embedding of tokens.
+/// `decoder(norm(activation(transform(x))))` for the hidden states of masked tokens; the decoder's weight is the
+/// embedding of tokens.
 #[derive(Debug)]
 pub struct MaskedHead<E: Engine> {
     transform: Linear<E>,
@@ -158,7 +159,8 @@ impl<E: Engine> BertHead<E> {
         }
     }
 
-    /// Writes or adds the gradients of the head's parameters, from that of the scores, and returns that of the hidden states.
+    /// Writes or adds the gradients of the head's parameters, from that of the scores, and returns that of the hidden
+    /// states.
     pub(super) fn gradient(
         &mut self,
         engine: &E,
@@ -204,7 +206,8 @@ impl<E: Engine> BertHead<E> {
     }
 }
 
-/// The scores of all tokens of a sequence as the first of the answer, and then as the last: `[sequences, 2, positions]`.
+/// The scores of all tokens of a sequence as the first of the answer, and then as the last: `[sequences, 2,
+/// positions]`.
 fn ends<E: Engine>(
     engine: &E,
     workspace: &mut Workspace<E>,

@@ -19,7 +19,8 @@ pub struct BertSamples<'a> {
     pub types: &'a [u32],
     /// For masked tokens the position of each in its sequence, `[sequences, targets]`; for answers empty.
     pub places: &'a [u32],
-    /// Masked tokens as they were, or the positions of the first and of the last token of the answer: `[sequences, targets]`.
+    /// Masked tokens as they were, or the positions of the first and of the last token of the answer: `[sequences,
+    /// targets]`.
     pub targets: &'a [u32],
 }
 
@@ -35,7 +36,8 @@ impl BertSamples<'_> {
 pub struct BertBatch<E: Engine> {
     pub(super) tokens: E::Buffer,
     pub(super) types: E::Buffer,
-    /// Of masked tokens the rows of hidden states, of answers the scores' elements, sequence by sequence: those of the beginning, then those of the end.
+    /// Of masked tokens the rows of hidden states, of answers the scores' elements, sequence by sequence: those of the
+    /// beginning, then those of the end.
     pub(super) rows: E::Buffer,
     /// Of answers the inverse of `rows`.
     pub(super) back: E::Buffer,

@@ -22,8 +22,8 @@ use super::{
 };
 use crate::{Result, block::BatchShape, engine::Engine};
 
-/// A BERT (Devlin et al., 2019) without dropout: embeddings of tokens, positions and token types, layers of full attention and feed-forward blocks with a norm behind
-/// each, and the head of its [`EncoderTask`].
+/// A BERT (Devlin et al., 2019) without dropout: embeddings of tokens, positions and token types, layers of full
+/// attention and feed-forward blocks with a norm behind each, and the head of its [`EncoderTask`].
 pub type Bert<E> = Transformer<E, EncoderTasks<E>>;
 
 /// The random value of a parameter of an encoder.
@@ -50,7 +50,8 @@ impl<E: Engine> Bert<E> {
         self.loss_of(engine, (&batch, samples.targets), samples.shape(), loss).map(|_| ())
     }
 
-    /// A forward and a backward pass: adds to `loss` as [`Bert::loss`] does, and writes or adds the gradients, times `scale`, of all parameters.
+    /// A forward and a backward pass: adds to `loss` as [`Bert::loss`] does, and writes or adds the gradients, times
+    /// `scale`, of all parameters.
     ///
     /// # Errors
     /// Those of [`Bert::loss`]; a model without [`Transformer::begin_training`].

@@ -18,8 +18,9 @@ use crate::{
 /// The token that texts of bytes begin with: a line's end is before most texts.
 const LINE_END: u32 = b'\n' as u32;
 
-/// Writes a LLaMA-style decoder to a directory that transformers loads: `config.json`, `model.safetensors` in `dtype` (f32, bf16 or f16) with the pruned elements of 2:4
-/// layers as zeros, and `tokenizer.json`, whose tokens are the 256 bytes for [`Tokenizer::Bytes`], and otherwise a copy of the tokenizer's file.
+/// Writes a LLaMA-style decoder to a directory that transformers loads: `config.json`, `model.safetensors` in `dtype`
+/// (f32, bf16 or f16) with the pruned elements of 2:4 layers as zeros, and `tokenizer.json`, whose tokens are the 256
+/// bytes for [`Tokenizer::Bytes`], and otherwise a copy of the tokenizer's file.
 ///
 /// # Errors
 /// [`Error::Unsupported`] for a decoder that [`is_llama`] refuses; those of [`super::Checkpoint::save`].
@@ -103,8 +104,9 @@ fn pretty(value: &Value) -> Result<Vec<u8>> {
         .map_err(|error| Error::State { path: CONFIG_FILE.into(), reason: error.to_string() })
 }
 
-/// A `tokenizer.json` in which every byte is a token with its own value as its number: byte pairs without merges, over the 256 characters that byte-level tokenizers
-/// stand bytes for (GPT-2's table: printable characters for themselves, the others from U+0100 on).
+/// A `tokenizer.json` in which every byte is a token with its own value as its number: byte pairs without merges, over
+/// the 256 characters that byte-level tokenizers stand bytes for (GPT-2's table: printable characters for themselves,
+/// the others from U+0100 on).
 fn byte_tokenizer() -> Value {
     let is_printable = |byte: u8| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
     let mut next = 0x100u32;

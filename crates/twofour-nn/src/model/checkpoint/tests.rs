@@ -123,7 +123,8 @@ fn models_that_train_compute_the_same_logits() {
     }
 }
 
-/// Weights that are stored across, norms of heads and learned positions come back as transformers reads them; of positions, those that did not train stay.
+/// Weights that are stored across, norms of heads and learned positions come back as transformers reads them; of
+/// positions, those that did not train stay.
 #[test]
 fn what_trained_is_saved_as_its_family_stores_it() {
     use crate::{engine::cpu::CpuEngine, model::SavedModel};
@@ -291,7 +292,8 @@ fn refused(copy: &tempfile::TempDir) -> CheckpointError {
     }
 }
 
-/// A directory with a checkpoint's configuration, and with weights that `convert` writes where it is told: to a directory if the checkpoint is sharded.
+/// A directory with a checkpoint's configuration, and with weights that `convert` writes where it is told: to a
+/// directory if the checkpoint is sharded.
 fn converted(family: &str, convert: impl FnOnce(&Path)) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");

@@ -37,7 +37,8 @@ impl<E: Engine> Gpt<E> {
         }
     }
 
-    /// Adds the sum of the cross-entropies, in nats, of predicting `targets` from `tokens`, both `[batch, positions]`, to `loss`.
+    /// Adds the sum of the cross-entropies, in nats, of predicting `targets` from `tokens`, both `[batch, positions]`,
+    /// to `loss`.
     ///
     /// # Errors
     /// Those of [`Gpt::logits`].
@@ -51,7 +52,8 @@ impl<E: Engine> Gpt<E> {
         self.evaluate(engine, (tokens, targets), shape, loss).map(|_| ())
     }
 
-    /// A forward and a backward pass: adds to `loss` as [`Gpt::loss`] does, and writes or adds the gradients, times `scale`, of all parameters.
+    /// A forward and a backward pass: adds to `loss` as [`Gpt::loss`] does, and writes or adds the gradients, times
+    /// `scale`, of all parameters.
     ///
     /// # Errors
     /// Those of [`Gpt::loss`]; a model without [`Transformer::begin_training`].

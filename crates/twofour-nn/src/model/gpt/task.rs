@@ -210,7 +210,8 @@ pub(in crate::model) fn expect_sequences(shape: BatchShape, context: usize) -> R
 /// Checks that a decoder trains.
 ///
 /// # Errors
-/// [`Error::Setting`] for a context whose rotary tables would be too large: they hold an angle for each position and pair of elements, and no tensor of a file vouches for them.
+/// [`Error::Setting`] for a context whose rotary tables would be too large: they hold an angle for each position and
+/// pair of elements, and no tensor of a file vouches for them.
 pub(crate) fn expect_trainable(config: &TransformerConfig) -> Result<()> {
     const MOST_ANGLES: usize = 1 << 25;
     let (context, head_dim) = (config.context(), config.attention.head_dim);

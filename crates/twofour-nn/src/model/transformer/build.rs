@@ -130,8 +130,9 @@ impl<'a, E: Engine> Builder<'a, E> {
 impl<E: Engine, T: Task<E>> Transformer<E, T> {
     /// A model with random weights that depend on `config` and `seed` alone, whatever the engine.
     ///
-    /// Weights are normal with deviation 0.02, as BERT's and DINOv2's; those of a decoder that end a block (`attn.out`, `mlp.down`) are divided by the root of the number of blocks,
-    /// as in GPT-2 (Radford et al., 2019). Biases are zero, gains one.
+    /// Weights are normal with deviation 0.02, as BERT's and DINOv2's; those of a decoder that end a block (`attn.out`,
+    /// `mlp.down`) are divided by the root of the number of blocks, as in GPT-2 (Radford et al., 2019). Biases are
+    /// zero, gains one.
     ///
     /// # Errors
     /// A description of no such model, or of one that does not train; not enough memory.

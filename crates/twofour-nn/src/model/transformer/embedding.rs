@@ -106,7 +106,8 @@ impl<E: Engine> TokenEmbedding<E> {
         }
     }
 
-    /// Writes or adds the gradients of the tables and the norm. That of a `table` which is the head's weight is added to.
+    /// Writes or adds the gradients of the tables and the norm. That of a `table` which is the head's weight is added
+    /// to.
     pub(in crate::model) fn backward(
         &mut self,
         engine: &E,

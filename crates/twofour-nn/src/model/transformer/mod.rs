@@ -22,8 +22,8 @@ use crate::{
     parts::{ModelParts, Part, PartMut, parts},
 };
 
-/// A transformer: what its [`Task`] embeds, layers of attention and feed-forward blocks, a norm behind them where these are pre-norm, and the task's head. Linear layers are
-/// dense or 2:4, each for itself.
+/// A transformer: what its [`Task`] embeds, layers of attention and feed-forward blocks, a norm behind them where these
+/// are pre-norm, and the task's head. Linear layers are dense or 2:4, each for itself.
 #[derive(Debug)]
 pub struct Transformer<E: Engine, T: Task<E>> {
     config: T::Config,
@@ -96,7 +96,8 @@ impl<E: Engine, T: Task<E>> Transformer<E, T> {
         ModelParts::parameters(self)
     }
 
-    /// All parameters for changing them, in the order of [`Transformer::parameters`]. After a change of a 2:4 layer's weight, call [`Linear::refresh`].
+    /// All parameters for changing them, in the order of [`Transformer::parameters`]. After a change of a 2:4 layer's
+    /// weight, call [`Linear::refresh`].
     pub fn parameters_mut(&mut self) -> Vec<&mut Parameter<E>> {
         ModelParts::parameters_mut(self)
     }
@@ -166,8 +167,9 @@ impl<E: Engine, T: Task<E>> Transformer<E, T> {
         Ok(values)
     }
 
-    /// Computes the hidden states of a batch and reads none of them: the work of inference alone, which a benchmark times. The engine may repeat what an earlier call of
-    /// the same shape launched, so the batch must be the same one in the engine's memory, with whatever inputs.
+    /// Computes the hidden states of a batch and reads none of them: the work of inference alone, which a benchmark
+    /// times. The engine may repeat what an earlier call of the same shape launched, so the batch must be the same one
+    /// in the engine's memory, with whatever inputs.
     ///
     /// # Errors
     /// Another shape than the batch's, sequences longer than the context; not enough memory.
@@ -182,8 +184,8 @@ impl<E: Engine, T: Task<E>> Transformer<E, T> {
         })
     }
 
-    /// Adds the sum of the cross-entropies, in nats, of a batch's targets to `loss`. Of a classifier it returns how many of the targets, which are the batch's, were its first
-    /// choice.
+    /// Adds the sum of the cross-entropies, in nats, of a batch's targets to `loss`. Of a classifier it returns how
+    /// many of the targets, which are the batch's, were its first choice.
     pub(super) fn loss_of(
         &mut self,
         engine: &E,
@@ -202,8 +204,9 @@ impl<E: Engine, T: Task<E>> Transformer<E, T> {
         })
     }
 
-    /// A forward and a backward pass: adds to `loss` as [`Transformer::loss_of`] does, and writes or adds the gradients, times `scale`, of all parameters. `ready` receives
-    /// gradients as they are complete: those of all parameters, each once, in an order that depends on the configuration alone.
+    /// A forward and a backward pass: adds to `loss` as [`Transformer::loss_of`] does, and writes or adds the
+    /// gradients, times `scale`, of all parameters. `ready` receives gradients as they are complete: those of all
+    /// parameters, each once, in an order that depends on the configuration alone.
     pub(crate) fn gradients_of(
         &mut self,
         engine: &E,

@@ -35,7 +35,8 @@ pub trait Task<E: Engine>: Debug + Send + Sized {
     /// What the backward pass of the head reads beside the batch and the hidden states.
     type SavedHead: Saved<E>;
 
-    /// Whether a target is one of the classes that a sample as a whole is scored for, so that first choices are counted.
+    /// Whether a target is one of the classes that a sample as a whole is scored for, so that first choices are
+    /// counted.
     const IS_CLASSIFIER: bool = false;
 
     /// The transformer of a model with this description, checked.
@@ -94,7 +95,8 @@ pub trait Task<E: Engine>: Debug + Send + Sized {
     /// Inputs or targets that do not fit the shape or do not exist.
     fn expect_batch(&self, config: &Self::Config, batch: (&[u32], &[u32]), shape: BatchShape) -> Result<()>;
 
-    /// Brings a batch to the engine's memory, in place of another of the same shape where there is one: inputs and targets of `shape.batch` samples.
+    /// Brings a batch to the engine's memory, in place of another of the same shape where there is one: inputs and
+    /// targets of `shape.batch` samples.
     ///
     /// # Errors
     /// Inputs or targets that do not fit the shape, or another batch of another shape; not enough memory.

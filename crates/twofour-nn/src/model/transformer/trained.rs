@@ -14,8 +14,9 @@ use crate::{
 };
 
 impl<E: Engine, T: Task<E>> Transformer<E, T> {
-    /// Writes the model, all of it or nothing: weights in `dtype` (F32, BF16 or F16), layers whose present masks are 2:4 compressed under them, everything else dense, what
-    /// masks prune as zeros. The file has this program's own names.
+    /// Writes the model, all of it or nothing: weights in `dtype` (F32, BF16 or F16), layers whose present masks are
+    /// 2:4 compressed under them, everything else dense, what masks prune as zeros. The file has this program's own
+    /// names.
     ///
     /// # Errors
     /// An output that exists already unless `overwrite` allows it; another dtype; those of writing and of the engine.
@@ -28,7 +29,8 @@ impl<E: Engine, T: Task<E>> Transformer<E, T> {
             .write(engine, path, overwrite, dtype)
     }
 
-    /// Replaces the activation of all feed-forward blocks by squared ReLU, `max(x, 0)²`. The model's description says so from then on, and its file.
+    /// Replaces the activation of all feed-forward blocks by squared ReLU, `max(x, 0)²`. The model's description says
+    /// so from then on, and its file.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for gated feed-forward blocks, and for a model that has no description of it.
@@ -53,7 +55,8 @@ impl<E: Engine, T: Task<E>> Transformer<E, T> {
         Ok(uploaded)
     }
 
-    /// Adds the sum of the cross-entropies, in nats, of all targets of a batch to `loss`. Returns how many targets were the model's first choice, where it is a classifier.
+    /// Adds the sum of the cross-entropies, in nats, of all targets of a batch to `loss`. Returns how many targets were
+    /// the model's first choice, where it is a classifier.
     ///
     /// # Errors
     /// Inputs or targets that do not fit the shape or do not exist.

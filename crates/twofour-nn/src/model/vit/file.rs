@@ -11,7 +11,8 @@ use crate::{Result, engine::Engine, model::file::values};
 pub(in crate::model) const VIT_KEY: &str = "twofour.vit";
 
 impl<E: Engine> Vit<E> {
-    /// Reads a model that [`Transformer::save`](crate::model::Transformer::save) wrote, as a dense model: compressed weights are decompressed into masters whose pruned elements are zero.
+    /// Reads a model that [`Transformer::save`](crate::model::Transformer::save) wrote, as a dense model: compressed
+    /// weights are decompressed into masters whose pruned elements are zero.
     ///
     /// # Errors
     /// A file that is not a model's, lacks a tensor or holds one of another shape; those of reading.

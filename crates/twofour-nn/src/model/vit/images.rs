@@ -10,7 +10,8 @@ use crate::{
 const MOST_TOKENS: usize = i32::MAX as usize;
 
 impl VitConfig {
-    /// Brings images to the engine's memory, `[height, width, channels]` each: the tokens of one after those of the other, by which batches name them.
+    /// Brings images to the engine's memory, `[height, width, channels]` each: the tokens of one after those of the
+    /// other, by which batches name them.
     ///
     /// # Errors
     /// Images of another shape than the model's, a class that the model does not have; not enough memory.
@@ -44,8 +45,8 @@ impl VitConfig {
         Ok(buffer)
     }
 
-    /// The tokens of an image as the first linear layer takes them, pixels from -1 to 1: a class token of zeros where there is one, and the patches row by row,
-    /// each with its values by row, column and channel.
+    /// The tokens of an image as the first linear layer takes them, pixels from -1 to 1: a class token of zeros where
+    /// there is one, and the patches row by row, each with its values by row, column and channel.
     fn tokens_of(&self, pixels: &[u8], to: &mut Vec<f32>) {
         let VitConfig { image: [_, columns], channels, patch, .. } = *self;
         if self.pooling == Pooling::Class {

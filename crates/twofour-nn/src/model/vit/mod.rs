@@ -14,16 +14,17 @@ pub use config::{Pooling, VitConfig};
 pub(super) use file::VIT_KEY;
 pub use task::ImageClasses;
 
-/// A vision transformer for classification (Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021), pre-norm as DINOv2's: patches go through a linear layer,
-/// learned positions are added, and after layers of full attention and GELU feed-forward blocks the head reads the norm of the class token, or the mean over the
-/// patches.
+/// A vision transformer for classification (Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021), pre-norm as
+/// DINOv2's: patches go through a linear layer, learned positions are added, and after layers of full attention and
+/// GELU feed-forward blocks the head reads the norm of the class token, or the mean over the patches.
 ///
-/// The class token is a patch of zeros before the patches: what it is, its position learns. The images are in the engine's memory, and samples name their
-/// patches by number.
+/// The class token is a patch of zeros before the patches: what it is, its position learns. The images are in the
+/// engine's memory, and samples name their patches by number.
 pub type Vit<E> = Transformer<E, ImageClasses<E>>;
 
 impl<E: Engine> Vit<E> {
-    /// Brings images to the engine's memory, `[height, width, channels]` each, one after the other: batches name their tokens by number.
+    /// Brings images to the engine's memory, `[height, width, channels]` each, one after the other: batches name their
+    /// tokens by number.
     ///
     /// # Errors
     /// Images of another shape than the model's, a class that the model does not have; not enough memory.
@@ -39,8 +40,8 @@ impl<E: Engine> Vit<E> {
         Ok(())
     }
 
-    /// The features that the head reads and the scores of the classes, `[images, width]` and `[images, classes]`, of images by their tokens
-    /// `[images, tokens]`.
+    /// The features that the head reads and the scores of the classes, `[images, width]` and `[images, classes]`, of
+    /// images by their tokens `[images, tokens]`.
     ///
     /// # Errors
     /// A model that is not prepared; tokens of images that it does not have.
@@ -54,7 +55,8 @@ impl<E: Engine> Vit<E> {
         }
     }
 
-    /// Adds the sum of the cross-entropies, in nats, of the images' classes to `loss`; returns how many images are classified as their targets say.
+    /// Adds the sum of the cross-entropies, in nats, of the images' classes to `loss`; returns how many images are
+    /// classified as their targets say.
     ///
     /// # Errors
     /// Those of [`Vit::features`]; a class that the model does not have.

@@ -80,7 +80,8 @@ impl<E: Engine> ImageClasses<E> {
         self.input.images = Some(images);
     }
 
-    /// The shape of pooling as a product: `pooledᵀ` is that of a weight gradient, whose output gradient is the matrix of weights.
+    /// The shape of pooling as a product: `pooledᵀ` is that of a weight gradient, whose output gradient is the matrix
+    /// of weights.
     fn pooling_shape(&self, shape: BatchShape) -> LinearShape {
         LinearShape { tokens: shape.tokens(), out_features: shape.batch, in_features: self.head.in_features() }
     }
