@@ -113,7 +113,7 @@ fn a_sequence_fed_in_pieces_has_the_same_logits() {
 #[test]
 fn models_that_train_compute_the_same_logits() {
     use crate::{block::BatchShape, engine::cpu::CpuEngine};
-    for family in ["llama", "qwen2", "qwen3", "gpt2", "mistral"] {
+    for family in FAMILIES {
         let (checkpoint, expected) = (Checkpoint::open(directory(family)).unwrap(), expected(family));
         let mut model = checkpoint.model(&CpuEngine).unwrap();
         let shape = BatchShape { batch: 1, positions: expected.prompt_tokens.len() };
@@ -128,7 +128,7 @@ fn models_that_train_compute_the_same_logits() {
 #[test]
 fn what_trained_is_saved_as_its_family_stores_it() {
     use crate::{engine::cpu::CpuEngine, model::SavedModel};
-    for family in ["gpt2", "qwen3"] {
+    for family in ["gpt2", "qwen3", "gemma2", "gemma3"] {
         let (saved, tokens) = (SavedModel::open(directory(family)).unwrap(), expected(family).tokens);
         let context = saved.config().context() - 3;
         let model = saved.model(&CpuEngine, context).unwrap();
@@ -138,7 +138,7 @@ fn what_trained_is_saved_as_its_family_stores_it() {
         let [old, new] = [directory(family), out.path().to_owned()].map(|at| {
             Checkpoint::open(at).unwrap().inference::<f32>().unwrap().session().logits(&tokens[..30]).unwrap()
         });
-        assert_eq!(old, new, "{family}");
+        assert!(largest_difference(&old, &new) < 1e-5, "{family}");
         for tensor in checkpoint.reader().tensors().filter(|tensor| tensor.name.contains("wpe")) {
             let reader = Checkpoint::open(out.path()).unwrap();
             let of = |reader: &Reader| crate::model::file::plain(reader, &tensor.name, &tensor.shape).unwrap();

@@ -91,7 +91,7 @@ impl<'a, E: Engine> Builder<'a, E> {
         Ok(match self.config.norm.place {
             NormPlace::Before => BlockNorms::pre(norm),
             NormPlace::After => BlockNorms::post(norm),
-            NormPlace::Around => BlockNorms::sandwich(norm, self.norm(&format!("{part}.output_norm"))?),
+            NormPlace::Around => BlockNorms::sandwich(norm, self.norm(&format!("{part}.post_norm"))?),
         })
     }
 
