@@ -4,7 +4,7 @@ use twofour::{DataType, layer::Accumulate};
 
 use crate::{
     Error, Result,
-    engine::{AdamWState, Engine, Kind, OptimizerStep, SgdState},
+    engine::{Engine, Kind, OptimizerStep, ParameterState},
 };
 
 /// A parameter of a model.
@@ -151,27 +151,18 @@ impl<E: Engine> Parameter<E> {
         self.gradient_mut().map_or(Ok(()), |gradient| Ok(write(gradient, accumulate)?))
     }
 
-    /// [`Parameter::update`] of several parameters without masks, with the same numbers.
+    /// An optimizer step of several parameters without masks, unless the guard skips it. Returns what [`StepOperations::step`] does.
     pub(crate) fn update_together(
         parameters: &mut [&mut Self],
         engine: &E,
         step: &OptimizerStep,
         guard: &E::StepGuard,
     ) -> Result<f64> {
-        let OptimizerStep::AdamW(numbers) = step else {
-            let updates = parameters.iter_mut().map(|parameter| parameter.update(engine, step, None, guard));
-            return updates.sum();
-        };
-        let mut states = Vec::with_capacity(parameters.len());
-        for Parameter { master, copy, training, .. } in parameters.iter_mut().map(|parameter| &mut **parameter) {
-            let Some(Training { gradient, first, second }) = training else { continue };
-            let second = second.as_mut().ok_or_else(|| without_second_moments(engine))?;
-            states.push(AdamWState { master, gradient, first, second, copy: copy.as_mut(), sparse: None });
-        }
-        Ok(engine.adamw_together(numbers, states, Some(guard))?)
+        let states = parameters.iter_mut().filter_map(|parameter| parameter.state(None)).collect();
+        Ok(engine.step(step, states, Some(guard))?)
     }
 
-    /// An optimizer step, unless the guard skips it; nothing if the parameter does not train. Returns what [`StepOperations::adamw`] does, and 0 for gradient descent.
+    /// An optimizer step, unless the guard skips it; nothing if the parameter does not train. Returns what [`StepOperations::step`] does.
     pub(crate) fn update(
         &mut self,
         engine: &E,
@@ -179,25 +170,16 @@ impl<E: Engine> Parameter<E> {
         sparse: Option<&E::SparseLinear>,
         guard: &E::StepGuard,
     ) -> Result<f64> {
-        let Some(Training { gradient, first, second }) = &mut self.training else { return Ok(0.0) };
-        let (master, copy) = (&mut self.master, self.copy.as_mut());
-        match (step, second) {
-            (OptimizerStep::AdamW(step), Some(second)) => {
-                Ok(engine.adamw(step, AdamWState { master, gradient, first, second, copy, sparse }, Some(guard))?)
-            }
-            (OptimizerStep::AdamW(_), None) => Err(without_second_moments(engine)),
-            (OptimizerStep::Sgd(step), _) => {
-                engine.sgd(step, SgdState { master, gradient, momentum: first, copy, sparse }, Some(guard))?;
-                Ok(0.0)
-            }
-        }
+        Ok(engine.step(step, self.state(sparse).into_iter().collect(), Some(guard))?)
     }
-}
 
-fn without_second_moments(engine: &impl Engine) -> Error {
-    Error::Unsupported {
-        engine: engine.name(),
-        what: "AdamW without second moments".to_owned(),
-        remedy: "go on with the optimizer that training began with",
+    /// What an optimizer reads and writes, if the parameter trains.
+    fn state<'a>(
+        &'a mut self,
+        sparse: Option<&'a E::SparseLinear>,
+    ) -> Option<ParameterState<'a, E::Buffer, E::SparseLinear>> {
+        let Training { gradient, first, second } = self.training.as_mut()?;
+        let (master, copy) = (&mut self.master, self.copy.as_mut());
+        Some(ParameterState { master, gradient, first, second: second.as_mut(), copy, sparse })
     }
 }

@@ -12,8 +12,9 @@ use twofour::{
 };
 use twofour_nn::{
     engine::{
-        AdamWState, AdamWStep, Engine, Kind, Memory as _, PrunedDecay, SecondMoment, SgdState, SgdStep,
-        SparseLayer as _, StepOperations as _, cpu::CpuEngine, cuda::CudaEngine,
+        AdamWStep, Engine, Kind, Memory as _, NormGradients, NormInput, NormParameters, NormStatistics, OptimizerStep,
+        ParameterState, PrunedDecay, SecondMoment, SgdStep, SparseLayer as _, StepOperations as _, cpu::CpuEngine,
+        cuda::CudaEngine,
     },
     linear::SparsePrecision,
     recipe::{DecayTarget, Method, ModelKind, ModelSettings, OptimizerKind, SwitchMean, TrainingSettings},
@@ -222,10 +223,14 @@ fn operations_of_a_llama_are_those_of_the_cpu() {
         let (x, gain, dy) = (buffer(Kind::Compute, x), buffer(Kind::Wide, gain), buffer(Kind::Compute, dy));
         let gated_x = buffer(Kind::Compute, gated_x);
         let (mut y, mut statistics) = (zeros(Kind::Compute, tokens * width), zeros(Kind::Wide, tokens));
-        engine.rms_norm(&x, &gain, 1e-5, &mut y, &mut statistics).unwrap();
+        let norm = || NormParameters { gain: &gain, bias: None, epsilon: 1e-5 };
+        engine
+            .norm(norm(), NormInput::Tensor(&x), &mut y, NormStatistics { mean: None, rstd: &mut statistics })
+            .unwrap();
         let (mut dx, mut d_gain) = (zeros(Kind::Compute, tokens * width), zeros(Kind::Wide, width));
-        let saved = (&x, &gain, &statistics);
-        engine.rms_norm_gradient(saved, 1e-5, &dy, &mut dx, Accumulate::Overwrite, &mut d_gain).unwrap();
+        let saved = (&x, NormStatistics { mean: None, rstd: &statistics });
+        let gradients = NormGradients { gain: &mut d_gain, bias: None };
+        engine.norm_gradient(norm(), saved, &dy, &mut dx, Accumulate::Overwrite, gradients).unwrap();
         let (mut gated, mut d_gated) = (zeros(Kind::Compute, tokens * width), zeros(Kind::Compute, tokens * 2 * width));
         engine.gated(function, width, &gated_x, &mut gated).unwrap();
         engine.gated_gradient(function, width, &gated_x, &dy, &mut d_gated).unwrap();
@@ -448,15 +453,15 @@ fn after_step<E: Engine>(engine: &E, step: &AdamWStep, values: &[Vec<f32>; 4], m
     let [mut master, gradient, mut first, mut second] = values.each_ref().map(|values| buffer(values));
     let layer = engine.sparse_linear(&master, SHAPE, SparseLinearSettings::default()).unwrap();
     let sparse = masked.then_some(&layer);
-    let state = AdamWState {
+    let state = ParameterState {
         master: &mut master,
         gradient: &gradient,
         first: &mut first,
-        second: &mut second,
+        second: Some(&mut second),
         copy: None,
         sparse,
     };
-    let changes = engine.adamw(step, state, None).unwrap();
+    let changes = engine.step(&OptimizerStep::AdamW(*step), vec![state], None).unwrap();
     ([&master, &first, &second].map(|buffer| engine.read(buffer).unwrap()), changes)
 }
 
@@ -509,7 +514,7 @@ fn the_optimizer_has_the_bits_of_the_cpu_in_every_phase_and_with_every_decay() {
 #[test]
 fn parameters_that_step_together_have_the_bits_of_each_alone() {
     let Some(cuda) = engine(DataType::BF16) else { return };
-    let step = AdamWStep {
+    let step = OptimizerStep::AdamW(AdamWStep {
         learning_rate: 3e-3,
         beta1: 0.9,
         beta2: 0.95,
@@ -519,7 +524,7 @@ fn parameters_that_step_together_have_the_bits_of_each_alone() {
         gradient_scale: 0.37,
         second_moment: SecondMoment::Moving,
         pruned_decay: PrunedDecay::None,
-    };
+    });
     let buffer = |kind, values: &[f32]| {
         let mut buffer = cuda.zeros(kind, values.len()).unwrap();
         cuda.write(&mut buffer, values).unwrap();
@@ -537,18 +542,18 @@ fn parameters_that_step_together_have_the_bits_of_each_alone() {
     };
     let run = |together: bool| -> Vec<Vec<f32>> {
         let mut all = parameters();
-        let states = all.iter_mut().map(|([master, gradient, first, second], copy)| AdamWState {
+        let states = all.iter_mut().map(|([master, gradient, first, second], copy)| ParameterState {
             master,
             gradient,
             first,
-            second,
+            second: Some(second),
             copy: copy.as_mut(),
             sparse: None,
         });
         if together {
-            assert_eq!(cuda.adamw_together(&step, states.collect(), None).unwrap(), 0.0);
+            assert_eq!(cuda.step(&step, states.collect(), None).unwrap(), 0.0);
         } else {
-            states.for_each(|state| assert_eq!(cuda.adamw(&step, state, None).unwrap(), 0.0));
+            states.for_each(|state| assert_eq!(cuda.step(&step, vec![state], None).unwrap(), 0.0));
         }
         all.iter().flat_map(|(wide, copy)| wide.iter().chain(copy)).map(|buffer| cuda.read(buffer).unwrap()).collect()
     };
@@ -569,14 +574,15 @@ fn after_descent<E: Engine>(engine: &E, step: &SgdStep, values: &[Vec<f32>; 3], 
     let [mut master, gradient, mut momentum] = values.each_ref().map(|values| buffer(values));
     let sparse = masked.then(|| engine.sparse_linear(&master, SHAPE, SparseLinearSettings::default()).unwrap());
     let mut copy = engine.zeros(Kind::Compute, values[0].len()).unwrap();
-    let state = SgdState {
+    let state = ParameterState {
         master: &mut master,
         gradient: &gradient,
-        momentum: &mut momentum,
+        first: &mut momentum,
+        second: None,
         copy: Some(&mut copy),
         sparse: sparse.as_ref(),
     };
-    engine.sgd(step, state, None).unwrap();
+    engine.step(&OptimizerStep::Sgd(*step), vec![state], None).unwrap();
     [&master, &momentum, &copy].map(|buffer| engine.read(buffer).unwrap())
 }
 

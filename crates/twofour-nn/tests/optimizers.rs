@@ -8,8 +8,8 @@ use twofour::{
     layer::SparseLinearSettings,
 };
 use twofour_nn::engine::{
-    AdamWState, AdamWStep, Kind, LinearOperations as _, Memory as _, PrunedDecay, SecondMoment, SgdState, SgdStep,
-    StepOperations as _, cpu::CpuEngine,
+    AdamWStep, Kind, LinearOperations as _, Memory as _, OptimizerStep, ParameterState, PrunedDecay, SecondMoment,
+    SgdStep, StepOperations as _, cpu::CpuEngine,
 };
 
 const SHAPE: (usize, usize) = (4, 8);
@@ -77,15 +77,15 @@ fn adamw(pruned_decay: PrunedDecay, mut switch: Option<(PhaseSwitch, SecondMomen
             pruned_decay,
         };
         let gradient = buffer(&gradient(number));
-        let state = AdamWState {
+        let state = ParameterState {
             master: &mut master,
             gradient: &gradient,
             first: &mut first,
-            second: &mut second,
+            second: Some(&mut second),
             copy: None,
             sparse: Some(&sparse),
         };
-        let changes = CpuEngine.adamw(&step, state, None).unwrap();
+        let changes = CpuEngine.step(&OptimizerStep::AdamW(step), vec![state], None).unwrap();
         if let Some((switch, _)) = &mut switch {
             switch.advance();
             switch.observe(changes, 32, 4e-3);
@@ -132,14 +132,15 @@ fn gradient_descent_and_its_decays_are_those_of_the_oracle() {
                     pruned_decay: decay(target),
                 };
                 let gradient = buffer(&gradient(number));
-                let state = SgdState {
+                let state = ParameterState {
                     master: &mut master,
                     gradient: &gradient,
-                    momentum: &mut velocity,
+                    first: &mut velocity,
+                    second: None,
                     copy: None,
                     sparse: Some(&sparse),
                 };
-                CpuEngine.sgd(&step, state, None).unwrap();
+                CpuEngine.step(&OptimizerStep::Sgd(step), vec![state], None).unwrap();
             }
             let expected = &oracle()["sgd"][target][format!("{momentum:.1}")];
             close(&CpuEngine.read(&master).unwrap(), expected, &format!("{target}, momentum {momentum}"));

@@ -5,7 +5,7 @@ use twofour::layer::Accumulate;
 use super::Workspace;
 use crate::{
     Error, Result,
-    engine::{Engine, Kind},
+    engine::{self, Engine, Kind, NormGradients, NormInput, NormParameters},
     parameter::Parameter,
     parts::parts,
 };
@@ -40,13 +40,6 @@ pub struct Normalized<E: Engine> {
     pub statistics: NormStatistics<E>,
 }
 
-/// What a norm is of.
-enum Input<'a, E: Engine> {
-    Tensor(&'a E::Buffer),
-    /// The sum of both, which overwrites the second one.
-    Sum(&'a E::Buffer, &'a mut E::Buffer),
-}
-
 impl<E: Engine> Norm<E> {
     /// The norm with these parameters: layer normalization where there is a bias. `epsilon` is added to the variance or
     /// to the mean square.
@@ -77,7 +70,7 @@ impl<E: Engine> Norm<E> {
         x: &E::Buffer,
         tokens: usize,
     ) -> Result<(E::Buffer, NormStatistics<E>)> {
-        self.normalize(engine, workspace, Input::Tensor(x), tokens)
+        self.normalize(engine, workspace, NormInput::Tensor(x), tokens)
     }
 
     /// Adds `x` `[tokens, width]` to `sum`, a residual addition, and normalizes the sum.
@@ -92,37 +85,23 @@ impl<E: Engine> Norm<E> {
         sum: &mut E::Buffer,
         tokens: usize,
     ) -> Result<(E::Buffer, NormStatistics<E>)> {
-        self.normalize(engine, workspace, Input::Sum(x, sum), tokens)
+        self.normalize(engine, workspace, NormInput::Sum(x, sum), tokens)
     }
 
     fn normalize(
         &self,
         engine: &E,
         workspace: &mut Workspace<E>,
-        input: Input<'_, E>,
+        input: NormInput<'_, E::Buffer>,
         tokens: usize,
     ) -> Result<(E::Buffer, NormStatistics<E>)> {
         let mut y = workspace.compute(engine, tokens * self.width)?;
         let mut rstd = workspace.take(engine, Kind::Wide, tokens)?;
-        let (gain, epsilon) = (self.gain.master(), self.epsilon);
-        let mean = match &self.bias {
-            Some(bias) => {
-                let mut mean = workspace.take(engine, Kind::Wide, tokens)?;
-                let (parameters, statistics) = ([gain, bias.master()], [&mut mean, &mut rstd]);
-                match input {
-                    Input::Tensor(x) => engine.layer_norm(x, parameters, epsilon, &mut y, statistics)?,
-                    Input::Sum(x, sum) => engine.add_layer_norm(x, sum, parameters, epsilon, &mut y, statistics)?,
-                }
-                Some(mean)
-            }
-            None => {
-                match input {
-                    Input::Tensor(x) => engine.rms_norm(x, gain, epsilon, &mut y, &mut rstd)?,
-                    Input::Sum(x, sum) => engine.add_rms_norm(x, sum, gain, epsilon, &mut y, &mut rstd)?,
-                }
-                None
-            }
-        };
+        let mut mean = self.bias.is_some().then(|| workspace.take(engine, Kind::Wide, tokens)).transpose()?;
+        let bias = self.bias.as_ref().map(Parameter::master);
+        let norm = NormParameters { gain: self.gain.master(), bias, epsilon: self.epsilon };
+        let statistics = engine::NormStatistics { mean: mean.as_mut(), rstd: &mut rstd };
+        engine.norm(norm, input, &mut y, statistics)?;
         Ok((y, NormStatistics { mean, rstd }))
     }
 
@@ -145,17 +124,17 @@ impl<E: Engine> Norm<E> {
         };
         let (gain, d_gain) = self.gain.master_and_gradient();
         let d_gain = d_gain.ok_or_else(untrained)?;
-        match (&mut self.bias, &statistics.mean) {
-            (Some(bias), Some(mean)) => {
-                let d_bias = bias.gradient_mut().ok_or_else(untrained)?;
-                let saved = (x, gain, [mean, &statistics.rstd]);
-                Ok(engine.layer_norm_gradient(saved, dy, dx, accumulate, [d_gain, d_bias])?)
+        let (bias, d_bias) = match &mut self.bias {
+            Some(bias) => {
+                let (bias, d_bias) = bias.master_and_gradient();
+                (Some(bias), Some(d_bias.ok_or_else(untrained)?))
             }
-            _ => {
-                let saved = (x, gain, &statistics.rstd);
-                Ok(engine.rms_norm_gradient(saved, self.epsilon, dy, dx, accumulate, d_gain)?)
-            }
-        }
+            None => (None, None),
+        };
+        let norm = NormParameters { gain, bias, epsilon: self.epsilon };
+        let saved = (x, engine::NormStatistics { mean: statistics.mean.as_ref(), rstd: &statistics.rstd });
+        let gradients = NormGradients { gain: d_gain, bias: d_bias };
+        Ok(engine.norm_gradient(norm, saved, dy, dx, accumulate, gradients)?)
     }
 }
 

@@ -326,7 +326,7 @@ impl<E: Engine> Linear<E> {
         std::iter::once(&mut self.weight).chain(self.bias.as_mut())
     }
 
-    /// An optimizer step of the weight, with the mask if the layer is 2:4. Returns what [`StepOperations::adamw`] does.
+    /// An optimizer step of the weight, with the mask if the layer is 2:4. Returns what [`StepOperations::step`] does.
     pub(crate) fn update_weight(&mut self, engine: &E, step: &OptimizerStep, guard: &E::StepGuard) -> Result<f64> {
         self.weight.update(engine, step, self.operand.sparse(), guard)
     }

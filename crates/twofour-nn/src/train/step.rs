@@ -245,7 +245,7 @@ impl<E: Engine, M: TrainedModel<E>> StepLaunch<'_, E, M> {
             };
             layers.extend(linear.refreshes(engine, selects_mask)?);
         }
-        engine.refresh_together(layers, guard)?;
+        engine.refresh(layers, guard)?;
         self.engine.begin_phase(StepPhase::Rest)?;
         self.launched = Launched::Done { changes };
         Ok(())

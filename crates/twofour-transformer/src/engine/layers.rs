@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use twofour::layer::Accumulate;
 
-use super::{AttentionShape, LinearOperations, Nonlinearity};
+use super::{AttentionShape, LinearOperations, Nonlinearity, NormGradients, NormInput, NormParameters, NormStatistics};
 use crate::Result;
 
 /// What is between linear layers: embeddings, norms, attention, activations, sums, the loss; and their gradients.
@@ -35,100 +35,32 @@ pub trait LayerOperations: LinearOperations {
         d_table: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// `y = (x - mean) / sqrt(variance + epsilon) · gain + bias` for each token; the parameters, gain and bias, are
-    /// [`Kind::Wide`](super::Kind::Wide), `[width]`. `statistics`, of [`Kind::Wide`](super::Kind::Wide), `[tokens]`
-    /// each, receive mean and reciprocal standard deviation of each token.
+    /// Normalizes each token to `y`. The bits of the norm of a sum are those of [`LayerOperations::add`] and the norm
+    /// of its result.
     ///
     /// # Errors
     /// Operands that do not fit.
-    fn layer_norm(
+    fn norm(
         &self,
-        x: &Self::Buffer,
-        parameters: [&Self::Buffer; 2],
-        epsilon: f32,
+        norm: NormParameters<'_, Self::Buffer>,
+        input: NormInput<'_, Self::Buffer>,
         y: &mut Self::Buffer,
-        statistics: [&mut Self::Buffer; 2],
+        statistics: NormStatistics<&mut Self::Buffer>,
     ) -> Result<()>;
 
-    /// [`LayerOperations::add`] and [`LayerOperations::layer_norm`] of the sum, as where a norm follows a residual
-    /// addition: `sum ← sum + x`, and `y` is its norm. The bits are those of the two calls.
+    /// Adds the gradient for the input of [`LayerOperations::norm`] to `dx`, and writes or adds those of the
+    /// parameters. `saved` are the input, or the sum, and the statistics.
     ///
     /// # Errors
     /// Operands that do not fit.
-    fn add_layer_norm(
+    fn norm_gradient(
         &self,
-        x: &Self::Buffer,
-        sum: &mut Self::Buffer,
-        parameters: [&Self::Buffer; 2],
-        epsilon: f32,
-        y: &mut Self::Buffer,
-        statistics: [&mut Self::Buffer; 2],
-    ) -> Result<()> {
-        self.add(x, sum)?;
-        self.layer_norm(sum, parameters, epsilon, y, statistics)
-    }
-
-    /// Adds the gradient for `x` to `dx`, and writes or adds those for gain and bias, of
-    /// [`Kind::Wide`](super::Kind::Wide). `saved` are `x`, the gain, and the statistics of
-    /// [`LayerOperations::layer_norm`].
-    ///
-    /// # Errors
-    /// Operands that do not fit.
-    fn layer_norm_gradient(
-        &self,
-        saved: (&Self::Buffer, &Self::Buffer, [&Self::Buffer; 2]),
+        norm: NormParameters<'_, Self::Buffer>,
+        saved: (&Self::Buffer, NormStatistics<&Self::Buffer>),
         dy: &Self::Buffer,
         dx: &mut Self::Buffer,
         accumulate: Accumulate,
-        gradients: [&mut Self::Buffer; 2],
-    ) -> Result<()>;
-
-    /// `y = x / sqrt(mean of x² + epsilon) · gain` for each token; the gain is [`Kind::Wide`](super::Kind::Wide),
-    /// `[width]`. `statistics`, of [`Kind::Wide`](super::Kind::Wide), `[tokens]`, is for
-    /// [`LayerOperations::rms_norm_gradient`] alone: an engine may leave it as it is.
-    ///
-    /// # Errors
-    /// Operands that do not fit.
-    fn rms_norm(
-        &self,
-        x: &Self::Buffer,
-        gain: &Self::Buffer,
-        epsilon: f32,
-        y: &mut Self::Buffer,
-        statistics: &mut Self::Buffer,
-    ) -> Result<()>;
-
-    /// [`LayerOperations::add`] and [`LayerOperations::rms_norm`] of the sum: `sum ← sum + x`, and `y` is its norm. The
-    /// bits are those of the two calls.
-    ///
-    /// # Errors
-    /// Operands that do not fit.
-    fn add_rms_norm(
-        &self,
-        x: &Self::Buffer,
-        sum: &mut Self::Buffer,
-        gain: &Self::Buffer,
-        epsilon: f32,
-        y: &mut Self::Buffer,
-        statistics: &mut Self::Buffer,
-    ) -> Result<()> {
-        self.add(x, sum)?;
-        self.rms_norm(sum, gain, epsilon, y, statistics)
-    }
-
-    /// Adds the gradient for `x` to `dx`, and writes or adds that for the gain, of [`Kind::Wide`](super::Kind::Wide).
-    /// `saved` are `x`, the gain, and the statistics of [`LayerOperations::rms_norm`], which had the same `epsilon`.
-    ///
-    /// # Errors
-    /// Operands that do not fit.
-    fn rms_norm_gradient(
-        &self,
-        saved: (&Self::Buffer, &Self::Buffer, &Self::Buffer),
-        epsilon: f32,
-        dy: &Self::Buffer,
-        dx: &mut Self::Buffer,
-        accumulate: Accumulate,
-        d_gain: &mut Self::Buffer,
+        gradients: NormGradients<'_, Self::Buffer>,
     ) -> Result<()>;
 
     /// The table of rotary position embedding for up to `positions` positions: element `i` of the lower half of a head

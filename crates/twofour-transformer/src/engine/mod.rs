@@ -27,6 +27,7 @@ pub mod cuda;
 mod layers;
 mod linear;
 mod memory;
+mod norm;
 mod operands;
 mod phase;
 mod sparse;
@@ -37,8 +38,9 @@ pub use clip::clip_factor;
 pub use layers::LayerOperations;
 pub use linear::LinearOperations;
 pub use memory::Memory;
+pub use norm::{NormGradients, NormInput, NormParameters, NormStatistics};
 pub use operands::{
-    AdamWState, AdamWStep, LayerRefresh, LinearShape, Nonlinearity, OptimizerStep, PrunedDecay, SecondMoment, SgdState,
+    AdamWStep, LayerRefresh, LinearShape, Nonlinearity, OptimizerStep, ParameterState, PrunedDecay, SecondMoment,
     SgdStep, StepFindings, StepLimits,
 };
 pub use phase::StepPhase;

@@ -31,7 +31,7 @@ pub enum Nonlinearity {
     SquaredRelu,
 }
 
-/// What happens to the second moment in an [`StepOperations::adamw`](super::StepOperations::adamw) step.
+/// What happens to the second moment in an [`StepOperations::step`](super::StepOperations::step) step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SecondMoment {
     /// It follows the gradient.
@@ -106,25 +106,40 @@ pub struct SgdStep {
 /// An optimizer's step of one parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum OptimizerStep {
-    /// [`StepOperations::adamw`](super::StepOperations::adamw).
+    /// AdamW: `g ← g · gradient_scale` (plus pruned decay), `m ← β₁ m + (1 - β₁) g`, `v ← β₂ v + (1 - β₂) g²`,
+    /// `w ← w (1 - η · weight_decay) - η m̂ / (√v̂ + ε)`, in f32 in this order.
     AdamW(AdamWStep),
-    /// [`StepOperations::sgd`](super::StepOperations::sgd).
+    /// Gradient descent with momentum: `g ← g · gradient_scale + weight_decay · w` (plus pruned decay), `m ← momentum · m + g`,
+    /// `w ← w - η m`, in f32 in this order. The numbers are arguments of the launch, which [`StepOperations::repeat`](super::StepOperations::repeat)
+    /// would repeat.
     Sgd(SgdStep),
 }
 
-/// A parameter, its gradient and its momentum, as [`StepOperations::sgd`](super::StepOperations::sgd) updates them.
+/// A parameter, its gradient and its moments, as [`StepOperations::step`](super::StepOperations::step) updates them: each of
+/// [`Kind::Wide`](super::Kind::Wide) but the copy.
 #[derive(Debug)]
-pub struct SgdState<'a, B, S> {
-    /// The master weight, [`Kind::Wide`](super::Kind::Wide).
+pub struct ParameterState<'a, B, S> {
+    /// The master weight.
     pub master: &'a mut B,
-    /// The gradient, [`Kind::Wide`](super::Kind::Wide).
+    /// The gradient.
     pub gradient: &'a B,
-    /// The momentum, [`Kind::Wide`](super::Kind::Wide).
-    pub momentum: &'a mut B,
+    /// The first moment; the momentum of gradient descent.
+    pub first: &'a mut B,
+    /// The second moment, which gradient descent does not have.
+    pub second: Option<&'a mut B>,
     /// The copy in the compute type, written in the same pass.
     pub copy: Option<&'a mut B>,
     /// The 2:4 layer whose mask says what is pruned.
     pub sparse: Option<&'a S>,
+}
+
+/// Returns the second moment of a parameter that AdamW updates.
+pub(super) fn expect_second<'a, B>(engine: &'static str, second: Option<&'a mut B>) -> Result<&'a mut B> {
+    second.ok_or_else(|| Error::Unsupported {
+        engine,
+        what: "AdamW without second moments".to_owned(),
+        remedy: "go on with the optimizer that training began with",
+    })
 }
 
 /// An error unless a gradient's own scale is 1: a guard has the factor.
@@ -136,7 +151,7 @@ pub(super) fn expect_unscaled(engine: &'static str, gradient_scale: f32) -> Resu
     Err(Error::Unsupported { engine, what, remedy: "set the scale to 1" })
 }
 
-/// A 2:4 layer after the update of its master weight, as [`StepOperations::refresh_together`](super::StepOperations::refresh_together) takes it.
+/// A 2:4 layer after the update of its master weight, as [`StepOperations::refresh`](super::StepOperations::refresh) takes it.
 #[derive(Debug)]
 pub struct LayerRefresh<'a, B, S> {
     /// The layer's name, for errors.
@@ -174,21 +189,4 @@ impl StepFindings {
     pub fn is_finite(&self) -> bool {
         self.loss.is_finite() && self.norm.is_finite()
     }
-}
-
-/// A parameter, its gradient and its moments, as [`StepOperations::adamw`](super::StepOperations::adamw) updates them.
-#[derive(Debug)]
-pub struct AdamWState<'a, B, S> {
-    /// The master weight, [`Kind::Wide`](super::Kind::Wide).
-    pub master: &'a mut B,
-    /// The gradient, [`Kind::Wide`](super::Kind::Wide).
-    pub gradient: &'a B,
-    /// The first moment, [`Kind::Wide`](super::Kind::Wide).
-    pub first: &'a mut B,
-    /// The second moment, [`Kind::Wide`](super::Kind::Wide).
-    pub second: &'a mut B,
-    /// The copy in the compute type, written in the same pass.
-    pub copy: Option<&'a mut B>,
-    /// The 2:4 layer whose mask says what is pruned.
-    pub sparse: Option<&'a S>,
 }

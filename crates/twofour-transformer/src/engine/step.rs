@@ -2,9 +2,7 @@
 
 use std::fmt::{Debug, Display};
 
-use super::{
-    AdamWState, AdamWStep, LayerOperations, LayerRefresh, SgdState, SgdStep, StepFindings, StepLimits, StepPhase,
-};
+use super::{LayerOperations, LayerRefresh, OptimizerStep, ParameterState, StepFindings, StepLimits, StepPhase};
 use crate::{Error, Result};
 
 /// What a training step does after its gradients: it judges them, updates parameters, and selects masks anew; and how a step is repeated.
@@ -37,31 +35,16 @@ pub trait StepOperations: LayerOperations {
     /// More layers; those of the device.
     fn findings(&self, guard: &mut Self::StepGuard, layers: &[&Self::SparseLinear]) -> Result<StepFindings>;
 
-    /// [`SparseLayer::remask`](super::SparseLayer::remask) if it `selects_mask`, otherwise [`SparseLayer::repack`](super::SparseLayer::repack); nothing where the guard skips the step.
+    /// [`SparseLayer::remask`](super::SparseLayer::remask) of layers that select their masks, and [`SparseLayer::repack`](super::SparseLayer::repack) of the
+    /// others; nothing where the guard skips the step. One layer may leave a device idle at its end: an engine may refresh several at once, with the same bits.
     ///
     /// # Errors
-    /// Those of [`SparseLayer::remask`](super::SparseLayer::remask).
+    /// [`Error::InLayer`](crate::Error::InLayer) with those of [`SparseLayer::remask`](super::SparseLayer::remask).
     fn refresh(
-        &self,
-        layer: &mut Self::SparseLinear,
-        master: &Self::Buffer,
-        selects_mask: bool,
-        guard: &Self::StepGuard,
-    ) -> Result<()>;
-
-    /// [`StepOperations::refresh`] of several layers, with the same bits: one layer may leave a device idle at its end.
-    ///
-    /// # Errors
-    /// [`Error::InLayer`](crate::Error::InLayer) with those of [`StepOperations::refresh`].
-    fn refresh_together(
         &self,
         layers: Vec<LayerRefresh<'_, Self::Buffer, Self::SparseLinear>>,
         guard: &Self::StepGuard,
-    ) -> Result<()> {
-        layers.into_iter().try_for_each(|LayerRefresh { name, layer, master, selects_mask }| {
-            self.refresh(layer, master, selects_mask, guard).map_err(|error| error.in_layer(name))
-        })
-    }
+    ) -> Result<()>;
 
     /// The root of the sum of the squares of all elements of [`Kind::Wide`](super::Kind::Wide) buffers: NaN or infinite where an element is. Waits.
     ///
@@ -69,35 +52,22 @@ pub trait StepOperations: LayerOperations {
     /// Another kind.
     fn gradient_norm(&self, gradients: &[&Self::Buffer]) -> Result<f64>;
 
-    /// An AdamW step: `g ← g · gradient_scale` (plus pruned decay), `m ← β₁ m + (1 - β₁) g`, `v ← β₂ v + (1 - β₂) g²`,
-    /// `w ← w (1 - η · weight_decay) - η m̂ / (√v̂ + ε)`, in f32 in this order. The bits are the same on all engines. Returns the sum of the magnitudes
-    /// of the second moment's change, or of their logarithms, where [`SecondMoment::Watched`](super::SecondMoment::Watched) or [`SecondMoment::WatchedByLogarithm`](super::SecondMoment::WatchedByLogarithm) asks for it (and then waits), and otherwise 0; engines take that sum in orders of their own.
-    /// With a guard, the gradient is multiplied by the guard's factor, `gradient_scale` must be 1, and a skipped step changes nothing and returns 0.
+    /// An optimizer's step of parameters, with the same numbers for all; the bits are the same on all engines, and those of a call for each. Returns the sum of
+    /// the magnitudes of the second moments' changes, or of their logarithms, where [`SecondMoment::Watched`](super::SecondMoment::Watched) or
+    /// [`SecondMoment::WatchedByLogarithm`](super::SecondMoment::WatchedByLogarithm) asks for it (and then waits), and otherwise 0; engines take that sum in
+    /// orders of their own. With a guard, gradients are multiplied by the guard's factor, `gradient_scale` must be 1, and a skipped step changes nothing and
+    /// returns 0.
     ///
     /// # Errors
-    /// Operands that do not fit; what the engine does not support.
-    fn adamw(
+    /// Operands that do not fit; AdamW without a second moment; what the engine does not support.
+    fn step(
         &self,
-        step: &AdamWStep,
-        state: AdamWState<'_, Self::Buffer, Self::SparseLinear>,
+        step: &OptimizerStep,
+        parameters: Vec<ParameterState<'_, Self::Buffer, Self::SparseLinear>>,
         guard: Option<&Self::StepGuard>,
     ) -> Result<f64>;
 
-    /// [`StepOperations::adamw`] of several parameters with the same numbers: for the many vectors of a model, whose calls take longer than their bytes. The bits are those of
-    /// a call for each. Returns the sum of what they return.
-    ///
-    /// # Errors
-    /// Those of [`StepOperations::adamw`].
-    fn adamw_together(
-        &self,
-        step: &AdamWStep,
-        states: Vec<AdamWState<'_, Self::Buffer, Self::SparseLinear>>,
-        guard: Option<&Self::StepGuard>,
-    ) -> Result<f64> {
-        states.into_iter().try_fold(0.0, |sum, state| Ok(sum + self.adamw(step, state, guard)?))
-    }
-
-    /// Announces learning rate and number, counted from 1, of the next [`StepOperations::adamw`] calls of a [`StepOperations::repeat`]ed step: it has those at each repetition,
+    /// Announces learning rate and number, counted from 1, of the next [`StepOperations::step`] calls of a [`StepOperations::repeat`]ed step: it has those at each repetition,
     /// whatever its calls were given when they were captured.
     ///
     /// # Errors
@@ -128,17 +98,4 @@ pub trait StepOperations: LayerOperations {
     fn begin_phase(&self, _: StepPhase) -> Result<()> {
         Ok(())
     }
-
-    /// A step of stochastic gradient descent: `g ← g · gradient_scale + weight_decay · w` (plus pruned decay), `m ← momentum · m + g`, `w ← w - η m`, in f32 in
-    /// this order. The bits are the same on all engines. With a guard, the gradient is multiplied by the guard's factor, `gradient_scale` must be 1, and a skipped
-    /// step changes nothing. The numbers are arguments of the launch, which [`StepOperations::repeat`] would repeat.
-    ///
-    /// # Errors
-    /// Operands that do not fit.
-    fn sgd(
-        &self,
-        step: &SgdStep,
-        state: SgdState<'_, Self::Buffer, Self::SparseLinear>,
-        guard: Option<&Self::StepGuard>,
-    ) -> Result<()>;
 }

@@ -2,11 +2,14 @@
 
 use twofour::layer::Accumulate;
 
-use super::{CpuAttention, CpuBuffer, CpuEngine, attention, buffer::expect_length, rows_of};
+use super::{CpuAttention, CpuBuffer, CpuEngine, attention, buffer::expect_length, norm, rows_of};
 use crate::{
     Error, Result,
     cpu::{self, rope::Table, rows},
-    engine::{AttentionShape, Buffer as _, LayerOperations, Memory as _, Nonlinearity},
+    engine::{
+        AttentionShape, Buffer as _, LayerOperations, Nonlinearity, NormGradients, NormInput, NormParameters,
+        NormStatistics,
+    },
 };
 
 impl LayerOperations for CpuEngine {
@@ -34,91 +37,32 @@ impl LayerOperations for CpuEngine {
         Ok(())
     }
 
-    fn layer_norm(
+    fn norm(
         &self,
-        x: &CpuBuffer,
-        [gain, bias]: [&CpuBuffer; 2],
-        epsilon: f32,
+        norm: NormParameters<'_, CpuBuffer>,
+        input: NormInput<'_, CpuBuffer>,
         y: &mut CpuBuffer,
-        [mean, rstd]: [&mut CpuBuffer; 2],
+        statistics: NormStatistics<&mut CpuBuffer>,
     ) -> Result<()> {
-        let tokens = rows_of("the input of a norm", x, gain.len())?;
-        expect_length("the bias of a norm", gain.len(), bias.len())?;
-        expect_length("the output of a norm", x.len(), y.len())?;
-        expect_length("the means of a norm", tokens, mean.len())?;
-        expect_length("the deviations of a norm", tokens, rstd.len())?;
-        let (x, parameters) = (x.floats()?, [gain.floats()?, bias.floats()?]);
-        let statistics = [mean.floats_mut()?, rstd.floats_mut()?];
-        cpu::layer_norm::forward(x, parameters, epsilon, y.floats_mut()?, statistics);
-        Ok(())
-    }
-
-    fn layer_norm_gradient(
-        &self,
-        (x, gain, [mean, rstd]): (&CpuBuffer, &CpuBuffer, [&CpuBuffer; 2]),
-        dy: &CpuBuffer,
-        dx: &mut CpuBuffer,
-        accumulate: Accumulate,
-        gradients: [&mut CpuBuffer; 2],
-    ) -> Result<()> {
-        let (tokens, width) = (rows_of("the input of a norm", x, gain.len())?, gain.len());
-        expect_length("the gradient of a norm's output", x.len(), dy.len())?;
-        expect_length("the gradient of a norm's input", x.len(), dx.len())?;
-        expect_length("the means of a norm", tokens, mean.len())?;
-        expect_length("the deviations of a norm", tokens, rstd.len())?;
-        let mut sums = vec![0f32; 2 * width];
-        let saved = (x.floats()?, gain.floats()?, [mean.floats()?, rstd.floats()?]);
-        cpu::layer_norm::backward(saved, dy.floats()?, dx.floats_mut()?, &mut sums);
-        for (gradient, sums) in gradients.into_iter().zip(sums.chunks(width.max(1))) {
-            expect_length("the gradient of a norm's parameter", width, gradient.len())?;
-            let gradient = gradient.floats_mut()?;
-            match accumulate {
-                Accumulate::Overwrite => gradient.copy_from_slice(sums),
-                Accumulate::Add => gradient.iter_mut().zip(sums).for_each(|(g, s)| *g += s),
+        match input {
+            NormInput::Tensor(x) => norm::forward(norm, x, y, statistics),
+            NormInput::Sum(x, sum) => {
+                self.add(x, sum)?;
+                norm::forward(norm, sum, y, statistics)
             }
         }
-        Ok(())
     }
 
-    fn rms_norm(
+    fn norm_gradient(
         &self,
-        x: &CpuBuffer,
-        gain: &CpuBuffer,
-        epsilon: f32,
-        y: &mut CpuBuffer,
-        _: &mut CpuBuffer,
-    ) -> Result<()> {
-        rows_of("the input of a norm", x, gain.len())?;
-        expect_length("the output of a norm", x.len(), y.len())?;
-        cpu::rms_norm::forward(x.floats()?, gain.floats()?, epsilon, y.floats_mut()?);
-        Ok(())
-    }
-
-    fn rms_norm_gradient(
-        &self,
-        (x, gain, _): (&CpuBuffer, &CpuBuffer, &CpuBuffer),
-        epsilon: f32,
+        norm: NormParameters<'_, CpuBuffer>,
+        saved: (&CpuBuffer, NormStatistics<&CpuBuffer>),
         dy: &CpuBuffer,
         dx: &mut CpuBuffer,
         accumulate: Accumulate,
-        d_gain: &mut CpuBuffer,
+        gradients: NormGradients<'_, CpuBuffer>,
     ) -> Result<()> {
-        rows_of("the input of a norm", x, gain.len())?;
-        expect_length("the gradient of a norm's output", x.len(), dy.len())?;
-        expect_length("the gradient of a norm's input", x.len(), dx.len())?;
-        expect_length("the gradient of a norm's parameter", gain.len(), d_gain.len())?;
-        if accumulate == Accumulate::Overwrite {
-            self.clear(d_gain)?;
-        }
-        cpu::rms_norm::backward(
-            x.floats()?,
-            gain.floats()?,
-            epsilon,
-            dy.floats()?,
-            dx.floats_mut()?,
-            d_gain.floats_mut()?,
-        );
-        Ok(())
+        norm::gradient(norm, saved, (dy, dx), accumulate, gradients)
     }
 
     fn rotary(&self, positions: usize, frequencies: &[f64]) -> Result<Table> {

@@ -6,6 +6,7 @@ mod buffer;
 mod layers;
 mod linear;
 mod memory;
+mod norm;
 mod sparse;
 mod step;
 #[cfg(test)]

@@ -5,8 +5,9 @@ use crate::{
     Result,
     cpu::{self, adamw::AdamWSlices, sgd::SgdSlices},
     engine::{
-        AdamWState, AdamWStep, Buffer as _, Memory as _, SgdState, SgdStep, SparseLayer as _, StepFindings, StepLimits,
-        StepOperations, clip_factor, operands::expect_unscaled,
+        AdamWStep, Buffer as _, LayerRefresh, Memory as _, OptimizerStep, ParameterState, SgdStep, SparseLayer as _,
+        StepFindings, StepLimits, StepOperations, clip_factor,
+        operands::{expect_second, expect_unscaled},
     },
 };
 
@@ -52,18 +53,14 @@ impl StepOperations for CpuEngine {
         Ok(StepFindings { loss: guard.loss, norm: guard.norm, flips })
     }
 
-    fn refresh(
-        &self,
-        layer: &mut CpuSparseLinear,
-        master: &CpuBuffer,
-        selects_mask: bool,
-        guard: &CpuStepGuard,
-    ) -> Result<()> {
-        match (guard.skips(), selects_mask) {
-            (true, _) => Ok(()),
-            (false, true) => layer.remask(master),
-            (false, false) => layer.repack(master),
+    fn refresh(&self, layers: Vec<LayerRefresh<'_, CpuBuffer, CpuSparseLinear>>, guard: &CpuStepGuard) -> Result<()> {
+        if guard.skips() {
+            return Ok(());
         }
+        layers.into_iter().try_for_each(|LayerRefresh { name, layer, master, selects_mask }| {
+            let refreshed = if selects_mask { layer.remask(master) } else { layer.repack(master) };
+            refreshed.map_err(|error| error.in_layer(name))
+        })
     }
 
     fn gradient_norm(&self, gradients: &[&CpuBuffer]) -> Result<f64> {
@@ -74,57 +71,44 @@ impl StepOperations for CpuEngine {
         Ok(sum.sqrt())
     }
 
-    fn adamw(
+    fn step(
         &self,
-        step: &AdamWStep,
-        state: AdamWState<'_, CpuBuffer, CpuSparseLinear>,
+        step: &OptimizerStep,
+        parameters: Vec<ParameterState<'_, CpuBuffer, CpuSparseLinear>>,
         guard: Option<&CpuStepGuard>,
     ) -> Result<f64> {
-        let Some(gradient_scale) = scale_of(guard, step.gradient_scale)? else { return Ok(0.0) };
-        let step = &AdamWStep { gradient_scale, ..*step };
-        let AdamWState { master, gradient, first, second, copy, sparse } = state;
-        for (what, found) in [("a gradient", gradient), ("a first moment", &*first), ("a second moment", &*second)] {
-            expect_length(what, master.len(), found.len())?;
-        }
-        let mask = sparse.map(|sparse| sparse.layer().mask());
-        if let Some(mask) = mask {
-            expect_length("a masked parameter", mask.rows() * mask.cols(), master.len())?;
-        }
-        let slices = AdamWSlices {
-            parameter: master.floats_mut()?,
-            gradient: gradient.floats()?,
-            first: first.floats_mut()?,
-            second: second.floats_mut()?,
+        let own = match step {
+            OptimizerStep::AdamW(step) => step.gradient_scale,
+            OptimizerStep::Sgd(step) => step.gradient_scale,
         };
-        let changes = cpu::adamw::step(step, slices, mask);
-        if let Some(copy) = copy {
-            self.round(master, copy)?;
+        let Some(gradient_scale) = scale_of(guard, own)? else { return Ok(0.0) };
+        let mut changes = 0.0;
+        for ParameterState { master, gradient, first, second, copy, sparse } in parameters {
+            expect_length("a gradient", master.len(), gradient.len())?;
+            expect_length("a first moment", master.len(), first.len())?;
+            let mask = sparse.map(|sparse| sparse.layer().mask());
+            if let Some(mask) = mask {
+                expect_length("a masked parameter", mask.rows() * mask.cols(), master.len())?;
+            }
+            let (parameter, gradient) = (master.floats_mut()?, gradient.floats()?);
+            match step {
+                OptimizerStep::AdamW(step) => {
+                    let second = expect_second("cpu", second)?;
+                    expect_length("a second moment", parameter.len(), second.len())?;
+                    let (first, second) = (first.floats_mut()?, second.floats_mut()?);
+                    let slices = AdamWSlices { parameter, gradient, first, second };
+                    changes += cpu::adamw::step(&AdamWStep { gradient_scale, ..*step }, slices, mask);
+                }
+                OptimizerStep::Sgd(step) => {
+                    let slices = SgdSlices { parameter, gradient, momentum: first.floats_mut()? };
+                    cpu::sgd::step(&SgdStep { gradient_scale, ..*step }, slices, mask);
+                }
+            }
+            if let Some(copy) = copy {
+                self.round(master, copy)?;
+            }
         }
         Ok(changes)
-    }
-
-    fn sgd(
-        &self,
-        step: &SgdStep,
-        state: SgdState<'_, CpuBuffer, CpuSparseLinear>,
-        guard: Option<&CpuStepGuard>,
-    ) -> Result<()> {
-        let Some(gradient_scale) = scale_of(guard, step.gradient_scale)? else { return Ok(()) };
-        let step = &SgdStep { gradient_scale, ..*step };
-        let SgdState { master, gradient, momentum, copy, sparse } = state;
-        expect_length("a gradient", master.len(), gradient.len())?;
-        expect_length("a momentum", master.len(), momentum.len())?;
-        let mask = sparse.map(|sparse| sparse.layer().mask());
-        if let Some(mask) = mask {
-            expect_length("a masked parameter", mask.rows() * mask.cols(), master.len())?;
-        }
-        let slices = SgdSlices {
-            parameter: master.floats_mut()?,
-            gradient: gradient.floats()?,
-            momentum: momentum.floats_mut()?,
-        };
-        cpu::sgd::step(step, slices, mask);
-        copy.map_or(Ok(()), |copy| self.round(master, copy))
     }
 }
 

@@ -5,8 +5,9 @@ use twofour::layer::{Accumulate, SparseLinearSettings, WeightGradient};
 use super::{CpuBuffer, CpuEngine};
 use crate::{
     engine::{
-        AdamWState, AdamWStep, AttentionShape, Kind, LayerOperations as _, LinearOperations as _, LinearShape,
-        Memory as _, Nonlinearity, PrunedDecay, ScoreOptions, SecondMoment, SparseLayer as _, StepOperations as _,
+        AdamWStep, AttentionShape, Kind, LayerOperations as _, LinearOperations as _, LinearShape, Memory as _,
+        Nonlinearity, NormGradients, NormInput, NormParameters, NormStatistics, OptimizerStep, ParameterState,
+        PrunedDecay, ScoreOptions, SecondMoment, SparseLayer as _, StepOperations as _,
     },
     random::Stream,
 };
@@ -66,16 +67,18 @@ fn gradients_of_layer_norm() {
         let bias = random(width, 4);
         let run = |x: &[f32], gain: &[f32], bias: &[f32]| {
             let (mut y, mut mean, mut rstd) = (zeros(x.len()), zeros(tokens), zeros(tokens));
-            let statistics = [&mut mean, &mut rstd];
-            ENGINE.layer_norm(&buffer(x), [&buffer(gain), &buffer(bias)], 1e-5, &mut y, statistics).unwrap();
+            let statistics = NormStatistics { mean: Some(&mut mean), rstd: &mut rstd };
+            let norm = NormParameters { gain: &buffer(gain), bias: Some(&buffer(bias)), epsilon: 1e-5 };
+            ENGINE.norm(norm, NormInput::Tensor(&buffer(x)), &mut y, statistics).unwrap();
             (y, mean, rstd)
         };
         let (_, mean, rstd) = run(&x, &gain, &bias);
         let (mut dx, mut dgain, mut dbias) = (buffer(&vec![1.0; x.len()]), zeros(width), buffer(&vec![2.0; width]));
         let (x_at, gain_at) = (buffer(&x), buffer(&gain));
-        let saved = (&x_at, &gain_at, [&mean, &rstd]);
-        let gradients = [&mut dgain, &mut dbias];
-        ENGINE.layer_norm_gradient(saved, &buffer(&dy), &mut dx, Accumulate::Add, gradients).unwrap();
+        let norm = NormParameters { gain: &gain_at, bias: Some(&buffer(&bias)), epsilon: 1e-5 };
+        let saved = (&x_at, NormStatistics { mean: Some(&mean), rstd: &rstd });
+        let gradients = NormGradients { gain: &mut dgain, bias: Some(&mut dbias) };
+        ENGINE.norm_gradient(norm, saved, &buffer(&dy), &mut dx, Accumulate::Add, gradients).unwrap();
         // What was there before is still in the sums.
         let dx: Vec<f32> = read(&dx).iter().map(|v| v - 1.0).collect();
         let dbias: Vec<f32> = read(&dbias).iter().map(|v| v - 2.0).collect();
@@ -83,6 +86,45 @@ fn gradients_of_layer_norm() {
         check("gain", &gain, &read(&dgain), |gain| dot(&read(&run(&x, gain, &bias).0), &dy));
         check("bias", &bias, &dbias, |bias| dot(&read(&run(&x, &gain, bias).0), &dy));
     }
+}
+
+/// The norm of a sum has the bits of the sum's norm, and leaves the sum.
+#[test]
+fn norms_of_sums() {
+    let (x, y) = (random(3 * 40, 1), random(3 * 40, 2));
+    let (gain, bias) = (buffer(&random(40, 3)), buffer(&random(40, 4)));
+    for bias in [None, Some(&bias)] {
+        let run = |input: NormInput<'_, CpuBuffer>| {
+            let (mut out, mut mean, mut rstd) = (zeros(x.len()), zeros(3), zeros(3));
+            let mean = if bias.is_some() { Some(&mut mean) } else { None };
+            let norm = NormParameters { gain: &gain, bias, epsilon: 1e-5 };
+            ENGINE.norm(norm, input, &mut out, NormStatistics { mean, rstd: &mut rstd }).unwrap();
+            read(&out)
+        };
+        let (mut apart, mut sum) = (buffer(&y), buffer(&y));
+        ENGINE.add(&buffer(&x), &mut apart).unwrap();
+        let expected = run(NormInput::Tensor(&apart));
+        assert_eq!(run(NormInput::Sum(&buffer(&x), &mut sum)), expected);
+        assert_eq!(read(&sum), read(&apart));
+    }
+}
+
+#[test]
+fn norms_whose_operands_do_not_fit_are_refused() {
+    let (gain, bias, x, mut rstd) = (zeros(4), zeros(4), zeros(8), zeros(2));
+    let norm = |bias| NormParameters { gain: &gain, bias, epsilon: 1e-5 };
+    let statistics = NormStatistics { mean: None, rstd: &mut rstd };
+    let error = ENGINE.norm(norm(Some(&bias)), NormInput::Tensor(&x), &mut zeros(8), statistics).unwrap_err();
+    assert!(error.to_string().contains("the means of a norm: expected 2 elements, found 0"), "{error}");
+    let mut short = zeros(1);
+    let statistics = NormStatistics { mean: None, rstd: &mut short };
+    assert!(ENGINE.norm(norm(None), NormInput::Tensor(&x), &mut zeros(8), statistics).is_err());
+    let mut d_gain = zeros(4);
+    let gradients = NormGradients { gain: &mut d_gain, bias: None };
+    let saved = (&x, NormStatistics { mean: Some(&rstd), rstd: &rstd });
+    let refused = ENGINE.norm_gradient(norm(Some(&bias)), saved, &x, &mut zeros(8), Accumulate::Add, gradients);
+    let error = refused.unwrap_err().to_string();
+    assert!(error.contains("the gradient of a norm's bias"), "{error}");
 }
 
 #[test]
@@ -351,15 +393,15 @@ fn adamw_is_its_formula_with_and_without_a_mask() {
             let (mut master, mut first, mut second) = (buffer(&p), buffer(&m), buffer(&v));
             let layer = ENGINE.sparse_linear(&master, (3, 72), SparseLinearSettings::default()).unwrap();
             let mask = layer.mask().unwrap();
-            let state = AdamWState {
+            let state = ParameterState {
                 master: &mut master,
                 gradient: &buffer(&g),
                 first: &mut first,
-                second: &mut second,
+                second: Some(&mut second),
                 copy: None,
                 sparse: masked.then_some(&layer),
             };
-            let changes = ENGINE.adamw(&step, state, None).unwrap();
+            let changes = ENGINE.step(&OptimizerStep::AdamW(step), vec![state], None).unwrap();
             let mut expected_changes = 0.0;
             for i in 0..p.len() {
                 let kept = !masked || mask.is_kept(i / 72, i % 72);

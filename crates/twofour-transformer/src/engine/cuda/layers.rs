@@ -10,8 +10,11 @@ use super::{
 };
 use crate::{
     Error, Result, cuda as kernels,
-    cuda::{ElementFunction, Embedding, LossFactor, NormInput},
-    engine::{AttentionShape, Buffer as _, LayerOperations, LinearOperations as _, Nonlinearity},
+    cuda::{ElementFunction, Embedding, LossFactor},
+    engine::{
+        AttentionShape, Buffer as _, LayerOperations, LinearOperations as _, Nonlinearity, NormGradients, NormInput,
+        NormParameters, NormStatistics,
+    },
 };
 
 impl LayerOperations for CudaEngine {
@@ -54,74 +57,26 @@ impl LayerOperations for CudaEngine {
         Ok(())
     }
 
-    fn layer_norm(
+    fn norm(
         &self,
-        x: &CudaBuffer,
-        parameters: [&CudaBuffer; 2],
-        epsilon: f32,
+        norm: NormParameters<'_, CudaBuffer>,
+        input: NormInput<'_, CudaBuffer>,
         y: &mut CudaBuffer,
-        statistics: [&mut CudaBuffer; 2],
+        statistics: NormStatistics<&mut CudaBuffer>,
     ) -> Result<()> {
-        norm::layer_forward(&self.context, NormInput::Tensor(x.slice()), parameters, epsilon, y, statistics)
+        norm::forward(&self.context, norm, input, y, statistics)
     }
 
-    fn add_layer_norm(
+    fn norm_gradient(
         &self,
-        x: &CudaBuffer,
-        sum: &mut CudaBuffer,
-        parameters: [&CudaBuffer; 2],
-        epsilon: f32,
-        y: &mut CudaBuffer,
-        statistics: [&mut CudaBuffer; 2],
-    ) -> Result<()> {
-        let input = NormInput::Sum(x.slice(), sum.slice_mut());
-        norm::layer_forward(&self.context, input, parameters, epsilon, y, statistics)
-    }
-
-    fn layer_norm_gradient(
-        &self,
-        saved: (&CudaBuffer, &CudaBuffer, [&CudaBuffer; 2]),
+        norm: NormParameters<'_, CudaBuffer>,
+        saved: (&CudaBuffer, NormStatistics<&CudaBuffer>),
         dy: &CudaBuffer,
         dx: &mut CudaBuffer,
         accumulate: Accumulate,
-        gradients: [&mut CudaBuffer; 2],
+        gradients: NormGradients<'_, CudaBuffer>,
     ) -> Result<()> {
-        norm::layer_gradient(&self.context, saved, (dy, dx), accumulate, gradients)
-    }
-
-    fn rms_norm(
-        &self,
-        x: &CudaBuffer,
-        gain: &CudaBuffer,
-        epsilon: f32,
-        y: &mut CudaBuffer,
-        rstd: &mut CudaBuffer,
-    ) -> Result<()> {
-        norm::rms_forward(&self.context, NormInput::Tensor(x.slice()), gain, epsilon, y, rstd)
-    }
-
-    fn add_rms_norm(
-        &self,
-        x: &CudaBuffer,
-        sum: &mut CudaBuffer,
-        gain: &CudaBuffer,
-        epsilon: f32,
-        y: &mut CudaBuffer,
-        rstd: &mut CudaBuffer,
-    ) -> Result<()> {
-        norm::rms_forward(&self.context, NormInput::Sum(x.slice(), sum.slice_mut()), gain, epsilon, y, rstd)
-    }
-
-    fn rms_norm_gradient(
-        &self,
-        saved: (&CudaBuffer, &CudaBuffer, &CudaBuffer),
-        epsilon: f32,
-        dy: &CudaBuffer,
-        dx: &mut CudaBuffer,
-        accumulate: Accumulate,
-        d_gain: &mut CudaBuffer,
-    ) -> Result<()> {
-        norm::rms_gradient(&self.context, saved, epsilon, (dy, dx), accumulate, d_gain)
+        norm::gradient(&self.context, norm, saved, (dy, dx), accumulate, gradients)
     }
 
     fn rotary(&self, positions: usize, frequencies: &[f64]) -> Result<CudaRotary> {

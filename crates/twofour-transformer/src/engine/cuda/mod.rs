@@ -27,10 +27,7 @@ use optimizer::Optimizer;
 use repeat::Repeats;
 pub use sparse::CudaSparseLinear;
 use twofour::DataType;
-use twofour_cuda::{
-    Device, PhaseMarks,
-    layer::{DeviceBuffer, LayerContext},
-};
+use twofour_cuda::{Device, PhaseMarks, layer::LayerContext};
 
 use super::{Buffer as _, Engine, Kind};
 use crate::{Result, cuda as kernels};
@@ -41,8 +38,6 @@ pub struct CudaEngine {
     context: LayerContext,
     compute: DataType,
     optimizer: Mutex<Optimizer>,
-    /// The factor of gradients in [`StepOperations::sgd`], and its copy in device memory.
-    gradient_scale: Mutex<Option<(f32, DeviceBuffer)>>,
     pool: Pool,
     /// Where phases begin, while they are measured.
     phases: Mutex<Option<PhaseMarks>>,
@@ -71,7 +66,6 @@ impl CudaEngine {
             context,
             compute,
             optimizer,
-            gradient_scale: Mutex::new(None),
             pool: Pool::default(),
             phases: Mutex::default(),
             repeats: Mutex::default(),

@@ -1,4 +1,4 @@
-//! Normalization of the CUDA engine.
+//! Norms of the CUDA engine.
 
 use twofour::layer::Accumulate;
 use twofour_cuda::layer::LayerContext;
@@ -6,93 +6,57 @@ use twofour_cuda::layer::LayerContext;
 use super::{CudaBuffer, rows_of};
 use crate::{
     Result, cuda as kernels,
-    cuda::{Norm, NormBackward, NormForward, NormInput, NormKind},
-    engine::Buffer as _,
+    cuda::{Norm, NormBackward, NormForward, NormKind},
+    engine::{Buffer as _, NormGradients, NormInput, NormParameters, NormStatistics},
 };
 
-/// A norm of the rows of a tensor that is as long as `y`.
-fn of(kind: NormKind, y: &CudaBuffer, gain: &CudaBuffer, epsilon: f32) -> Norm {
-    Norm { kind, rows: rows_of(y, gain.len()), width: gain.len(), epsilon }
+/// Returns the norm of the rows of a tensor that is as long as `y`.
+fn of(norm: &NormParameters<'_, CudaBuffer>, y: &CudaBuffer) -> Norm {
+    let kind = if norm.bias.is_some() { NormKind::Layer } else { NormKind::RootMeanSquare };
+    Norm { kind, rows: rows_of(y, norm.gain.len()), width: norm.gain.len(), epsilon: norm.epsilon }
 }
 
-pub(super) fn layer_forward(
+pub(super) fn forward(
     context: &LayerContext,
-    x: NormInput<'_>,
-    [gain, bias]: [&CudaBuffer; 2],
-    epsilon: f32,
+    norm: NormParameters<'_, CudaBuffer>,
+    input: NormInput<'_, CudaBuffer>,
     y: &mut CudaBuffer,
-    [mean, rstd]: [&mut CudaBuffer; 2],
+    statistics: NormStatistics<&mut CudaBuffer>,
 ) -> Result<()> {
-    let norm = of(NormKind::Layer, y, gain, epsilon);
+    let of_rows = of(&norm, y);
     let tensors = NormForward {
-        x,
-        gain: gain.slice(),
-        bias: Some(bias.slice()),
+        x: match input {
+            NormInput::Tensor(x) => kernels::NormInput::Tensor(x.slice()),
+            NormInput::Sum(x, sum) => kernels::NormInput::Sum(x.slice(), sum.slice_mut()),
+        },
+        gain: norm.gain.slice(),
+        bias: norm.bias.map(CudaBuffer::slice),
         y: y.slice_mut(),
-        mean: Some(mean.slice_mut()),
-        rstd: rstd.slice_mut(),
+        mean: statistics.mean.map(CudaBuffer::slice_mut),
+        rstd: statistics.rstd.slice_mut(),
     };
-    Ok(kernels::norm_forward(context, norm, tensors)?)
+    Ok(kernels::norm_forward(context, of_rows, tensors)?)
 }
 
-pub(super) fn layer_gradient(
+pub(super) fn gradient(
     context: &LayerContext,
-    (x, gain, [mean, rstd]): (&CudaBuffer, &CudaBuffer, [&CudaBuffer; 2]),
+    norm: NormParameters<'_, CudaBuffer>,
+    (x, statistics): (&CudaBuffer, NormStatistics<&CudaBuffer>),
     (dy, dx): (&CudaBuffer, &mut CudaBuffer),
     accumulate: Accumulate,
-    [d_gain, d_bias]: [&mut CudaBuffer; 2],
+    gradients: NormGradients<'_, CudaBuffer>,
 ) -> Result<()> {
-    // The backward pass reads the statistics, which hold the ε of the forward pass.
-    let norm = of(NormKind::Layer, x, gain, 0.0);
     let tensors = NormBackward {
         x: x.slice(),
-        gain: gain.slice(),
-        mean: Some(mean.slice()),
-        rstd: rstd.slice(),
+        gain: norm.gain.slice(),
+        mean: statistics.mean.map(CudaBuffer::slice),
+        rstd: statistics.rstd.slice(),
         dy: dy.slice(),
         dx: dx.slice_mut(),
         accumulate_dx: Accumulate::Add,
-        dgain: d_gain.slice_mut(),
-        dbias: Some(d_bias.slice_mut()),
+        dgain: gradients.gain.slice_mut(),
+        dbias: gradients.bias.map(CudaBuffer::slice_mut),
         accumulate,
     };
-    Ok(kernels::norm_backward(context, norm, tensors)?)
-}
-
-pub(super) fn rms_forward(
-    context: &LayerContext,
-    x: NormInput<'_>,
-    gain: &CudaBuffer,
-    epsilon: f32,
-    y: &mut CudaBuffer,
-    rstd: &mut CudaBuffer,
-) -> Result<()> {
-    let norm = of(NormKind::RootMeanSquare, y, gain, epsilon);
-    let tensors =
-        NormForward { x, gain: gain.slice(), bias: None, y: y.slice_mut(), mean: None, rstd: rstd.slice_mut() };
-    Ok(kernels::norm_forward(context, norm, tensors)?)
-}
-
-pub(super) fn rms_gradient(
-    context: &LayerContext,
-    (x, gain, rstd): (&CudaBuffer, &CudaBuffer, &CudaBuffer),
-    epsilon: f32,
-    (dy, dx): (&CudaBuffer, &mut CudaBuffer),
-    accumulate: Accumulate,
-    d_gain: &mut CudaBuffer,
-) -> Result<()> {
-    let norm = of(NormKind::RootMeanSquare, x, gain, epsilon);
-    let tensors = NormBackward {
-        x: x.slice(),
-        gain: gain.slice(),
-        mean: None,
-        rstd: rstd.slice(),
-        dy: dy.slice(),
-        dx: dx.slice_mut(),
-        accumulate_dx: Accumulate::Add,
-        dgain: d_gain.slice_mut(),
-        dbias: None,
-        accumulate,
-    };
-    Ok(kernels::norm_backward(context, norm, tensors)?)
+    Ok(kernels::norm_backward(context, of(&norm, x), tensors)?)
 }

@@ -7,7 +7,10 @@ use super::{CudaBuffer, CudaSparseLinear, CudaStepGuard, Pool};
 use crate::{
     Result, cuda as kernels,
     cuda::{AdamWPhase, AdamWSettings, AdamWTensors, ClippedGradients, GradientClip, StepSchedule},
-    engine::{AdamWState, AdamWStep, Buffer as _, PrunedDecay, SecondMoment, operands::expect_unscaled},
+    engine::{
+        AdamWStep, Buffer as _, ParameterState, PrunedDecay, SecondMoment,
+        operands::{expect_second, expect_unscaled},
+    },
 };
 
 /// The norm of all gradients together. Waits.
@@ -53,25 +56,38 @@ impl Optimizer {
         Ok(Optimizer { schedules: vec![], scale, scale_value: 1.0, changes })
     }
 
-    /// A step of one parameter. Returns the sum of the changes of its second moment where the step watches them, and then waits; otherwise 0.
+    /// Returns the sum of the changes of second moments where the step watches them, and then waits; otherwise 0. Parameters without masks are updated together
+    /// where nothing of them is watched or frozen.
     pub(super) fn step(
         &mut self,
         context: &LayerContext,
         step: &AdamWStep,
-        state: AdamWState<'_, CudaBuffer, CudaSparseLinear>,
+        parameters: Vec<ParameterState<'_, CudaBuffer, CudaSparseLinear>>,
         guard: Option<&CudaStepGuard>,
     ) -> Result<f64> {
-        let AdamWState { master, gradient, first, second, copy, sparse } = state;
-        let pruned_decay = match step.pruned_decay {
-            PrunedDecay::None => None,
-            PrunedDecay::Gradient { strength } => Some(kernels::PrunedDecay::Gradient { strength }),
-            PrunedDecay::Weight { strength } => Some(kernels::PrunedDecay::Weight { strength }),
-        };
+        let is_plain = step.second_moment == SecondMoment::Moving && parameters.iter().all(|one| one.sparse.is_none());
+        if parameters.len() < 2 || !is_plain {
+            let each = parameters.into_iter().map(|parameter| self.step_one(context, step, parameter, guard));
+            return each.sum();
+        }
         let (at, settings) = self.numbers(context, step, guard)?;
-        // A mask covers the matrix of its layer; other parameters are one row.
-        let shape =
-            sparse.map_or((1, master.len()), |sparse| (sparse.layer().out_features(), sparse.layer().in_features()));
-        let tensors = tensors_of(&self.scale, (master, gradient), (first, second), copy, guard)?;
+        let tensors = parameters.into_iter().map(|parameter| tensors_of(&self.scale, parameter, guard));
+        let tensors = tensors.collect::<Result<Vec<_>>>()?;
+        kernels::adamw_together(context, &tensors, &self.schedules[at].memory, settings)?;
+        Ok(0.0)
+    }
+
+    fn step_one(
+        &mut self,
+        context: &LayerContext,
+        step: &AdamWStep,
+        parameter: ParameterState<'_, CudaBuffer, CudaSparseLinear>,
+        guard: Option<&CudaStepGuard>,
+    ) -> Result<f64> {
+        let sparse = parameter.sparse;
+        let (at, settings) = self.numbers(context, step, guard)?;
+        let shape = shape_of(&parameter);
+        let tensors = tensors_of(&self.scale, parameter, guard)?;
         let second_moment = match step.second_moment {
             SecondMoment::Moving => kernels::SecondMoment::Moving,
             SecondMoment::Watched | SecondMoment::WatchedByLogarithm => {
@@ -83,7 +99,7 @@ impl Optimizer {
             }
             SecondMoment::Frozen { at } => kernels::SecondMoment::Frozen { at },
         };
-        let pruned_decay = sparse.map(CudaSparseLinear::layer).zip(pruned_decay);
+        let pruned_decay = sparse.map(CudaSparseLinear::layer).zip(decay_of(step.pruned_decay));
         let phase = AdamWPhase { second_moment, pruned_decay };
         kernels::adamw_in_phase(context, shape, tensors, phase, &self.schedules[at].memory, settings)?;
         match step.second_moment {
@@ -92,27 +108,6 @@ impl Optimizer {
             }
             SecondMoment::Moving | SecondMoment::Frozen { .. } => Ok(0.0),
         }
-    }
-
-    /// A step of several parameters with the same numbers; together where they have no masks and nothing of them is watched or frozen.
-    pub(super) fn step_together(
-        &mut self,
-        context: &LayerContext,
-        step: &AdamWStep,
-        states: Vec<AdamWState<'_, CudaBuffer, CudaSparseLinear>>,
-        guard: Option<&CudaStepGuard>,
-    ) -> Result<f64> {
-        if step.second_moment != SecondMoment::Moving || states.iter().any(|state| state.sparse.is_some()) {
-            return states.into_iter().try_fold(0.0, |sum, state| Ok(sum + self.step(context, step, state, guard)?));
-        }
-        let (at, settings) = self.numbers(context, step, guard)?;
-        let tensors = |state| {
-            let AdamWState { master, gradient, first, second, copy, .. } = state;
-            tensors_of(&self.scale, (master, gradient), (first, second), copy, guard)
-        };
-        let tensors = states.into_iter().map(tensors).collect::<Result<Vec<_>>>()?;
-        kernels::adamw_together(context, &tensors, &self.schedules[at].memory, settings)?;
-        Ok(0.0)
     }
 
     /// Brings a step's numbers to the device. Returns the index of the schedule that holds them, and the settings.
@@ -179,20 +174,34 @@ impl Schedule {
     }
 }
 
+/// Returns the rows and columns of a parameter: a mask covers the matrix of its layer; other parameters are one row.
+pub(super) fn shape_of(parameter: &ParameterState<'_, CudaBuffer, CudaSparseLinear>) -> (usize, usize) {
+    let of = |sparse: &CudaSparseLinear| (sparse.layer().out_features(), sparse.layer().in_features());
+    parameter.sparse.map_or((1, parameter.master.len()), of)
+}
+
+/// Returns the decay as kernels take it.
+pub(super) fn decay_of(decay: PrunedDecay) -> Option<kernels::PrunedDecay> {
+    match decay {
+        PrunedDecay::None => None,
+        PrunedDecay::Gradient { strength } => Some(kernels::PrunedDecay::Gradient { strength }),
+        PrunedDecay::Weight { strength } => Some(kernels::PrunedDecay::Weight { strength }),
+    }
+}
+
 /// What a step of a parameter reads and writes; without a guard its gradient is multiplied by `scale`.
 fn tensors_of<'a>(
     scale: &'a DeviceBuffer,
-    (master, gradient): (&'a mut CudaBuffer, &'a CudaBuffer),
-    (first, second): (&'a mut CudaBuffer, &'a mut CudaBuffer),
-    copy: Option<&'a mut CudaBuffer>,
+    parameter: ParameterState<'a, CudaBuffer, CudaSparseLinear>,
     guard: Option<&'a CudaStepGuard>,
 ) -> Result<AdamWTensors<'a>> {
+    let ParameterState { master, gradient, first, second, copy, .. } = parameter;
     Ok(AdamWTensors {
         weight: master.slice_mut(),
         copy: copy.map(CudaBuffer::slice_mut),
         gradient: gradient.slice(),
         first: first.slice_mut(),
-        second: second.slice_mut(),
+        second: expect_second("cuda", second)?.slice_mut(),
         gradient_scale: Some(guard.map_or_else(|| Ok(scale.as_slice()), CudaStepGuard::factor)?),
         skip: guard.map(CudaStepGuard::skip).transpose()?,
     })

@@ -4,7 +4,7 @@ use twofour::{
     DataType, Mask,
     layer::{Accumulate, Activation, SparseLinearSettings},
 };
-use twofour_cuda::layer::{self, DeviceSlice, Forward, LayerContext, Precision, SparseLinear};
+use twofour_cuda::layer::{self, Forward, LayerContext, Precision, SparseLinear};
 
 use super::{CudaBuffer, CudaStepGuard};
 use crate::{
@@ -36,11 +36,6 @@ impl CudaSparseLinear {
     ) -> Result<Self> {
         let precision = Precision::Float8;
         Ok(Self(SparseLinear::with_precision(context, master.slice(), shape, dtype, precision, settings)?))
-    }
-
-    /// [`SparseLayer::remask`] unless the flag is not 0.
-    pub(super) fn remask_unless(&mut self, master: &CudaBuffer, skip: DeviceSlice<'_>) -> Result<()> {
-        Ok(self.0.remask_unless(master.slice(), skip)?)
     }
 
     /// The layer over device memory.
@@ -120,7 +115,7 @@ impl SparseLayer<CudaBuffer> for CudaSparseLinear {
     }
 }
 
-pub(super) fn refresh_together(
+pub(super) fn refresh(
     layers: Vec<LayerRefresh<'_, CudaBuffer, CudaSparseLinear>>,
     guard: &CudaStepGuard,
 ) -> Result<()> {

@@ -2,13 +2,10 @@
 
 use std::fmt::Display;
 
-use super::{CudaBuffer, CudaEngine, CudaSparseLinear, CudaStepGuard, control, optimizer, sgd, sparse};
+use super::{CudaBuffer, CudaEngine, CudaSparseLinear, CudaStepGuard, optimizer, sgd, sparse};
 use crate::{
     Error, Result,
-    engine::{
-        AdamWState, AdamWStep, LayerRefresh, SgdState, SgdStep, SparseLayer as _, StepFindings, StepLimits,
-        StepOperations, StepPhase,
-    },
+    engine::{LayerRefresh, OptimizerStep, ParameterState, StepFindings, StepLimits, StepOperations, StepPhase},
 };
 
 impl StepOperations for CudaEngine {
@@ -34,43 +31,26 @@ impl StepOperations for CudaEngine {
 
     fn refresh(
         &self,
-        layer: &mut CudaSparseLinear,
-        master: &CudaBuffer,
-        selects_mask: bool,
-        guard: &CudaStepGuard,
-    ) -> Result<()> {
-        // Packing again what a skipped step left as it was changes nothing.
-        if selects_mask { layer.remask_unless(master, guard.skip()?) } else { layer.repack(master) }
-    }
-
-    fn refresh_together(
-        &self,
         layers: Vec<LayerRefresh<'_, CudaBuffer, CudaSparseLinear>>,
         guard: &CudaStepGuard,
     ) -> Result<()> {
-        sparse::refresh_together(layers, guard)
+        sparse::refresh(layers, guard)
     }
 
     fn gradient_norm(&self, gradients: &[&CudaBuffer]) -> Result<f64> {
         optimizer::norm((&self.context, &self.pool), gradients)
     }
 
-    fn adamw(
+    fn step(
         &self,
-        step: &AdamWStep,
-        state: AdamWState<'_, CudaBuffer, CudaSparseLinear>,
+        step: &OptimizerStep,
+        parameters: Vec<ParameterState<'_, CudaBuffer, CudaSparseLinear>>,
         guard: Option<&CudaStepGuard>,
     ) -> Result<f64> {
-        self.optimizer()?.step(&self.context, step, state, guard)
-    }
-
-    fn adamw_together(
-        &self,
-        step: &AdamWStep,
-        states: Vec<AdamWState<'_, CudaBuffer, CudaSparseLinear>>,
-        guard: Option<&CudaStepGuard>,
-    ) -> Result<f64> {
-        self.optimizer()?.step_together(&self.context, step, states, guard)
+        match step {
+            OptimizerStep::AdamW(step) => self.optimizer()?.step(&self.context, step, parameters, guard),
+            OptimizerStep::Sgd(step) => sgd::step(&self.context, step, parameters, guard).map(|()| 0.0),
+        }
     }
 
     fn begin_update(&self, learning_rate: f64, step: u64) -> Result<()> {
@@ -90,15 +70,5 @@ impl StepOperations for CudaEngine {
             Some(marks) => Ok(marks.begin(phase.name())?),
             None => Ok(()),
         }
-    }
-
-    fn sgd(
-        &self,
-        step: &SgdStep,
-        state: SgdState<'_, CudaBuffer, CudaSparseLinear>,
-        guard: Option<&CudaStepGuard>,
-    ) -> Result<()> {
-        let mut scale = self.gradient_scale.lock().map_err(|_| control::after_panic())?;
-        sgd::step(&self.context, &mut scale, step, state, guard)
     }
 }
