@@ -3,6 +3,7 @@
 ===========================  ===========================================================================================
 :func:`verify`               is a matrix 2:4, and where not
 :func:`prune`                makes it 2:4
+:class:`LayerInputs`         prunes a layer by what enters it: SparseGPT, ALPS, refitting
 :func:`compress`             values and metadata of a 2:4 matrix; :func:`decompress` undoes it
 :func:`save_file`            models in the command line's file format; :func:`load_file`, :func:`load_model`
 :class:`Linear`              a linear layer with a 2:4 weight
@@ -35,6 +36,7 @@ _LAZY = {
     "BlockSparseTensor": "sparsity",
     "Compressed": "arrays.compression",
     "Int4Linear": "modules.int4",
+    "LayerInputs": "arrays.layer",
     "Linear": "modules.linear",
     "Verification": "arrays.verification",
     "Violation": "arrays.verification",

@@ -56,11 +56,13 @@ fn embeddings_of_a_pretrained_encoder_stay_near_the_dense_ones() {
     let texts: Vec<Vec<u32>> = judged.iter().map(encode).collect();
     let dense = embeddings(&model, &texts);
     let mut cosines = vec![];
-    for method in ["magnitude", "wanda", "ria", "sparsegpt"] {
+    for method in ["magnitude", "wanda", "ria", "sparsegpt", "alps"] {
         let path = model.to_string_lossy();
         let mut arguments = vec!["prune", &path, "-o", method, "--method", method];
         if method != "magnitude" {
             arguments.extend(["--calibration", "text.txt", "--samples", "48", "--length", "64"]);
+            // ALPS with what follows by default.
+            arguments.extend(if method == "alps" { &[][..] } else { &["--refit", "off", "--compensate", "off"] });
         }
         run(dir.path(), &arguments).good();
         run(dir.path(), &["check", method]).good();
@@ -68,10 +70,11 @@ fn embeddings_of_a_pretrained_encoder_stay_near_the_dense_ones() {
         let cosine = |(a, b): (&Vec<f64>, &Vec<f64>)| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         cosines.push(dense.iter().zip(&pruned).map(cosine).sum::<f64>() / texts.len() as f64);
     }
-    eprintln!("mean cosines of magnitude, Wanda, RIA and SparseGPT: {cosines:.3?}");
-    // SparseGPT adjusts the weights to the text; the others only choose among them.
+    eprintln!("mean cosines of magnitude, Wanda, RIA, SparseGPT and ALPS: {cosines:.3?}");
+    // SparseGPT and ALPS adjust the weights to the text; the others only choose among them.
     assert!(cosines.iter().all(|cosine| (0.3..1.0).contains(cosine)), "{cosines:?}");
     assert!(cosines[3] > cosines[0] + 0.1 && cosines[3] > 0.7, "{cosines:?}");
+    assert!(cosines[4] > cosines[3], "{cosines:?}");
 }
 
 fn fixture(name: &str) -> String {

@@ -24,6 +24,8 @@ fn limited(directory: &Path, limits: &str, environment: &[(&str, &str)], argumen
     shell.arg("-c").arg(format!("ulimit {limits} && exec \"$0\" \"$@\"")).arg(env!("CARGO_BIN_EXE_twofour"));
     let mut child = shell
         .args(arguments)
+        // Each thread takes memory: the limits hold on a machine with any number of them.
+        .env("RAYON_NUM_THREADS", "2")
         .envs(environment.iter().copied())
         .current_dir(directory)
         .stdout(std::process::Stdio::piped())

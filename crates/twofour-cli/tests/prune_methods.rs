@@ -25,10 +25,14 @@ fn calibrated_methods_prune_every_layer_of_every_block() {
     for family in ["llama", "mistral", "qwen2", "qwen3", "gpt2", "bert"] {
         let model = checkpoint(family);
         let mut errors = Vec::new();
-        for method in ["wanda", "ria", "sparsegpt"] {
-            let out = format!("{family}-{method}");
-            let arguments = ["prune", &model, "-o", &out, "--method", method, "--json"];
-            let calibration = ["--calibration", "text.txt", "--samples", "12", "--length", "24", "--seed", "5"];
+        let calibration = ["--calibration", "text.txt", "--samples", "12", "--length", "24", "--seed", "5"];
+        for (method, refit) in [("wanda", "off"), ("ria", "off"), ("sparsegpt", "off"), ("alps", "10"), ("wanda", "10")]
+        {
+            let out = format!("{family}-{method}-{refit}");
+            // Alone, or with all that follows by default.
+            let compensate = if refit == "off" { "off" } else { "0.5" };
+            let settings = ["--method", method, "--refit", refit, "--compensate", compensate];
+            let arguments = [&["prune", &model, "-o", &out, "--json"], &settings[..]].concat();
             let answer = run(at, &[&arguments[..], &calibration].concat()).good().json();
             assert_eq!((&answer["method"], &answer["calibration_tokens"]), (&method.into(), &(12 * 24).into()));
             let tensors = answer["tensors"].as_array().unwrap();
@@ -45,7 +49,8 @@ fn calibrated_methods_prune_every_layer_of_every_block() {
             assert_eq!(names(&at.join(&out)), names(model.as_ref()));
             assert!(!names(at).iter().any(|name| name.starts_with(".twofour")), "{:?}", names(at));
             // The same command gives the same bytes.
-            let again = [&["prune", &model, "-o", "again", "--force", "--method", method], &calibration[..]].concat();
+            let again = ["prune", &model, "-o", "again", "--force"];
+            let again = [&again[..], &settings, &calibration].concat();
             run(at, &again).good();
             for name in names(&at.join(&out)) {
                 let read = |folder: &str| fs::read(at.join(folder).join(&name)).unwrap();
@@ -55,6 +60,15 @@ fn calibrated_methods_prune_every_layer_of_every_block() {
         // The next family has files of other names.
         fs::remove_dir_all(at.join("again")).unwrap();
         assert!(errors[2] < errors[0] && errors[0] < 0.6, "{family}: Wanda, RIA, SparseGPT: {errors:?}");
+        assert!(errors[3] < errors[2] && errors[4] < errors[0], "{family}: and ALPS, Wanda refitted: {errors:?}");
+        // A calibration without a method is one by the default.
+        let default = [&["prune", &model, "-o", "default", "--force"], &calibration[..]].concat();
+        run(at, &default).good();
+        for name in names(&at.join("default")) {
+            let read = |folder: &str| fs::read(at.join(folder).join(&name)).unwrap();
+            assert_eq!(read("default"), read(&format!("{family}-alps-10")), "{name}");
+        }
+        fs::remove_dir_all(at.join("default")).unwrap();
     }
 }
 
@@ -88,11 +102,20 @@ fn what_calibration_requires_is_said() {
         assert_eq!(names(at), ["short.txt", "text.txt"], "{message}");
         message
     };
-    for method in ["wanda", "ria", "sparsegpt"] {
+    for method in ["wanda", "ria", "sparsegpt", "alps"] {
         assert!(bad(2, &["--method", method]).contains("--calibration"));
     }
+    for follows in ["--refit", "--swaps", "--compensate"] {
+        assert!(bad(2, &[follows, "1"]).contains("--calibration"));
+    }
     let with = |text| ["--method", "wanda", "--calibration", text];
-    assert!(bad(2, &["--calibration", "text.txt"]).contains("no effect"));
+    let magnitude = ["--method", "magnitude", "--calibration", "text.txt", "--refit", "off", "--compensate", "off"];
+    assert!(bad(2, &magnitude).contains("no effect"));
+    assert!(bad(2, &[&with("text.txt")[..], &["--refit", "some"]].concat()).contains("off"));
+    for share in ["1.5", "-0.1", "half"] {
+        let compensate = format!("--compensate={share}");
+        assert!(bad(2, &[&with("text.txt")[..], &[&compensate]].concat()).contains("from 0 to 1"));
+    }
     assert!(bad(2, &["--samples", "4"]).contains("--calibration"));
     assert!(bad(2, &[&with("text.txt")[..], &["--axis", "column"]].concat()).contains("reduction axis"));
     assert!(bad(2, &[&with("text.txt")[..], &["--length", "41"]].concat()).contains("40"));
@@ -184,7 +207,8 @@ fn sparsegpt_quantizes_in_its_own_pass() {
         assert_eq!(errors.len(), 14);
         errors.iter().sum::<f64>()
     };
-    let floats = prune("floats", &[]).good().json();
+    // What is rounded is not refitted.
+    let floats = prune("floats", &["--refit", "off"]).good().json();
     for (integers, dtype, group) in [("int8", "I8", None), ("int4", "I4", Some(128)), ("int4", "I4", None)] {
         let out = format!("{integers}-{group:?}");
         let more: &[&str] = if integers == "int4" && group.is_none() { &["--group", "row"] } else { &[] };

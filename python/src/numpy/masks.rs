@@ -78,7 +78,7 @@ fn pruned<T: Element>(bytes: &[u8], rows: usize, cols: usize, selector: Selector
     store("pruned matrix", &mask.apply(matrix)?, out)
 }
 
-fn parse(pattern: &str) -> PyResult<Pattern> {
+pub(super) fn parse(pattern: &str) -> PyResult<Pattern> {
     pattern.parse().map_err(exception)
 }
 

@@ -10,6 +10,7 @@ mod dtype;
 mod errors;
 mod int4;
 mod int8;
+mod layer_inputs;
 mod masks;
 mod reader;
 mod writer;
@@ -26,6 +27,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(compression::compress_bitmask, module)?)?;
     module.add_function(wrap_pyfunction!(compression::decompress, module)?)?;
     module.add_function(wrap_pyfunction!(int4::decompress_int4, module)?)?;
+    module.add_class::<layer_inputs::LayerInputs>()?;
     module.add_class::<reader::FileReader>()?;
     module.add_class::<writer::FileWriter>()
 }

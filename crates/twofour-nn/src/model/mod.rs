@@ -26,7 +26,9 @@ pub use crate::parts::{ModelPart, ModelParts};
 pub use crate::text::{FileTokenizer, TextDecoder, Tokenizer, VOCABULARY, is_guarded};
 pub use batch::IndexBatch;
 pub use bert::{Bert, BertBatch, BertConfig, BertSamples, EncoderTask, EncoderTasks};
-pub use calibration::{BlockwiseCheckpoint, Calibration, CheckpointBlock, Observation, Replace, open_blockwise};
+pub use calibration::{
+    BlockwiseCheckpoint, Calibration, CheckpointBlock, Observation, Observe, Replace, open_blockwise,
+};
 pub use checkpoint::{Checkpoint, CheckpointError, EncoderCheckpoint, ImageCheckpoint, is_llama, save_llama};
 pub use config::{
     AttentionConfig, FeedForwardConfig, GptConfig, ImageHead, ImageHeadInput, ImageInput, ModelInput, ModelOutput,

@@ -12,7 +12,8 @@ use crate::{
 /// Columns of the Hessian that one GEMM computes.
 const STRIP: usize = 512;
 
-/// `XᵀX` over all tokens added: up to a factor the Hessian of `‖W·x - Ŵ·x‖²` in a row of `Ŵ`, for a layer with `n` input features.
+/// `XᵀX` over all tokens added: up to a factor the Hessian of `‖W·x - Ŵ·x‖²` in a row of `Ŵ`, for a layer with `n`
+/// input features.
 ///
 /// It takes `4 n²` bytes. One half is computed: it is symmetric.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,10 +34,12 @@ impl Hessian {
         Ok(Self { features, tokens: 0, sums: vec![0.0; len] })
     }
 
-    /// A Hessian computed elsewhere, `[features, features]`, from so many tokens. Its elements on and below the diagonal are used.
+    /// A Hessian computed elsewhere, `[features, features]`, from so many tokens. Its elements on and below the
+    /// diagonal are used.
     ///
     /// # Errors
-    /// [`Error::Length`] for another number of elements; [`Error::Statistic`] for one that is not finite or a diagonal that is negative.
+    /// [`Error::Length`] for another number of elements; [`Error::Statistic`] for one that is not finite or a diagonal
+    /// that is negative.
     pub fn from_matrix(features: usize, matrix: Vec<f32>, tokens: u64) -> Result<Self> {
         if features.checked_mul(features) != Some(matrix.len()) {
             let expected = features.saturating_mul(features);
@@ -56,7 +59,8 @@ impl Hessian {
     /// Adds a batch of activations `[tokens, features]`, row-major.
     ///
     /// # Errors
-    /// [`Error::Multiple`] for a batch that is not made of whole tokens, [`Error::Activation`] with the place of the first NaN or infinity.
+    /// [`Error::Multiple`] for a batch that is not made of whole tokens, [`Error::Activation`] with the place of the
+    /// first NaN or infinity.
     pub fn add(&mut self, batch: &[f32]) -> Result<()> {
         let n = self.features;
         let tokens = tokens_of(batch, n)?;
@@ -98,8 +102,8 @@ impl Hessian {
         self.sums.iter().step_by(self.features + 1).copied().collect()
     }
 
-    /// `‖W·X‖²`: the squared norm of the outputs on all tokens added of a layer with the weight `[rows, features]`. Of the difference of two weights it is the
-    /// squared error of one for the other.
+    /// `‖W·X‖²`: the squared norm of the outputs on all tokens added of a layer with the weight `[rows, features]`. Of
+    /// the difference of two weights it is the squared error of one for the other.
     ///
     /// # Errors
     /// [`Error::Length`] where the weight has another number of columns.
@@ -138,11 +142,12 @@ impl Hessian {
         Ok(total.max(0.0))
     }
 
-    /// The diagonal of the inverse, after `damping` times the mean of the diagonal was added to each of its elements; computed in f64. A feature that was
-    /// always zero counts with that mean.
+    /// The diagonal of the inverse, after `damping` times the mean of the diagonal was added to each of its elements;
+    /// computed in f64. A feature that was always zero counts with that mean.
     ///
     /// # Errors
-    /// [`Error::NoTokens`], [`Error::Setting`] for a damping that is not positive and finite, [`Error::NotPositiveDefinite`].
+    /// [`Error::NoTokens`], [`Error::Setting`] for a damping that is not positive and finite,
+    /// [`Error::NotPositiveDefinite`].
     pub fn inverse_diagonal(&self, damping: f64) -> Result<Vec<f32>> {
         let upper = factor::upper::<f64>(self, damping)?;
         Ok(factor::inverse_diagonal(&upper, self.features))

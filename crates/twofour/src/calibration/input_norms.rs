@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::{reject_not_finite, tokens_of};
+use super::{Hessian, reject_not_finite, tokens_of};
 use crate::{Error, Result};
 
 /// The sum of squares of each input feature of a layer, over all tokens added.
@@ -18,10 +18,16 @@ impl InputNorms {
         Self { sums: vec![0.0; features], tokens: 0 }
     }
 
+    /// What a [`Hessian`] knows of them: its diagonal, in f32.
+    pub fn of_hessian(hessian: &Hessian) -> Self {
+        Self { sums: hessian.diagonal().into_iter().map(f64::from).collect(), tokens: hessian.tokens() }
+    }
+
     /// Adds a batch of activations `[tokens, features]`, row-major. Squares are added up in f64, token by token.
     ///
     /// # Errors
-    /// [`Error::Multiple`] for a batch that is not made of whole tokens, [`Error::Activation`] with the place of the first NaN or infinity.
+    /// [`Error::Multiple`] for a batch that is not made of whole tokens, [`Error::Activation`] with the place of the
+    /// first NaN or infinity.
     pub fn add(&mut self, batch: &[f32]) -> Result<()> {
         const FEATURES: usize = 256;
         let features = self.sums.len();

@@ -4,18 +4,25 @@
 //! |---|---|---|
 //! | [`InputNorms`] | `8 n` bytes | [`Wanda`](crate::criterion::Wanda), [`Ria`](crate::criterion::Ria), [`ActivationNorm`](crate::criterion::ActivationNorm) |
 //! | [`Hessian`] | `4 n²` bytes | [`sparsegpt`](mod@crate::solve::sparsegpt), [`OptimalBrainDamage`](crate::criterion::OptimalBrainDamage), [`OptimalBrainSurgeon`](crate::criterion::OptimalBrainSurgeon) |
+//! | [`CrossProducts`] | `4 n²` bytes | [`compensated`](crate::solve::compensated): making up for the errors of earlier layers |
 //! | [`ActivationSample`] | `4 n` bytes a token | comparing weights by their outputs |
 //!
-//! All take batches `[tokens, features]`, row-major, of the activations that enter a linear layer. A batch with a NaN or an infinity is an error with
-//! its place, and nothing of it is added.
+//! [`Statistic`] is one of the first two, as a pruning method requires.
+//!
+//! All take batches `[tokens, features]`, row-major, of the activations that enter a linear layer. A batch with a NaN
+//! or an infinity is an error with its place, and nothing of it is added.
 
+mod cross;
 mod hessian;
 mod input_norms;
 mod sample;
+mod statistic;
 
+pub use cross::CrossProducts;
 pub use hessian::Hessian;
 pub use input_norms::InputNorms;
 pub use sample::ActivationSample;
+pub use statistic::{Statistic, StatisticKind};
 
 use crate::{Error, Result};
 

@@ -8,7 +8,8 @@ use crate::{
     kernel::float_gemm::{Block, Operand, Threads, multiply},
 };
 
-/// Activations `[tokens, features]` of a layer's inputs, as they are: for the error of a pruned weight without a [`Hessian`](super::Hessian).
+/// Activations `[tokens, features]` of a layer's inputs, as they are: for the error of a pruned weight without a
+/// [`Hessian`](super::Hessian).
 #[derive(Debug, Clone, PartialEq)]
 pub struct ActivationSample {
     features: usize,
@@ -24,7 +25,8 @@ impl ActivationSample {
     /// Adds a batch `[tokens, features]`, row-major.
     ///
     /// # Errors
-    /// [`Error::Multiple`] for a batch that is not made of whole tokens, [`Error::Activation`] with the place of the first NaN or infinity.
+    /// [`Error::Multiple`] for a batch that is not made of whole tokens, [`Error::Activation`] with the place of the
+    /// first NaN or infinity.
     pub fn add(&mut self, batch: &[f32]) -> Result<()> {
         tokens_of(batch, self.features)?;
         reject_not_finite(batch, self.features)?;
@@ -37,10 +39,12 @@ impl ActivationSample {
         self.activations.len().checked_div(self.features).unwrap_or(0)
     }
 
-    /// `‖(W - Ŵ)·X‖² / ‖W·X‖²` for a dense weight `[rows, features]` and what it was pruned to; 0 where the dense weight's outputs are zero.
+    /// `‖(W - Ŵ)·X‖² / ‖W·X‖²` for a dense weight `[rows, features]` and what it was pruned to; 0 where the dense
+    /// weight's outputs are zero.
     ///
     /// # Errors
-    /// [`Error::Length`] where the dense weight has another number of columns, [`Error::Shape`] where the pruned one has another shape.
+    /// [`Error::Length`] where the dense weight has another number of columns, [`Error::Shape`] where the pruned one
+    /// has another shape.
     pub fn relative_error(&self, dense: MatrixRef<'_, f32>, pruned: MatrixRef<'_, f32>) -> Result<f64> {
         const ROWS: usize = 64;
         let (n, tokens) = (self.features, self.tokens());

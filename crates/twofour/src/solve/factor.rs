@@ -1,28 +1,32 @@
 //! The Cholesky factor that solvers require.
 //!
-//! A damped Hessian `H` is factored as `H = R·Rᵀ` with `R` upper triangular. Then `U = R⁻¹` is the upper Cholesky factor of the inverse,
-//! `H⁻¹ = Uᵀ·U`, that SparseGPT is written with. `R` serves without an inversion ([`sparsegpt`](super::sparsegpt)): one factorization
-//! instead of two and an inverse.
+//! A damped Hessian `H` is factored as `H = R·Rᵀ` with `R` upper triangular. Then `U = R⁻¹` is the upper Cholesky
+//! factor of the inverse, `H⁻¹ = Uᵀ·U`, that SparseGPT is written with. `R` serves without an inversion
+//! ([`sparsegpt`](super::sparsegpt)): one factorization instead of two and an inverse.
 //!
-//! `R` comes from the usual factorization: with rows and columns in reverse order `H` becomes `L·Lᵀ`, and `L` in reverse order is `R`. The recursion
-//! halves the matrix, so that nearly all the work is large GEMMs.
+//! `R` comes from the usual factorization: with rows and columns in reverse order `H` becomes `L·Lᵀ`, and `L` in
+//! reverse order is `R`. The recursion halves the matrix, so that nearly all the work is large GEMMs.
 
 use rayon::prelude::*;
 
 use crate::{
     Error, Result,
     calibration::Hessian,
-    kernel::float_gemm::{Block, Float, subtract_within},
+    kernel::float_gemm::{Block, Float, Operand, Threads, multiply, subtract_within},
 };
 
 /// Matrices of this order are factored, and triangles of it solved, without GEMM.
 const BASE: usize = 32;
 
+/// Columns of an inverse that one GEMM computes.
+const STRIP: usize = 256;
+
 /// Squares of this order on the diagonal of a symmetric product are computed whole.
 const SQUARE: usize = 256;
 
-/// Returns `R`, `[features, features]`, zero below the diagonal, with `H + damping · mean(diagonal) · I = R·Rᵀ`. A feature that was always zero (whose row
-/// and column of `H` are zero) has the mean of the others in its place on the diagonal.
+/// Returns `R`, `[features, features]`, zero below the diagonal, with `H + damping · mean(diagonal) · I = R·Rᵀ`. A
+/// feature that was always zero (whose row and column of `H` are zero) has the mean of the others in its place on the
+/// diagonal.
 pub(crate) fn upper<T: Float>(hessian: &Hessian, damping: f64) -> Result<Vec<T>> {
     let n = hessian.features();
     if hessian.tokens() == 0 {
@@ -43,7 +47,8 @@ pub(crate) fn upper<T: Float>(hessian: &Hessian, damping: f64) -> Result<Vec<T>>
 
     let mut matrix = vec![T::default(); n * n];
     let lower = hessian.lower();
-    // Element (i, j) of the reversed matrix is that at (n-1-i, n-1-j), by symmetry (n-1-j, n-1-i): below the diagonal for j <= i.
+    // Element (i, j) of the reversed matrix is that at (n-1-i, n-1-j), by symmetry (n-1-j, n-1-i): below the diagonal
+    // for j <= i.
     matrix.par_chunks_mut(n.max(1)).enumerate().for_each(|(i, row)| {
         for (j, out) in row[..=i].iter_mut().enumerate() {
             *out = T::of(lower[(n - 1 - j) * n + n - 1 - i]);
@@ -58,7 +63,8 @@ pub(crate) fn upper<T: Float>(hessian: &Hessian, damping: f64) -> Result<Vec<T>>
     Ok(matrix)
 }
 
-/// Factors the square of order `n` at `(at, at)` in place, its lower half; the error is the row whose pivot is not positive.
+/// Factors the square of order `n` at `(at, at)` in place, its lower half; the error is the row whose pivot is not
+/// positive.
 fn cholesky<T: Float>(a: &mut [T], stride: usize, at: usize, n: usize) -> Result<(), usize> {
     if n <= BASE {
         return factor_small(a, stride, at, n);
@@ -69,6 +75,70 @@ fn cholesky<T: Float>(a: &mut [T], stride: usize, at: usize, n: usize) -> Result
     solve_right(a, stride, at, below);
     subtract_square(a, stride, below);
     cholesky(a, stride, at + half, n - half)
+}
+
+/// Replaces a symmetric positive definite matrix `[n, n]`, whose lower half is read, by its inverse; the error is a row
+/// whose pivot is not positive.
+pub(super) fn invert<T: Float>(matrix: &mut [T], n: usize) -> Result<(), usize> {
+    cholesky(matrix, n, 0, n)?;
+    matrix.par_chunks_mut(n.max(1)).enumerate().for_each(|(i, row)| row[i + 1..].fill(T::default()));
+    invert_triangle(matrix, n, 0, n);
+    // L⁻ᵀ · L⁻¹, a strip of columns at a time: the rows of L⁻¹ above a strip's first are zero in it.
+    let triangle = matrix.to_vec();
+    for col in (0..n).step_by(STRIP) {
+        let cols = STRIP.min(n - col);
+        let below = Block { row: col, col, rows: n - col, cols: n - col };
+        multiply(
+            (&mut *matrix, n, Block { row: col, col, rows: n - col, cols }),
+            T::default(),
+            T::ONE,
+            Operand::new(&triangle, n, below).transposed(),
+            Operand::new(&triangle, n, Block { cols, ..below }),
+            Threads::All,
+        );
+    }
+    for i in 0..n {
+        let (above, row) = matrix.split_at_mut(i * n);
+        above.iter_mut().skip(i).step_by(n).zip(&row[..i]).for_each(|(above, value)| *above = *value);
+    }
+    Ok(())
+}
+
+/// Replaces the lower triangle `L` of order `n` at `(at, at)` by its inverse.
+fn invert_triangle<T: Float>(a: &mut [T], stride: usize, at: usize, n: usize) {
+    if n <= BASE {
+        for i in at..at + n {
+            let (above, row) = a.split_at_mut(i * stride);
+            let pivot = row[i];
+            // Row i of the inverse: minus that of L times the rows above, which are inverted.
+            let own: Vec<T> = row[at..i].to_vec();
+            for j in at..i {
+                let sum = (j..i).fold(T::default(), |sum, k| sum + own[k - at] * above[k * stride + j]);
+                row[j] = -sum / pivot;
+            }
+            row[i] = T::ONE / pivot;
+        }
+        return;
+    }
+    let half = half(n);
+    invert_triangle(a, stride, at, half);
+    invert_triangle(a, stride, at + half, n - half);
+    let below = Block { row: at + half, col: at, rows: n - half, cols: half };
+    let square = Block { row: at, col: at, rows: half, cols: half };
+    let all = Block { row: 0, col: 0, ..below };
+    let (mut left, mut product) = (vec![T::default(); below.rows * half], vec![T::default(); below.rows * half]);
+    for (i, row) in left.chunks_mut(half).enumerate() {
+        row.copy_from_slice(&a[(below.row + i) * stride + at..][..half]);
+    }
+    let (zero, one) = (T::default(), T::ONE);
+    let upper = Operand::new(a, stride, square);
+    multiply((&mut product, half, all), zero, one, Operand::new(&left, half, all), upper, Threads::All);
+    let lower = Block { row: below.row, col: below.row, rows: below.rows, cols: below.rows };
+    let own = Operand::new(a, stride, lower);
+    multiply((&mut left, half, all), zero, -one, own, Operand::new(&product, half, all), Threads::All);
+    for (i, row) in left.chunks(half).enumerate() {
+        a[(below.row + i) * stride + at..][..half].copy_from_slice(row);
+    }
 }
 
 /// Where to cut: a multiple of the base, so that small blocks are whole ones.
@@ -159,7 +229,8 @@ fn subtract_square<T: Float>(a: &mut [T], stride: usize, b: Block) {
 
 /// The diagonal of `(R·Rᵀ)⁻¹`: the squared norms of the columns of `R⁻¹`. Takes `n³/3` multiplications.
 pub(crate) fn inverse_diagonal(upper: &[f64], n: usize) -> Vec<f32> {
-    // Column j of the inverse solves R·x = e_j, from row j upwards; in the order of rows of the transpose all reads are consecutive.
+    // Column j of the inverse solves R·x = e_j, from row j upwards; in the order of rows of the transpose all reads are
+    // consecutive.
     let mut transposed = vec![0f64; n * n];
     transposed.par_chunks_mut(n.max(1)).enumerate().for_each(|(j, out)| {
         for (i, out) in out[..=j].iter_mut().enumerate() {
@@ -225,6 +296,23 @@ mod tests {
             // What is read here is rounded to f32.
             assert!(double < 2e-7, "{n}: {double}");
         }
+    }
+
+    #[test]
+    fn an_inverse_times_its_matrix_is_one() {
+        for n in [0usize, 1, 2, 31, 33, 64, 100, 300] {
+            let hessian = hessian(n.max(1));
+            let lower: Vec<f64> = hessian.lower()[..n * n].iter().map(|value| f64::from(*value)).collect();
+            let mut inverse = lower.clone();
+            invert(&mut inverse, n).unwrap();
+            for (i, j) in (0..n).flat_map(|i| (0..n).map(move |j| (i, j))) {
+                let at = |i: usize, k: usize| lower[i.max(k) * n + i.min(k)];
+                let sum: f64 = (0..n).map(|k| at(i, k) * inverse[k * n + j]).sum();
+                let expected = if i == j { 1.0 } else { 0.0 };
+                assert!((sum - expected).abs() < 1e-6, "{n}: {i} {j}: {sum}");
+            }
+        }
+        assert_eq!(invert(&mut [1.0f32, 0.0, 2.0, 1.0], 2), Err(1));
     }
 
     #[test]

@@ -36,14 +36,17 @@ pub enum GridScales {
     /// From the dense weight, before anything is pruned ("static groups").
     #[default]
     Static,
-    /// From the adjusted weight when the solver reaches the first column of a group. For [`ScaleScope::Row`] that is the dense weight.
+    /// From the adjusted weight when the solver reaches the first column of a group. For [`ScaleScope::Row`] that is
+    /// the dense weight.
     Adjusted,
-    /// From the weight that the solver finds without rounding, which is solved for first: what adjustment makes larger than any dense weight of its group is not
-    /// clipped. The factorization is shared, so it takes less than twice the time.
+    /// From the weight that the solver finds without rounding, which is solved for first: what adjustment makes larger
+    /// than any dense weight of its group is not clipped. The factorization is shared, so it takes less than twice the
+    /// time.
     Solved,
 }
 
-/// How a solver quantizes what it keeps: `w ≈ q · scale` with `scale = max |w| / largest`, rounded to f16 as the files store it.
+/// How a solver quantizes what it keeps: `w ≈ q · scale` with `scale = max |w| / largest`, rounded to f16 as the files
+/// store it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Grid {
     /// The width of the integers.

@@ -1,10 +1,35 @@
-//! Pruning that also changes the kept weights: **solvers**.
+//! Pruning that also changes the kept weights: **solvers**; and all pruning methods by name.
 //!
-//! [`sparsegpt`](mod@sparsegpt) prunes a layer so that its outputs change as little as possible on calibration inputs, and can quantize it in the same pass.
+//! | function | what it does | requires |
+//! |---|---|---|
+//! | [`sparsegpt`](sparsegpt()) | prunes column by column and adjusts the later ones; can round to integers in the same pass | a [`Hessian`] |
+//! | [`alps`](alps()) | finds mask and weights together, by the method of multipliers | a [`Hessian`] |
+//! | [`swaps`](swaps()) | exchanges kept and pruned elements within groups while that lowers the error | a mask, a [`Hessian`] |
+//! | [`compensated`](compensated()) | the weight that makes up for the errors of earlier layers: what is pruned in its place | a [`Hessian`], [`CrossProducts`](crate::calibration::CrossProducts) |
+//! | [`refit`](refit()) | the best kept weights for a mask | a mask, a [`Hessian`] |
+//!
+//! All of them make the layer's outputs on calibration inputs change as little as possible. [`METHODS`] lists what
+//! prunes, criteria and solvers, by name; [`Pruning`] is a method with what follows it. A new solver is a file here and
+//! its line in [`METHODS`].
+//!
+//! [`Hessian`]: crate::calibration::Hessian
 
+mod alps;
+mod compensate;
 pub(crate) mod factor;
 mod grid;
+mod method;
+mod normal;
+mod refit;
 pub mod sparsegpt;
+mod swaps;
+#[cfg(test)]
+mod testing;
 
+pub use alps::{Alps, alps};
+pub use compensate::{Compensation, compensated};
 pub use grid::{Bits, Grid, GridScales, ScaleScope};
+pub use method::{METHODS, Method, Pruned, Pruning, method};
+pub use refit::{Refit, refit};
 pub use sparsegpt::{Precision, Solved, SparseGpt, sparsegpt};
+pub use swaps::{Swaps, swaps};

@@ -1,25 +1,18 @@
 //! Pruning by what a model computes on text, block after block.
 
-use std::{
-    cell::RefCell,
-    collections::{BTreeMap, HashMap},
-    path::Path,
-};
+use std::{cell::RefCell, collections::HashMap, path::Path};
 
 use anyhow::Result;
 use twofour::{
-    Arithmetic, Axis, Element, Mask, MatrixRef, Pattern,
-    calibration::{ActivationSample, Hessian, InputNorms},
-    criterion::{self, Criterion, Ria, Wanda, WandaVariant},
+    Arithmetic, Axis, Element, MatrixRef,
+    calibration::{ActivationSample, CrossProducts, Statistic},
     file::{Quantization, QuantizedWeight, Reader, StoredElement},
     match_element,
-    select::Sparsity,
-    solve::{Precision, Solved, SparseGpt, sparsegpt},
+    solve::{Pruned, Pruning},
 };
-use twofour_nn::model::{Calibration, Observation, open_blockwise};
+use twofour_nn::model::{Calibration, Observation, Replace, open_blockwise};
 
 use super::{
-    method::Method,
     sampling::Sampling,
     solution::{Adjusted, Solution, Solutions},
     store::Store,
@@ -36,9 +29,8 @@ const COMPARED: usize = 256;
 /// How weights are pruned.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct How {
-    pub(super) method: Method,
-    pub(super) pattern: Pattern,
-    /// The integers that SparseGPT rounds to.
+    pub(super) pruning: Pruning,
+    /// The integers that kept weights are rounded to.
     pub(super) quantization: Option<Quantization>,
 }
 
@@ -58,12 +50,16 @@ pub(super) fn solve(
     let store = Store::create_in(parent)?;
     let solver = Solver { reader: checkpoint.reader(), selection, how, store: &store };
     let tokens: usize = pieces.iter().map(Vec::len).sum();
-    let states = (tokens as u64).saturating_mul((checkpoint.width() * size_of::<f32>()) as u64);
+    let models = if how.pruning.compensation > 0.0 { 2 } else { 1 };
+    let states = (tokens as u64).saturating_mul((models * checkpoint.width() * size_of::<f32>()) as u64);
     let what = format!("the hidden states of {} take", units::plural(tokens, "token"));
     memory::expect_room(states, &what, "lower --samples or --length")?;
     let compared = COMPARED.div_ceil(pieces.len());
     let mut calibration = Calibration::new(checkpoint.as_ref(), &pieces)?.stopped_by(&interrupt::requested);
     drop(pieces);
+    if how.pruning.compensation > 0.0 {
+        calibration = calibration.beside_dense();
+    }
 
     let mut progress = screen.progress();
     let blocks = checkpoint.blocks();
@@ -71,35 +67,51 @@ pub(super) fn solve(
     while !calibration.is_finished() {
         let block = calibration.block();
         progress.steps(&format!("pruning block {}", block + 1), block as u64, blocks as u64);
-        let mut inputs: BTreeMap<String, LayerInput> = BTreeMap::new();
-        let mut failed = None;
-        calibration.observe(&mut |observation| {
-            if failed.is_none() {
-                failed = solver.observe(&mut inputs, observation, compared).err();
-            }
-        })?;
-        if let Some(error) = failed {
-            solver.expect_finite_weights()?;
-            return Err(error.context(format!("inputs of block {block}")));
-        }
-        for input in inputs.into_values() {
+        // Inputs in the order of computation: those of a layer come from the pruned ones before it.
+        for names in calibration.inputs()? {
             interrupt::check()?;
+            let Some(first) = names.iter().find(|name| solver.is_selected(name)) else { continue };
+            let mut input = None;
+            let mut failed = None;
+            with_solutions(&solver, &weights, |replace| {
+                calibration.observe_input(first, replace, &mut |observation, beside| {
+                    if failed.is_none() {
+                        failed = solver.observe(&mut input, observation, beside, compared).err();
+                    }
+                })
+            })?;
+            if let Some(error) = failed {
+                solver.expect_finite_weights()?;
+                return Err(error.context(format!("inputs of block {block}")));
+            }
+            let Some(input) = input else { continue };
             for name in &input.weights {
+                interrupt::check()?;
                 if let Some(solution) = solver.solve(name, &input)? {
                     weights.insert(name.clone(), solution);
                 }
             }
         }
-        let failed = RefCell::new(None);
-        calibration.advance(&|name| {
-            let solution = weights.get(name)?;
-            solver.values(name, solution).map_err(|error| failed.replace(Some(error))).ok()
-        })?;
-        if let Some(error) = failed.into_inner() {
-            return Err(error);
-        }
+        with_solutions(&solver, &weights, |replace| calibration.advance(replace))?;
     }
     Ok(Solutions::new(weights, store, tokens))
+}
+
+/// Does what computes with the weights that were found; an error of reading one of them comes first.
+fn with_solutions(
+    solver: &Solver<'_>,
+    weights: &HashMap<String, Solution>,
+    work: impl FnOnce(Replace<'_>) -> twofour_nn::Result<()>,
+) -> Result<()> {
+    let failed = RefCell::new(None);
+    let outcome = work(&|name| {
+        let solution = weights.get(name)?;
+        solver.values(name, solution).map_err(|error| failed.replace(Some(error))).ok()
+    });
+    match failed.into_inner() {
+        Some(error) => Err(error),
+        None => Ok(outcome?),
+    }
 }
 
 /// What is known of the input of some linear layers.
@@ -108,19 +120,9 @@ struct LayerInput {
     weights: Vec<String>,
     is_transposed: bool,
     statistic: Statistic,
+    /// Products with the same inputs in the dense model.
+    beside: Option<CrossProducts>,
     sample: ActivationSample,
-}
-
-#[derive(Debug)]
-enum Statistic {
-    Norms(InputNorms),
-    Hessian(Hessian),
-}
-
-/// What a criterion or a solver found.
-enum Found {
-    Mask(Mask),
-    Solved(Solved),
 }
 
 /// The values of a solved weight, `[out, in]`.
@@ -138,38 +140,35 @@ struct Solver<'a> {
 }
 
 impl Solver<'_> {
-    /// Adds a text's inputs to the statistics of its layers.
+    /// Adds a text's inputs to the statistics of the layers that read them.
     fn observe(
         &self,
-        inputs: &mut BTreeMap<String, LayerInput>,
+        input: &mut Option<LayerInput>,
         observation: Observation<'_>,
+        beside: Option<&[f32]>,
         compared: usize,
     ) -> Result<()> {
         let Some(first) = observation.weights.first() else { return Ok(()) };
-        if observation.tokens == 0 || !observation.weights.iter().any(|name| self.is_selected(name)) {
+        if observation.tokens == 0 {
             return Ok(());
         }
         let features = observation.x.len() / observation.tokens;
-        if !inputs.contains_key(first) {
-            let statistic = match self.how.method {
-                Method::Sparsegpt => Statistic::Hessian(Hessian::new(features)?),
-                _ => Statistic::Norms(InputNorms::new(features)),
-            };
-            let input = LayerInput {
+        if input.is_none() {
+            let Some(statistic) = Statistic::new(self.how.pruning.requires(), features)? else { return Ok(()) };
+            *input = Some(LayerInput {
                 weights: observation.weights.to_vec(),
                 is_transposed: observation.is_transposed,
                 statistic,
+                beside: beside.map(|_| CrossProducts::new(features)).transpose()?,
                 sample: ActivationSample::new(features),
-            };
-            inputs.insert(first.clone(), input);
+            });
         }
-        let Some(input) = inputs.get_mut(first) else { return Ok(()) };
+        let Some(input) = input else { return Ok(()) };
         let named = |error: twofour::Error| error.in_tensor(first);
-        match &mut input.statistic {
-            Statistic::Norms(norms) => norms.add(observation.x),
-            Statistic::Hessian(hessian) => hessian.add(observation.x),
+        input.statistic.add(observation.x).map_err(named)?;
+        if let (Some(products), Some(beside)) = (&mut input.beside, beside) {
+            products.add(beside, observation.x).map_err(named)?;
         }
-        .map_err(named)?;
         // The end of a text has the longest context.
         let skipped = observation.tokens.saturating_sub(compared);
         input.sample.add(&observation.x[skipped * features..]).map_err(named)?;
@@ -201,10 +200,10 @@ impl Solver<'_> {
         let (rows, cols, dense) = self.dense(name, input.is_transposed)?;
         let matrix = MatrixRef::new(rows, cols, &dense)?;
         let named = |error: twofour::Error| error.in_tensor(name);
-        let found = self.pruned(matrix, &input.statistic).map_err(named)?;
+        let found = self.how.pruning.prune(matrix, Some(&input.statistic), input.beside.as_ref()).map_err(named)?;
         let (mask, values) = match found {
-            Found::Mask(mask) => (mask, None),
-            Found::Solved(solved) => {
+            Pruned::Mask(mask) => (mask, None),
+            Pruned::Solved(solved) => {
                 let values = match self.how.quantization {
                     None => Values::Floats(self.rounded(name, solved.weight)?),
                     Some(_) if input.is_transposed => anyhow::bail!(
@@ -234,26 +233,6 @@ impl Solver<'_> {
         };
         let (mask, axis) = if input.is_transposed { (mask.transposed(), Axis::Column) } else { (mask, Axis::Row) };
         Ok(Some(Solution { mask, axis, adjusted, relative_error }))
-    }
-
-    fn pruned(&self, matrix: MatrixRef<'_, f32>, statistic: &Statistic) -> twofour::Result<Found> {
-        let sparsity = Sparsity::Groups(self.how.pattern);
-        let by = |criterion: &dyn Criterion| Ok(Found::Mask(criterion::mask(matrix, criterion, sparsity)?));
-        match statistic {
-            Statistic::Norms(norms) if self.how.method == Method::Ria => by(&Ria { norms, exponent: Ria::EXPONENT }),
-            Statistic::Norms(norms) => by(&Wanda { norms, variant: WandaVariant::Paper }),
-            Statistic::Hessian(hessian) => {
-                let grid = self.how.quantization.map(Quantization::grid);
-                let settings = SparseGpt { grid, ..SparseGpt::new(sparsity) };
-                let solved = match sparsegpt(matrix, hessian, &settings) {
-                    Err(twofour::Error::NotPositiveDefinite { .. }) => {
-                        sparsegpt(matrix, hessian, &SparseGpt { precision: Precision::F64, ..settings })?
-                    }
-                    solved => solved?,
-                };
-                Ok(Found::Solved(solved))
-            }
-        }
     }
 
     /// A stored weight as `[out, in]`: rows, columns and elements.

@@ -2,8 +2,17 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
-use twofour::{Pattern, file::Quantization, int4::Granularity};
+use clap::{
+    Args,
+    builder::{PossibleValue, PossibleValuesParser},
+};
+use twofour::{
+    Pattern,
+    calibration::StatisticKind,
+    file::Quantization,
+    int4::Granularity,
+    solve::{self, Compensation, METHODS, Method, Pruning, Refit},
+};
 
 use super::{
     super::quantize::{Integer, granularity},
@@ -12,28 +21,77 @@ use super::{
 use crate::exit::Usage;
 
 /// How weights are pruned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub(super) enum Method {
-    /// Keep the largest absolute values
-    #[default]
-    Magnitude,
-    /// Keep the largest |w| times the norm of the input feature; requires --calibration
-    Wanda,
-    /// Keep the largest shares of row and column, times the root of the norm; requires --calibration
-    Ria,
-    /// Keep what matters most to the layer's outputs and adjust it; requires --calibration
-    Sparsegpt,
+#[derive(Debug, Clone, Args)]
+pub(super) struct MethodOptions {
+    /// How weights are pruned [default: magnitude; with --calibration alps, with --quantize sparsegpt]
+    #[arg(long, value_parser = methods())]
+    method: Option<String>,
+
+    /// Exchange a row's kept and pruned elements within groups, at most N times, while that lowers the layer's error; requires --calibration
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "calibration")]
+    swaps: usize,
+
+    /// Steps of refitting kept weights after the method, or `off` [default: 10 with --calibration]
+    #[arg(long, value_name = "STEPS", value_parser = steps, requires = "calibration")]
+    refit: Option<usize>,
+
+    /// The share of the errors of earlier layers that a layer's weights make up for, from 0 to 1, or `off` [default: 0.5 with --calibration]
+    #[arg(long, value_name = "SHARE", value_parser = share, requires = "calibration")]
+    compensate: Option<f64>,
 }
 
-impl Method {
-    /// The name on the command line.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Method::Magnitude => "magnitude",
-            Method::Wanda => "wanda",
-            Method::Ria => "ria",
-            Method::Sparsegpt => "sparsegpt",
+/// The values of `--method`, each with its help.
+fn methods() -> PossibleValuesParser {
+    let value = |method: &&dyn Method| {
+        let requires = method.requires() > StatisticKind::Nothing;
+        let about = format!("{}{}", method.about(), if requires { "; requires --calibration" } else { "" });
+        PossibleValue::new(method.name()).help(about)
+    };
+    PossibleValuesParser::new(METHODS.iter().map(value).collect::<Vec<_>>())
+}
+
+fn steps(text: &str) -> Result<usize, String> {
+    match text {
+        "off" => Ok(0),
+        _ => text.parse().map_err(|_| "a number of steps, or `off`".to_owned()),
+    }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let share = if text == "off" { Some(0.0) } else { text.parse().ok() };
+    share.filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "a share from 0 to 1, or `off`".to_owned())
+}
+
+impl MethodOptions {
+    /// Returns what prunes, given whether there is text to calibrate on and whether kept weights are rounded.
+    pub(super) fn pruning(&self, pattern: Pattern, calibrates: bool, rounds: bool) -> Result<Pruning, Usage> {
+        let default = match (calibrates, rounds) {
+            (_, true) => "sparsegpt",
+            (true, false) => "alps",
+            (false, false) => "magnitude",
+        };
+        let name = self.method.as_deref().unwrap_or(default);
+        let Some(method) = solve::method(name) else { return Err(Usage(format!("no method is named `{name}`"))) };
+        let refit = match (self.refit, calibrates) {
+            (Some(steps), _) => steps,
+            (None, true) => Refit::default().steps,
+            (None, false) => 0,
+        };
+        let compensation = match (self.compensate, calibrates) {
+            (Some(share), _) => share,
+            (None, true) => Compensation::default().share,
+            (None, false) => 0.0,
+        };
+        let pruning = Pruning { swaps: self.swaps, refit, compensation, ..Pruning::new(method, pattern) };
+        if calibrates && pruning.requires() == StatisticKind::Nothing {
+            return Err(Usage(format!(
+                "--calibration has no effect on --method {name} without --refit, --swaps and --compensate; choose another method"
+            )));
         }
+        if !calibrates && pruning.requires() > StatisticKind::Nothing {
+            return Err(Usage(format!("--method {name} requires --calibration TEXT, a text file to run the model on")));
+        }
+        Ok(pruning)
     }
 }
 
@@ -83,9 +141,10 @@ impl JointOptions {
     }
 
     /// Returns the integers, where there are any.
-    pub(super) fn quantization(&self, method: Method, pattern: Pattern) -> Result<Option<Quantization>, Usage> {
+    pub(super) fn quantization(&self, pruning: &Pruning) -> Result<Option<Quantization>, Usage> {
         let Some(integer) = self.quantize else { return Ok(None) };
-        if method != Method::Sparsegpt {
+        let Pruning { method, pattern, .. } = *pruning;
+        if !method.rounds() {
             return Err(Usage(format!(
                 "--quantize is for --method sparsegpt, which adjusts weights for their rounding; after --method {} run \
                  twofour quantize",
@@ -100,23 +159,18 @@ impl JointOptions {
 }
 
 impl CalibrationOptions {
-    /// Returns what the method runs on, or `None` for one that needs nothing.
-    pub(super) fn sampling(&self, method: Method) -> Result<Option<Sampling>, Usage> {
-        match (&self.calibration, method) {
-            (None, Method::Magnitude) => Ok(None),
-            (Some(_), Method::Magnitude) => Err(Usage(
-                "--calibration has no effect on --method magnitude; choose wanda, ria or sparsegpt".to_owned(),
-            )),
-            (None, method) => Err(Usage(format!(
-                "--method {} requires --calibration TEXT, a text file to run the model on",
-                method.name()
-            ))),
-            (Some(text), _) => Ok(Some(Sampling {
-                text: text.clone(),
-                samples: self.samples as usize,
-                length: self.length.map(|length| length as usize),
-                seed: self.seed,
-            })),
-        }
+    /// Whether there is text to calibrate on.
+    pub(super) fn is_given(&self) -> bool {
+        self.calibration.is_some()
+    }
+
+    /// Returns what the method runs on, if there is text.
+    pub(super) fn sampling(&self) -> Option<Sampling> {
+        self.calibration.as_ref().map(|text| Sampling {
+            text: text.clone(),
+            samples: self.samples as usize,
+            length: self.length.map(|length| length as usize),
+            seed: self.seed,
+        })
     }
 }

@@ -23,7 +23,7 @@ use twofour::{
 use self::{
     calibrated::How,
     evaluation::{EvaluationOptions, PerplexityAnswer},
-    method::{CalibrationOptions, JointOptions, Method},
+    method::{CalibrationOptions, JointOptions, MethodOptions},
     report::TensorAnswer,
 };
 use super::{
@@ -52,8 +52,7 @@ use crate::{
 Examples:
   twofour prune model.safetensors -o pruned.safetensors
   twofour prune model/ -o pruned/ --exclude '*.v_proj.weight'
-  twofour prune model/ -o pruned/ --method sparsegpt --calibration text.txt \\
-      --eval held-out.txt
+  twofour prune model/ -o pruned/ --calibration text.txt --eval held-out.txt
   twofour prune model/ -o int4/ --method sparsegpt --calibration text.txt \\
       --quantize int4 --group 128
   twofour prune model.safetensors -o out.safetensors --pattern 4:8 \\
@@ -77,9 +76,8 @@ pub(crate) struct Prune {
     #[arg(long, default_value_t = Pattern::TWO_FOUR, value_name = "N:M")]
     pattern: Pattern,
 
-    /// How weights are pruned
-    #[arg(long, value_enum, default_value_t)]
-    method: Method,
+    #[command(flatten)]
+    method: MethodOptions,
 
     #[command(flatten)]
     calibration: CalibrationOptions,
@@ -120,6 +118,14 @@ struct Answer<'a> {
     /// Tokens that the model ran on.
     #[serde(skip_serializing_if = "Option::is_none")]
     calibration_tokens: Option<usize>,
+    /// The most exchanges in a row, and the steps of refitting, after the method.
+    #[serde(skip_serializing_if = "is_zero")]
+    swaps: usize,
+    #[serde(skip_serializing_if = "is_zero")]
+    refit: usize,
+    /// The share of the errors of earlier layers that each layer made up for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compensation: Option<f64>,
     /// The integers of the pruned weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     quantization: Option<QuantizationAnswer>,
@@ -127,6 +133,10 @@ struct Answer<'a> {
     perplexity: Option<PerplexityAnswer>,
     tensors: Vec<TensorAnswer<'a>>,
     beside: BesideAnswer,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 /// The integers that weights became.
@@ -150,15 +160,17 @@ impl From<Quantization> for QuantizationAnswer {
 impl Prune {
     /// Runs the command.
     pub(crate) fn run(mut self, screen: &mut Screen) -> Result<Verdict> {
-        let sampling = self.calibration.sampling(self.method)?;
+        let mut pruning = self.method.pruning(self.pattern, self.calibration.is_given(), self.joint.quantizes())?;
+        let method = pruning.method.name();
+        let sampling = self.calibration.sampling();
         if sampling.is_some() && (self.transposable.is_some() || self.axis != AxisOption::Reduction) {
-            let method = self.method.name();
             return Err(Usage(format!(
                 "--method {method} prunes along the reduction axis; leave out --axis and --transposable"
             ))
             .into());
         }
-        let quantization = self.joint.quantization(self.method, self.pattern)?;
+        let quantization = self.joint.quantization(&pruning)?;
+        pruning.grid = quantization.map(Quantization::grid);
         let globs = self.selection.globs()?;
         self.input = hub::locate(&self.input, screen)?;
         let reader = Reader::open(&self.input)?;
@@ -177,14 +189,13 @@ impl Prune {
         let solutions = match sampling {
             None => None,
             Some(sampling) => {
-                let how = How { method: self.method, pattern: self.pattern, quantization };
+                let how = How { pruning, quantization };
                 let solutions = calibrated::solve(screen, places, &selection, how, &sampling)?;
                 if solutions.is_empty() {
                     bail!(
-                        "{}: no chosen tensor is a weight of the model's blocks, which are all that --method {} \
+                        "{}: no chosen tensor is a weight of the model's blocks, which are all that --method {method} \
                          prunes, so nothing was written",
                         self.input.display(),
-                        self.method.name()
                     );
                 }
                 Some(solutions)
@@ -226,8 +237,11 @@ impl Prune {
         let answer = Answer {
             output: &self.output.output,
             pattern: self.pattern.to_string(),
-            method: self.method.name(),
+            method,
             calibration_tokens: solutions.as_ref().map(|solutions| solutions.tokens),
+            swaps: pruning.swaps,
+            compensation: Some(pruning.compensation).filter(|share| *share > 0.0),
+            refit: if pruning.grid.is_some() { 0 } else { pruning.refit },
             quantization: quantization.map(QuantizationAnswer::from),
             perplexity,
             tensors,

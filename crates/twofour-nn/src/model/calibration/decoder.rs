@@ -1,8 +1,10 @@
 //! Decoders, block by block.
 
+use std::ops::ControlFlow;
+
 use twofour::file::Reader;
 
-use super::{BlockwiseCheckpoint, CheckpointBlock, Observation, Replace};
+use super::{BlockwiseCheckpoint, CheckpointBlock, Observation, Observe, Replace};
 use crate::{
     Result,
     model::{
@@ -38,9 +40,12 @@ impl StoredWeights {
     }
 
     /// Shows the input of a linear layer.
-    pub(super) fn show(&self, role: Role, x: &[f32], tokens: usize, observe: &mut dyn FnMut(Observation<'_>)) {
-        if let Some((_, weights, is_transposed)) = self.of_roles.iter().find(|(own, ..)| *own == role) {
-            observe(Observation { weights, x, tokens, is_transposed: *is_transposed });
+    fn show(&self, role: Role, x: &[f32], tokens: usize, observe: Observe<'_>) -> ControlFlow<()> {
+        match self.of_roles.iter().find(|(own, ..)| *own == role) {
+            Some((_, weights, is_transposed)) => {
+                observe(Observation { weights, x, tokens, is_transposed: *is_transposed })
+            }
+            None => ControlFlow::Continue(()),
         }
     }
 }
@@ -98,7 +103,7 @@ impl BlockwiseCheckpoint for Checkpoint {
 }
 
 impl CheckpointBlock for Block<'_> {
-    fn run(&self, x: &mut Vec<f32>, observe: &mut dyn FnMut(Observation<'_>)) -> Result<()> {
+    fn run(&self, x: &mut Vec<f32>, observe: Observe<'_>) -> Result<()> {
         let tokens = x.len() / self.config.width;
         let tables = Rotations::of(self.config).map(|rotations| rotations.tables(0..tokens));
         let mut cache = Cache::default();

@@ -6,7 +6,7 @@ mod encoder;
 #[cfg(test)]
 mod tests;
 
-use std::{fmt, path::Path};
+use std::{cell::OnceCell, fmt, ops::ControlFlow, path::Path};
 
 use twofour::file::Reader;
 
@@ -33,6 +33,9 @@ pub struct Observation<'a> {
 
 /// The values of a weight that replaces the stored one, by its name and in its stored shape; none to leave it.
 pub type Replace<'a> = &'a dyn Fn(&str) -> Option<Vec<f32>>;
+
+/// What sees the inputs of linear layers. After a break the block computes no further.
+pub type Observe<'a> = &'a mut dyn FnMut(Observation<'_>) -> ControlFlow<()>;
 
 /// A checkpoint whose blocks are read and run one at a time: [`Checkpoint`] and [`EncoderCheckpoint`].
 pub trait BlockwiseCheckpoint: fmt::Debug {
@@ -77,11 +80,11 @@ pub trait BlockwiseCheckpoint: fmt::Debug {
 /// A block of a [`BlockwiseCheckpoint`], in memory.
 pub trait CheckpointBlock {
     /// Runs one text's hidden states `x: [tokens, width]` through the block, in place, and shows the inputs of its
-    /// linear layers.
+    /// linear layers. Where `observe` breaks, `x` is of no more use.
     ///
     /// # Errors
     /// Those of the products.
-    fn run(&self, x: &mut Vec<f32>, observe: &mut dyn FnMut(Observation<'_>)) -> Result<()>;
+    fn run(&self, x: &mut Vec<f32>, observe: Observe<'_>) -> Result<()>;
 }
 
 /// Opens a directory with a decoder or an encoder, as its configuration says.
@@ -108,7 +111,7 @@ fn also_encoders(error: Error) -> Error {
 }
 
 /// Texts on their way through a checkpoint. In memory are the hidden states of all texts, in f32, and the weights of
-/// one block.
+/// one block; twice as many where the dense model's states are kept beside those of the pruned one.
 ///
 /// ```no_run
 /// use twofour_nn::model::{Calibration, Checkpoint};
@@ -126,7 +129,11 @@ pub struct Calibration<'a> {
     checkpoint: &'a dyn BlockwiseCheckpoint,
     /// The hidden states of each text, `[tokens, width]`.
     texts: Vec<Vec<f32>>,
+    /// The same in the model as it is stored, where these are kept.
+    dense: Option<Vec<Vec<f32>>>,
     block: usize,
+    /// The next block as it is stored, once it has been read.
+    stored: OnceCell<Box<dyn CheckpointBlock + 'a>>,
     is_stopped: &'a dyn Fn() -> bool,
 }
 
@@ -150,7 +157,20 @@ impl<'a> Calibration<'a> {
                 return Err(Error::Setting { what: "a calibration text", found, expected: "from 1 to the context" });
             }
         }
-        Ok(Calibration { checkpoint, texts: checkpoint.embed(texts)?, block: 0, is_stopped: &|| false })
+        Ok(Calibration {
+            checkpoint,
+            texts: checkpoint.embed(texts)?,
+            dense: None,
+            block: 0,
+            stored: OnceCell::new(),
+            is_stopped: &|| false,
+        })
+    }
+
+    /// Keeps the hidden states of the stored model, too, from here on: [`Calibration::observe_input`] shows both.
+    #[must_use]
+    pub fn beside_dense(self) -> Self {
+        Calibration { dense: Some(self.texts.clone()), ..self }
     }
 
     /// Asks before each text whether to stop.
@@ -177,11 +197,72 @@ impl<'a> Calibration<'a> {
     /// Those of reading the block's weights and of its products; a call after the last block;
     /// [`twofour::Error::Interrupted`] where [`Calibration::stopped_by`] asks for it.
     pub fn observe(&self, observe: &mut dyn FnMut(Observation<'_>)) -> Result<()> {
-        let block = self.next_block(None)?;
+        let block = self.stored()?;
         self.texts.iter().try_for_each(|text| {
             go_on(self.is_stopped)?;
-            block.run(&mut text.clone(), observe)
+            block.run(&mut text.clone(), &mut |input| {
+                observe(input);
+                ControlFlow::Continue(())
+            })
         })
+    }
+
+    /// Returns the names of the weights that read each input of the next block's linear layers, in the order of
+    /// computation.
+    ///
+    /// # Errors
+    /// Those of [`Calibration::observe`].
+    pub fn inputs(&self) -> Result<Vec<Vec<String>>> {
+        let block = self.stored()?;
+        let mut inputs = vec![];
+        if let Some(text) = self.texts.first() {
+            // One token passes all layers.
+            let mut token = text[..self.checkpoint.width()].to_vec();
+            block.run(&mut token, &mut |input| {
+                inputs.push(input.weights.to_vec());
+                ControlFlow::Continue(())
+            })?;
+        }
+        Ok(inputs)
+    }
+
+    /// Runs every text through the next block, as far as the linear layers that read the same input as the weight
+    /// `name`, and shows that input, text by text: of the block with the weights that `replace` returns in place of the
+    /// stored ones, and, where they are kept ([`Calibration::beside_dense`]), of the stored block on the stored model's
+    /// hidden states. The texts stay in front of the block.
+    ///
+    /// # Errors
+    /// Those of [`Calibration::observe`]; a replaced weight of another length.
+    pub fn observe_input(
+        &self,
+        name: &str,
+        replace: Replace<'_>,
+        observe: &mut dyn FnMut(Observation<'_>, Option<&[f32]>),
+    ) -> Result<()> {
+        let block = self.next_block(Some(replace))?;
+        let stored = self.dense.as_ref().map(|_| self.stored()).transpose()?;
+        let reads = |input: &Observation<'_>| input.weights.iter().any(|weight| weight == name);
+        for (index, text) in self.texts.iter().enumerate() {
+            go_on(self.is_stopped)?;
+            let mut beside = None;
+            if let (Some(stored), Some(texts)) = (&stored, &self.dense) {
+                stored.run(&mut texts[index].clone(), &mut |input| match reads(&input) {
+                    true => {
+                        beside = Some(input.x.to_vec());
+                        ControlFlow::Break(())
+                    }
+                    false => ControlFlow::Continue(()),
+                })?;
+            }
+            block.run(&mut text.clone(), &mut |input| match reads(&input) {
+                true => {
+                    observe(input, beside.as_deref());
+                    ControlFlow::Break(())
+                }
+                false => ControlFlow::Continue(()),
+            })?;
+        }
+        Ok(())
     }
 
     /// Runs every text through the next block, with the weights that `replace` returns in place of the stored ones.
@@ -190,12 +271,20 @@ impl<'a> Calibration<'a> {
     /// # Errors
     /// Those of [`Calibration::observe`]; a replaced weight of another length.
     pub fn advance(&mut self, replace: Replace<'_>) -> Result<()> {
-        let block = self.next_block(Some(replace))?;
         let is_stopped = self.is_stopped;
-        self.texts.iter_mut().try_for_each(|x| {
-            go_on(is_stopped)?;
-            block.run(x, &mut |_| {})
-        })?;
+        let run = |block: &dyn CheckpointBlock, texts: &mut [Vec<f32>]| {
+            texts.iter_mut().try_for_each(|x| {
+                go_on(is_stopped)?;
+                block.run(x, &mut |_| ControlFlow::Continue(()))
+            })
+        };
+        if let Some(mut texts) = self.dense.take() {
+            run(self.stored()?, &mut texts)?;
+            self.dense = Some(texts);
+        }
+        self.stored = OnceCell::new();
+        let block = self.next_block(Some(replace))?;
+        run(block.as_ref(), &mut self.texts)?;
         self.block += 1;
         Ok(())
     }
@@ -203,6 +292,17 @@ impl<'a> Calibration<'a> {
     /// The hidden states of each text in front of the next block, `[tokens, width]`.
     pub fn texts(&self) -> &[Vec<f32>] {
         &self.texts
+    }
+
+    fn stored(&self) -> Result<&(dyn CheckpointBlock + 'a)> {
+        let block = match self.stored.get() {
+            Some(block) => block,
+            None => {
+                let block = self.next_block(None)?;
+                self.stored.get_or_init(|| block)
+            }
+        };
+        Ok(block.as_ref())
     }
 
     fn next_block(&self, replace: Option<Replace<'_>>) -> Result<Box<dyn CheckpointBlock + 'a>> {

@@ -8,7 +8,7 @@ mod similarity;
 #[cfg(test)]
 mod tests;
 
-use std::path::Path;
+use std::{ops::ControlFlow, path::Path};
 
 use twofour::{
     file::StoredElement,
@@ -140,6 +140,7 @@ impl<T: KernelElement> Encoder<T> {
                 if let (Some(weights), Some(observe)) = (weights, &mut observe) {
                     observe(Observation { weights, x: &widened(x), tokens, is_transposed: false });
                 }
+                ControlFlow::Continue(())
             })?;
         }
         let mut rest = x.as_slice();

@@ -28,7 +28,7 @@ use super::{
     inference::{
         attention::Seen,
         build::Parts,
-        layer::Layer,
+        layer::{Layer, unobserved},
         linear::Linear,
         norm::Norm,
         passes::{narrowed, widened},
@@ -120,7 +120,7 @@ impl<T: KernelElement> ImageEncoder<T> {
         let mut x = self.embeddings.forward(&self.config, pixels)?;
         let lengths = vec![self.config.context(); x.len() / (self.config.context() * self.config.width)];
         for layer in &self.layers {
-            layer.forward(&self.config, &mut x, Seen::Sequences(&lengths), &mut |_, _| {})?;
+            layer.forward(&self.config, &mut x, Seen::Sequences(&lengths), &mut unobserved)?;
         }
         let hidden = match &self.end {
             End::Norm { norm, .. } => norm.normalized(&x),

@@ -1,5 +1,7 @@
 //! One layer of a model for inference: an attention and a feed-forward block.
 
+use std::ops::ControlFlow;
+
 use twofour::kernel::{Activation, KernelElement};
 
 use super::{
@@ -64,8 +66,13 @@ impl Role {
     }
 }
 
-/// What sees the inputs of linear layers: `[tokens, in_features]`.
-pub(crate) type Observer<'a, T> = &'a mut dyn FnMut(Role, &[T]);
+/// What sees the inputs of linear layers, `[tokens, in_features]`. After a break the layer computes no further.
+pub(crate) type Observer<'a, T> = &'a mut dyn FnMut(Role, &[T]) -> ControlFlow<()>;
+
+/// The observer that sees nothing.
+pub(crate) fn unobserved<T>(_: Role, _: &[T]) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
 
 impl<T: KernelElement> Layer<T> {
     /// Bytes of the linear layers' weights.
@@ -73,7 +80,7 @@ impl<T: KernelElement> Layer<T> {
         self.qkv.bytes() + self.out.bytes() + self.up.bytes() + self.down.bytes()
     }
 
-    /// Runs tokens `x: [tokens, width]` through the layer, in place.
+    /// Runs tokens `x: [tokens, width]` through the layer, in place. Where the observer breaks, `x` is of no more use.
     pub(crate) fn forward(
         &self,
         config: &TransformerConfig,
@@ -83,7 +90,9 @@ impl<T: KernelElement> Layer<T> {
     ) -> Result<()> {
         let tokens = x.len() / config.width;
         let h: Vec<T> = self.attention.input(x);
-        observe(Role::Qkv, &h);
+        if observe(Role::Qkv, &h).is_break() {
+            return Ok(());
+        }
         let o = match self.windows {
             None => self.attend(config, &h, seen)?,
             Some(windows) => {
@@ -93,12 +102,18 @@ impl<T: KernelElement> Layer<T> {
                 windows.merge(&self.attend(config, &h, Seen::Sequences(&lengths))?, config.width)
             }
         };
-        observe(Role::Out, &o);
+        if observe(Role::Out, &o).is_break() {
+            return Ok(());
+        }
         self.attention.add(x, &self.out.forward(&o, tokens, Activation::Identity)?);
         let h: Vec<T> = self.feed_forward.input(x);
-        observe(Role::Up, &h);
+        if observe(Role::Up, &h).is_break() {
+            return Ok(());
+        }
         let h = self.hidden(config, &h, tokens)?;
-        observe(Role::Down, &h);
+        if observe(Role::Down, &h).is_break() {
+            return Ok(());
+        }
         self.feed_forward.add(x, &self.down.forward(&h, tokens, Activation::Identity)?);
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use twofour::kernel::KernelElement;
 
-use super::{Inference, attention::Seen, cache::Cache};
+use super::{Inference, attention::Seen, cache::Cache, layer::unobserved};
 use crate::{
     Error, Result,
     cpu::cross_entropy,
@@ -112,7 +112,7 @@ impl<'a, T: KernelElement> Session<'a, T> {
             let tables = rotations.as_ref().map(|rotations| rotations.tables(position..position + tokens.len()));
             for (layer, cache) in layers.iter().zip(&mut self.caches) {
                 let seen = Seen::Cache { cache, position, rotary: tables.as_ref() };
-                layer.forward(config, &mut x, seen, &mut |_, _| {})?;
+                layer.forward(config, &mut x, seen, &mut unobserved)?;
             }
             self.position += tokens.len();
             all.append(&mut x);

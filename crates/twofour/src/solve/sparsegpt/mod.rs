@@ -1,30 +1,36 @@
-//! SparseGPT (Frantar and Alistarh, "SparseGPT: Massive Language Models Can Be Accurately Pruned in One-Shot", ICML 2023).
+//! SparseGPT (Frantar and Alistarh, "SparseGPT: Massive Language Models Can Be Accurately Pruned in One-Shot", ICML
+//! 2023).
 //!
-//! A row `w` of a layer is pruned column by column, and after each column the later ones are adjusted so that the row's outputs on the calibration inputs
-//! change least. With `U` the upper Cholesky factor of the inverse Hessian, the paper's step at column `j` is
+//! A row `w` of a layer is pruned column by column, and after each column the later ones are adjusted so that the row's
+//! outputs on the calibration inputs change least. With `U` the upper Cholesky factor of the inverse Hessian, the
+//! paper's step at column `j` is
 //!
 //! ```text
 //! e_j = (w_j - ŵ_j) / U_jj        w_k -= e_j · U_jk  for k > j        ŵ_j = 0 or w_j (or the nearest multiple of a scale)
 //! ```
 //!
-//! and the elements of lowest `(w_j / U_jj)²` are pruned. Here neither `H⁻¹` nor `U` is computed. With `H = R·Rᵀ`, `R` upper triangular, `U` is `R⁻¹`. Summed over
-//! columns the steps say `D = E·U` for the total change `D = W - Ŵ` of the dense weight, hence `E = D·R`, and the adjusted weight is
+//! and the elements of lowest `(w_j / U_jj)²` are pruned. Here neither `H⁻¹` nor `U` is computed. With `H = R·Rᵀ`, `R`
+//! upper triangular, `U` is `R⁻¹`. Summed over columns the steps say `D = E·U` for the total change `D = W - Ŵ` of the
+//! dense weight, hence `E = D·R`, and the adjusted weight is
 //!
 //! ```text
 //! w_j + a_j / R_jj    with    a_j = Σ_{i<j} d_i · R_ij
 //! ```
 //!
-//! Before columns are pruned together (a group, or a block without a pattern) each is adjusted for what was done before all of them: by `a·R⁻¹`, with their own square
-//! of `R` alone, a few multiplications. So one factorization is enough, and its error is not amplified by an inversion. `a` comes in blocks of columns: a GEMM
-//! with all changes before the block, then inside the block smaller GEMMs and, in the innermost columns, row by row.
+//! Before columns are pruned together (a group, or a block without a pattern) each is adjusted for what was done before
+//! all of them: by `a·R⁻¹`, with their own square of `R` alone, a few multiplications. So one factorization is enough,
+//! and its error is not amplified by an inversion. `a` comes in blocks of columns: a GEMM with all changes before the
+//! block, then inside the block smaller GEMMs and, in the innermost columns, row by row.
 
 mod solver;
 
 use rayon::prelude::*;
 
-use super::{Grid, GridScales, factor};
+use super::{Grid, GridScales, Method, Pruned, factor, method::hessian_of, normal::finite_weight};
 use crate::{
-    Element, Error, Mask, MatrixRef, Result, calibration::Hessian, first_error::first_error, select::Sparsity,
+    Element, Error, Mask, MatrixRef, Pattern, Result,
+    calibration::{Hessian, Statistic, StatisticKind},
+    select::Sparsity,
 };
 use solver::{Plan, Solver};
 
@@ -41,12 +47,13 @@ pub enum Precision {
 /// Settings of [`sparsegpt`](sparsegpt()).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SparseGpt {
-    /// What is pruned. [`Sparsity::Tensor`] compares the elements of all rows inside a block of columns, as the paper does; [`Sparsity::Rows`] those of a row inside a
-    /// block.
+    /// What is pruned. [`Sparsity::Tensor`] compares the elements of all rows inside a block of columns, as the paper
+    /// does; [`Sparsity::Rows`] those of a row inside a block.
     pub sparsity: Sparsity,
     /// What is added to the Hessian's diagonal, as a share of its mean.
     pub damping: f64,
-    /// Columns whose mask is chosen together by unstructured sparsity, and between which adjustments are GEMMs; rounded down to a multiple of `M`.
+    /// Columns whose mask is chosen together by unstructured sparsity, and between which adjustments are GEMMs; rounded
+    /// down to a multiple of `M`.
     pub block: usize,
     /// The type in which the Hessian is factored.
     pub precision: Precision,
@@ -72,18 +79,20 @@ pub struct Solved {
     pub integers: Option<Vec<i8>>,
     /// With a grid: the scales, `[rows, cols / group, rounded up]`, each the value of an f16.
     pub scales: Option<Vec<f32>>,
-    /// `‖(W - Ŵ)·X‖²`, with the damped Hessian for `X·Xᵀ`. Over [`Hessian::squared_outputs`] of the dense weight it is the relative error of the layer.
+    /// `‖(W - Ŵ)·X‖²`, with the damped Hessian for `X·Xᵀ`. Over [`Hessian::squared_outputs`] of the dense weight it is
+    /// the relative error of the layer.
     pub squared_error: f64,
 }
 
 /// Prunes a layer's weight `[rows, cols]` with the Hessian of its `cols` input features.
 ///
-/// Input features that were zero on all of calibration are pruned in every row before anything else: their weights become zero. Ties go to the lower index.
-/// The result is the same with any number of threads.
+/// Input features that were zero on all of calibration are pruned in every row before anything else: their weights
+/// become zero. Ties go to the lower index. The result is the same with any number of threads.
 ///
 /// # Errors
-/// [`Error::NotANumber`] or [`Error::Infinite`] with the place; [`Error::Length`] where the Hessian is of another number of features;
-/// [`Error::NotPositiveDefinite`] where its factorization fails; [`Error::NoTokens`], [`Error::Setting`], [`Error::SparsityLevel`], [`Error::Scale`].
+/// [`Error::NotANumber`] or [`Error::Infinite`] with the place; [`Error::Length`] where the Hessian is of another
+/// number of features; [`Error::NotPositiveDefinite`] where its factorization fails; [`Error::NoTokens`],
+/// [`Error::Setting`], [`Error::SparsityLevel`], [`Error::Scale`].
 ///
 /// ```
 /// use twofour::{MatrixRef, Pattern, calibration::Hessian, select::Sparsity, solve::{SparseGpt, sparsegpt}};
@@ -98,9 +107,7 @@ pub struct Solved {
 /// ```
 pub fn sparsegpt<T: Element>(matrix: MatrixRef<'_, T>, hessian: &Hessian, settings: &SparseGpt) -> Result<Solved> {
     let (rows, cols) = (matrix.rows(), matrix.cols());
-    if hessian.features() != cols {
-        return Err(Error::Length { what: "input features of the Hessian", expected: cols, found: hessian.features() });
-    }
+    let mut dense = finite_weight(matrix, hessian)?;
     let plan = Plan::new(settings, cols)?;
     if rows == 0 || cols == 0 {
         let weight = Vec::new();
@@ -108,16 +115,6 @@ pub fn sparsegpt<T: Element>(matrix: MatrixRef<'_, T>, hessian: &Hessian, settin
         let scales = settings.grid.map(|_| Vec::new());
         return Ok(Solved { weight, mask: Mask::empty(rows, cols), integers, scales, squared_error: 0.0 });
     }
-    let mut dense = vec![0f32; rows * cols];
-    first_error(dense.par_chunks_mut(cols).enumerate(), |(row, out)| {
-        for (col, (out, value)) in out.iter_mut().zip(matrix.row(row)).enumerate() {
-            *out = value.to_f32();
-            if !out.is_finite() {
-                return Err(if out.is_nan() { Error::NotANumber { row, col } } else { Error::Infinite { row, col } });
-            }
-        }
-        Ok(())
-    })?;
     let factor: Vec<f32> = match settings.precision {
         Precision::F32 => factor::upper(hessian, settings.damping)?,
         Precision::F64 => {
@@ -136,4 +133,44 @@ pub fn sparsegpt<T: Element>(matrix: MatrixRef<'_, T>, hessian: &Hessian, settin
     let unrounded = solver.run(dense.clone(), None)?.weight;
     solver.plan.grid = Some(grid);
     solver.run(dense, Some(&unrounded))
+}
+
+/// SparseGPT by its name.
+#[derive(Debug)]
+pub(super) struct BySparseGpt;
+
+impl Method for BySparseGpt {
+    fn name(&self) -> &'static str {
+        "sparsegpt"
+    }
+
+    fn about(&self) -> &'static str {
+        "Keep what matters most to the layer's outputs and adjust it"
+    }
+
+    fn requires(&self) -> StatisticKind {
+        StatisticKind::Hessian
+    }
+
+    fn rounds(&self) -> bool {
+        true
+    }
+
+    fn prune(
+        &self,
+        weight: MatrixRef<'_, f32>,
+        pattern: Pattern,
+        inputs: Option<&Statistic>,
+        grid: Option<Grid>,
+    ) -> Result<Pruned> {
+        let hessian = hessian_of(inputs)?;
+        let settings = SparseGpt { grid, ..SparseGpt::new(Sparsity::Groups(pattern)) };
+        let solved = match sparsegpt(weight, hessian, &settings) {
+            Err(Error::NotPositiveDefinite { .. }) => {
+                sparsegpt(weight, hessian, &SparseGpt { precision: Precision::F64, ..settings })?
+            }
+            solved => solved?,
+        };
+        Ok(Pruned::Solved(solved))
+    }
 }

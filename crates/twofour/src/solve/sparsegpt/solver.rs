@@ -177,7 +177,8 @@ impl Solver {
         Ok(())
     }
 
-    /// Turns `a` of consecutive columns into what they are adjusted by while all of them are still free: `a · R⁻¹` for their square of `R`.
+    /// Turns `a` of consecutive columns into what they are adjusted by while all of them are still free: `a · R⁻¹` for
+    /// their square of `R`.
     fn adjust(&self, first: usize, sums: &mut [f32]) {
         for i in 0..sums.len() {
             let x = sums[i] / self.diagonal[first + i];

@@ -1,0 +1,159 @@
+//! Making up for the errors of earlier layers.
+//!
+//! In a pruned model a layer reads inputs `X` that differ from those of the dense model, `X₀`. A weight that keeps the layer's
+//! own outputs on `X` hands the difference on. The weight that comes nearest to the dense outputs `W·X₀` solves
+//!
+//! ```text
+//! min ‖T·X - W·X₀‖²        T = W C H⁻¹ = W + W (C - H) H⁻¹        with C = X₀·Xᵀ and H = X·Xᵀ
+//! ```
+//!
+//! `T` takes the place of the dense weight: it is what a pruning method prunes. The whole correction follows the calibration text
+//! too closely; a share of it generalizes better. The idea is GPTAQ's (Li et al., "GPTAQ: Efficient Finetuning-Free
+//! Quantization for Asymmetric Calibration", ICML 2025), here as a weight, so that it serves every method.
+
+use rayon::prelude::*;
+
+use super::{
+    factor,
+    normal::{Damped, finite_weight, product},
+};
+use crate::{
+    Element, Error, MatrixRef, Result,
+    calibration::{CrossProducts, Hessian},
+};
+
+/// Settings of [`compensated`](compensated()).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Compensation {
+    /// The share of the correction: from 0, which leaves the weight as it is, to 1.
+    pub share: f64,
+    /// What is added to the Hessian's diagonal, as a share of its mean.
+    pub damping: f64,
+}
+
+impl Default for Compensation {
+    /// Half of the correction, damping 0.01.
+    fn default() -> Self {
+        Self { share: 0.5, damping: 0.01 }
+    }
+}
+
+/// Returns the weight, `[rows, cols]`, that comes near the outputs which a layer with the weight `dense` has in the dense model,
+/// from the inputs that it has in the pruned one.
+///
+/// # Errors
+/// [`Error::NotANumber`] or [`Error::Infinite`] with the place; [`Error::Length`] where a statistic is of another number of
+/// features; [`Error::NotPositiveDefinite`], [`Error::NoTokens`], [`Error::Setting`].
+pub fn compensated<T: Element>(
+    dense: MatrixRef<'_, T>,
+    hessian: &Hessian,
+    cross: &CrossProducts,
+    settings: &Compensation,
+) -> Result<Vec<f32>> {
+    let (rows, cols) = (dense.rows(), dense.cols());
+    if cross.features() != cols {
+        return Err(Error::Length { what: "input features of both models", expected: cols, found: cross.features() });
+    }
+    if !(0.0..=1.0).contains(&settings.share) {
+        let (what, value) = ("the share of a correction", settings.share);
+        return Err(Error::Setting { what, value, expected: "from 0 to 1" });
+    }
+    let mut weight = finite_weight(dense, hessian)?;
+    if weight.is_empty() || settings.share == 0.0 {
+        return Ok(weight);
+    }
+    // C - H, and then W (C - H).
+    let mut difference = Damped::new(hessian, 0.0)?.into_values();
+    let silent: Vec<bool> = hessian.diagonal().iter().map(|d| *d == 0.0).collect();
+    difference.par_chunks_mut(cols).zip(cross.sums().par_chunks(cols)).zip(&silent).enumerate().for_each(
+        |(feature, ((row, cross), silent))| {
+            // The diagonal of a feature without inputs is the solvers', not a product.
+            if *silent {
+                row[feature] = 0.0;
+            }
+            row.iter_mut().zip(cross).for_each(|(value, cross)| *value = cross - *value);
+        },
+    );
+    let mut right = vec![0f32; rows * cols];
+    product(&weight, &difference, cols, &mut right);
+    drop(difference);
+    let inverse = inverse(hessian, settings.damping)?;
+    let mut correction = vec![0f32; rows * cols];
+    product(&right, &inverse, cols, &mut correction);
+    let share = settings.share as f32;
+    weight.par_iter_mut().zip(&correction).for_each(|(value, correction)| *value += share * correction);
+    Ok(weight)
+}
+
+/// The inverse of the damped Hessian, in f64 where f32 does not suffice.
+fn inverse(hessian: &Hessian, damping: f64) -> Result<Vec<f32>> {
+    let n = hessian.features();
+    let mut inverse = Damped::new(hessian, damping)?.into_values();
+    if factor::invert(&mut inverse, n).is_ok() {
+        return Ok(inverse);
+    }
+    let damped = Damped::new(hessian, damping)?.into_values();
+    let mut wide: Vec<f64> = damped.par_iter().map(|value| f64::from(*value)).collect();
+    factor::invert(&mut wide, n).map_err(|feature| Error::NotPositiveDefinite { feature, damping })?;
+    Ok(wide.par_iter().map(|value| *value as f32).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::solve::testing::random;
+
+    /// Inputs of 8 features for two models: those of the pruned one are a little off.
+    fn inputs(tokens: usize) -> (Vec<f32>, Vec<f32>, Hessian, CrossProducts) {
+        let dense = random(8 * tokens, 5);
+        let noise = random(8 * tokens, 6);
+        let mixed = |i: usize| 0.9 * dense[i] + 0.2 * dense[i ^ 1] + 0.05 * noise[i];
+        let pruned: Vec<f32> = (0..dense.len()).map(mixed).collect();
+        let (mut hessian, mut cross) = (Hessian::new(8).unwrap(), CrossProducts::new(8).unwrap());
+        hessian.add(&pruned).unwrap();
+        cross.add(&dense, &pruned).unwrap();
+        (dense, pruned, hessian, cross)
+    }
+
+    fn outputs(weight: &[f32], x: &[f32]) -> Vec<f32> {
+        let rows = |token: &[f32]| weight.chunks(8).map(|w| w.iter().zip(token).map(|(w, x)| w * x).sum()).collect();
+        x.chunks(8).flat_map(|token| -> Vec<f32> { rows(token) }).collect()
+    }
+
+    #[test]
+    fn the_weight_comes_nearer_to_the_dense_outputs_the_larger_the_share() {
+        let (dense, pruned, hessian, cross) = inputs(200);
+        let w = random(5 * 8, 7);
+        let matrix = MatrixRef::new(5, 8, &w).unwrap();
+        let expected = outputs(&w, &dense);
+        let error = |share| {
+            let settings = Compensation { share, damping: 1e-6 };
+            let weight = compensated(matrix, &hessian, &cross, &settings).unwrap();
+            outputs(&weight, &pruned).iter().zip(&expected).map(|(a, b)| (a - b) * (a - b)).sum::<f32>()
+        };
+        let errors = [0.0, 0.5, 0.9, 1.0].map(error);
+        assert!(errors.windows(2).all(|pair| pair[1] < pair[0]), "{errors:?}");
+        assert!(errors[3] < 0.1 * errors[0], "{errors:?}");
+        assert_eq!(compensated(matrix, &hessian, &cross, &Compensation { share: 0.0, damping: 0.1 }).unwrap(), w);
+    }
+
+    #[test]
+    fn equal_inputs_change_nothing_and_bad_operands_are_errors() {
+        let (_, pruned, hessian, cross) = inputs(100);
+        let w = random(2 * 8, 9);
+        let matrix = MatrixRef::new(2, 8, &w).unwrap();
+        let mut same = CrossProducts::new(8).unwrap();
+        same.add(&pruned, &pruned).unwrap();
+        let found = compensated(matrix, &hessian, &same, &Compensation::default()).unwrap();
+        assert!(found.iter().zip(&w).all(|(a, b)| (a - b).abs() < 1e-4), "{found:?}");
+        let settings = Compensation::default();
+        assert!(compensated(matrix, &hessian, &CrossProducts::new(4).unwrap(), &settings).is_err());
+        assert!(compensated(matrix, &Hessian::new(4).unwrap(), &cross, &settings).is_err());
+        assert!(compensated(matrix, &Hessian::new(8).unwrap(), &cross, &settings).is_err());
+        for share in [-0.1, 1.5, f64::NAN] {
+            assert!(compensated(matrix, &hessian, &cross, &Compensation { share, ..settings }).is_err());
+        }
+        let bad = MatrixRef::new(1, 8, &[f32::NAN; 8]).unwrap();
+        assert!(matches!(compensated(bad, &hessian, &cross, &settings), Err(Error::NotANumber { .. })));
+    }
+}

@@ -1,0 +1,344 @@
+//! Pruning methods by name.
+
+use std::fmt::Debug;
+
+use super::{
+    Compensation, Grid, Refit, Solved, Swaps, alps::ByAlps, compensated, refit, sparsegpt::BySparseGpt, swaps,
+};
+use crate::{
+    Error, Mask, MatrixRef, Pattern, Result,
+    calibration::{CrossProducts, Hessian, Statistic, StatisticKind},
+    criterion::{self, Criterion, Magnitude, Ria, Wanda, WandaVariant},
+    select::Sparsity,
+};
+
+/// A way to prune a layer's weight that has a name. The command, and whoever looks it up in [`METHODS`], finds it by
+/// that.
+pub trait Method: Debug + Sync {
+    /// The name, in lower case.
+    fn name(&self) -> &'static str;
+
+    /// What it keeps and what it changes: one line, without a full stop.
+    fn about(&self) -> &'static str;
+
+    /// What it requires of the layer's inputs.
+    fn requires(&self) -> StatisticKind;
+
+    /// Whether it can round what it keeps in the same pass.
+    fn rounds(&self) -> bool {
+        false
+    }
+
+    /// Prunes a weight `[rows, cols]` to a pattern along its rows. Kept weights are rounded to `grid`, where one is
+    /// given and the method [rounds](Method::rounds).
+    ///
+    /// # Errors
+    /// A weight that is not finite, with the place; a statistic of another number of features or of too little.
+    fn prune(
+        &self,
+        weight: MatrixRef<'_, f32>,
+        pattern: Pattern,
+        inputs: Option<&Statistic>,
+        grid: Option<Grid>,
+    ) -> Result<Pruned>;
+}
+
+/// All methods.
+pub static METHODS: [&dyn Method; 5] = [&MAGNITUDE, &WANDA, &RIA, &BySparseGpt, &ByAlps];
+
+/// Returns the method of a name.
+pub fn method(name: &str) -> Option<&'static dyn Method> {
+    METHODS.into_iter().find(|method| method.name() == name)
+}
+
+/// What a method found.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Pruned {
+    /// Kept weights stay what they are.
+    Mask(Mask),
+    /// Kept weights have changed.
+    Solved(Solved),
+}
+
+impl Pruned {
+    /// What is kept.
+    pub fn mask(&self) -> &Mask {
+        match self {
+            Pruned::Mask(mask) => mask,
+            Pruned::Solved(solved) => &solved.mask,
+        }
+    }
+}
+
+/// A method, and what follows it.
+#[derive(Debug, Clone, Copy)]
+pub struct Pruning {
+    /// The method.
+    pub method: &'static dyn Method,
+    /// The pattern along rows.
+    pub pattern: Pattern,
+    /// The most exchanges in a row of a kept for a pruned element of its group, after the method ([`swaps`](swaps()));
+    /// 0 for none.
+    pub swaps: usize,
+    /// Steps of refitting kept weights at the end ([`refit`](refit())); 0 for none.
+    pub refit: usize,
+    /// The share of the errors of earlier layers that the weight makes up for ([`compensated`](compensated())); 0 for none.
+    pub compensation: f64,
+    /// How kept weights are rounded. What is rounded is not refitted.
+    pub grid: Option<Grid>,
+}
+
+impl Pruning {
+    /// A method with ten steps of refitting.
+    pub fn new(method: &'static dyn Method, pattern: Pattern) -> Self {
+        Pruning { method, pattern, swaps: 0, refit: Refit::default().steps, compensation: 0.0, grid: None }
+    }
+
+    /// What all of it requires of the layer's inputs.
+    pub fn requires(&self) -> StatisticKind {
+        let follows = (self.swaps > 0 || self.refit > 0) && self.grid.is_none() || self.compensation > 0.0;
+        self.method.requires().max(if follows { StatisticKind::Hessian } else { StatisticKind::Nothing })
+    }
+
+    /// Prunes a weight `[rows, cols]`, by what is known of its inputs, and of its inputs in the dense model beside them.
+    ///
+    /// # Errors
+    /// Those of [`Method::prune`], [`compensated`](compensated()), [`swaps`](swaps()) and [`refit`](refit()).
+    pub fn prune(
+        &self,
+        weight: MatrixRef<'_, f32>,
+        inputs: Option<&Statistic>,
+        beside: Option<&CrossProducts>,
+    ) -> Result<Pruned> {
+        let Some(beside) = beside.filter(|_| self.compensation > 0.0) else {
+            return self.prune_to(weight, inputs);
+        };
+        let settings = Compensation { share: self.compensation, ..Compensation::default() };
+        let target = compensated(weight, hessian_of(inputs)?, beside, &settings)?;
+        let target = MatrixRef::new(weight.rows(), weight.cols(), &target)?;
+        Ok(match self.prune_to(target, inputs)? {
+            // The dense weight is another.
+            Pruned::Mask(mask) => Pruned::Solved(solved(target, mask.apply(target)?, mask, hessian_of(inputs)?)?),
+            found => found,
+        })
+    }
+
+    /// Prunes the weight that is to be come near to.
+    fn prune_to(&self, weight: MatrixRef<'_, f32>, inputs: Option<&Statistic>) -> Result<Pruned> {
+        let found = self.method.prune(weight, self.pattern, inputs, self.grid)?;
+        if self.grid.is_some() || self.swaps == 0 && self.refit == 0 {
+            return Ok(found);
+        }
+        let hessian = hessian_of(inputs)?;
+        let mut start = None;
+        let mut mask = match found {
+            Pruned::Mask(mask) => mask,
+            Pruned::Solved(solved) => {
+                start = Some(solved.weight);
+                solved.mask
+            }
+        };
+        if self.swaps > 0 {
+            let settings = Swaps { rounds: self.swaps, ..Swaps::new(self.pattern) };
+            let swapped = swaps(weight, &mask, hessian, &settings)?;
+            if swapped != mask {
+                (mask, start) = (swapped, None);
+            }
+        }
+        if self.refit == 0 && start.is_none() {
+            return Ok(Pruned::Mask(mask));
+        }
+        let settings = Refit { steps: self.refit, ..Refit::default() };
+        let adjusted = refit(weight, &mask, start.as_deref(), hessian, &settings)?;
+        Ok(Pruned::Solved(solved(weight, adjusted, mask, hessian)?))
+    }
+}
+
+/// An adjusted weight, with its error for the weight that it comes near to.
+fn solved(weight: MatrixRef<'_, f32>, adjusted: Vec<f32>, mask: Mask, hessian: &Hessian) -> Result<Solved> {
+    let difference: Vec<f32> = weight.data().iter().zip(&adjusted).map(|(w, own)| w - own).collect();
+    let squared_error = hessian.squared_outputs(MatrixRef::new(weight.rows(), weight.cols(), &difference)?)?;
+    Ok(Solved { weight: adjusted, mask, integers: None, scales: None, squared_error })
+}
+
+fn inputs_of(inputs: Option<&Statistic>) -> Result<&Statistic> {
+    inputs.ok_or(Error::NoTokens { what: "statistic of a layer's inputs" })
+}
+
+pub(super) fn hessian_of(inputs: Option<&Statistic>) -> Result<&Hessian> {
+    inputs.and_then(Statistic::hessian).ok_or(Error::NoTokens { what: "Hessian" })
+}
+
+/// A criterion under its name.
+#[derive(Debug)]
+struct ByCriterion {
+    name: &'static str,
+    about: &'static str,
+    requires: StatisticKind,
+    mask: fn(MatrixRef<'_, f32>, Sparsity, Option<&Statistic>) -> Result<Mask>,
+}
+
+fn mask_by(weight: MatrixRef<'_, f32>, sparsity: Sparsity, criterion: &dyn Criterion) -> Result<Mask> {
+    criterion::mask(weight, criterion, sparsity)
+}
+
+static MAGNITUDE: ByCriterion = ByCriterion {
+    name: "magnitude",
+    about: "Keep the largest absolute values",
+    requires: StatisticKind::Nothing,
+    mask: |weight, sparsity, _| mask_by(weight, sparsity, &Magnitude::default()),
+};
+
+static WANDA: ByCriterion = ByCriterion {
+    name: "wanda",
+    about: "Keep the largest |w| times the norm of the input feature",
+    requires: StatisticKind::Norms,
+    mask: |weight, sparsity, inputs| {
+        let norms = inputs_of(inputs)?.norms();
+        mask_by(weight, sparsity, &Wanda { norms: &norms, variant: WandaVariant::Paper })
+    },
+};
+
+static RIA: ByCriterion = ByCriterion {
+    name: "ria",
+    about: "Keep the largest shares of row and column, times the root of the norm",
+    requires: StatisticKind::Norms,
+    mask: |weight, sparsity, inputs| {
+        let norms = inputs_of(inputs)?.norms();
+        mask_by(weight, sparsity, &Ria { norms: &norms, exponent: Ria::EXPONENT })
+    },
+};
+
+impl Method for ByCriterion {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn about(&self) -> &'static str {
+        self.about
+    }
+
+    fn requires(&self) -> StatisticKind {
+        self.requires
+    }
+
+    fn prune(
+        &self,
+        weight: MatrixRef<'_, f32>,
+        pattern: Pattern,
+        inputs: Option<&Statistic>,
+        _: Option<Grid>,
+    ) -> Result<Pruned> {
+        Ok(Pruned::Mask((self.mask)(weight, Sparsity::Groups(pattern), inputs)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Axis,
+        solve::testing::{correlated, error_of, random},
+    };
+
+    fn inputs(cols: usize) -> (Statistic, Hessian) {
+        let hessian = correlated(cols, 300);
+        (Statistic::Hessian(hessian.clone()), hessian)
+    }
+
+    #[test]
+    fn every_method_is_found_by_its_name_and_obeys_every_pattern() {
+        let (rows, cols) = (6, 32);
+        let (statistic, _) = inputs(cols);
+        let w = random(rows * cols, 8);
+        let matrix = MatrixRef::new(rows, cols, &w).unwrap();
+        for found in METHODS {
+            let name = found.name();
+            assert_eq!(method(name).map(Method::name), Some(name));
+            assert!(!found.about().ends_with('.') && name == name.to_lowercase());
+            for pattern in [Pattern::TWO_FOUR, Pattern::new(1, 4).unwrap(), Pattern::new(4, 8).unwrap()] {
+                let pruned = found.prune(matrix, pattern, Some(&statistic), None).unwrap();
+                pruned.mask().verify(pattern, Axis::Row).unwrap();
+            }
+            if found.requires() > StatisticKind::Nothing {
+                assert!(matches!(found.prune(matrix, Pattern::TWO_FOUR, None, None), Err(Error::NoTokens { .. })));
+            }
+        }
+        assert!(method("random").is_none());
+    }
+
+    #[test]
+    fn what_follows_a_method_makes_its_error_smaller() {
+        let (rows, cols) = (24, 48);
+        let (statistic, hessian) = inputs(cols);
+        let w = random(rows * cols, 9);
+        let matrix = MatrixRef::new(rows, cols, &w).unwrap();
+        for found in METHODS {
+            let error = |swaps, refit| {
+                let pruning = Pruning { swaps, refit, ..Pruning::new(found, Pattern::TWO_FOUR) };
+                assert!(pruning.requires() >= if refit > 0 { StatisticKind::Hessian } else { found.requires() });
+                match pruning.prune(matrix, Some(&statistic), None).unwrap() {
+                    Pruned::Mask(mask) => error_of(&hessian, &w, &mask.apply(matrix).unwrap()),
+                    Pruned::Solved(solved) => {
+                        let error = error_of(&hessian, &w, &solved.weight);
+                        assert!((error - solved.squared_error).abs() <= 0.05 * error, "{}", found.name());
+                        error
+                    }
+                }
+            };
+            let (alone, refitted) = (error(0, 0), error(0, 10));
+            assert!(refitted < alone, "{}: {refitted} {alone}", found.name());
+            if found.requires() < StatisticKind::Hessian {
+                let (swapped, both) = (error(100, 0), error(100, 10));
+                assert!(swapped < alone && both < refitted, "{}: {swapped} {both}", found.name());
+            }
+        }
+    }
+
+    /// What is compensated comes nearer to the dense outputs, whatever prunes.
+    #[test]
+    fn errors_of_earlier_layers_are_made_up_for_by_every_method() {
+        let (rows, cols, tokens) = (16, 16, 300);
+        let dense = random(tokens * cols, 31);
+        let pruned: Vec<f32> = (0..dense.len()).map(|i| 0.8 * dense[i] + 0.3 * dense[i ^ 1]).collect();
+        let mut statistic = Statistic::new(StatisticKind::Hessian, cols).unwrap().unwrap();
+        statistic.add(&pruned).unwrap();
+        let mut cross = CrossProducts::new(cols).unwrap();
+        cross.add(&dense, &pruned).unwrap();
+        let w = random(rows * cols, 32);
+        let matrix = MatrixRef::new(rows, cols, &w).unwrap();
+        let outputs = |weight: &[f32], x: &[f32]| -> Vec<f32> {
+            let of =
+                |token: &[f32]| weight.chunks(cols).map(|w| w.iter().zip(token).map(|(w, x)| w * x).sum()).collect();
+            x.chunks(cols).flat_map(|token| -> Vec<f32> { of(token) }).collect()
+        };
+        let expected = outputs(&w, &dense);
+        for found in METHODS {
+            for refit in [0, 10] {
+                let error = |compensation| {
+                    let pruning = Pruning { compensation, refit, ..Pruning::new(found, Pattern::TWO_FOUR) };
+                    let weight = match pruning.prune(matrix, Some(&statistic), Some(&cross)).unwrap() {
+                        Pruned::Mask(mask) => mask.apply(matrix).unwrap(),
+                        Pruned::Solved(solved) => solved.weight,
+                    };
+                    outputs(&weight, &pruned).iter().zip(&expected).map(|(a, b)| (a - b) * (a - b)).sum::<f32>()
+                };
+                let [alone, compensated] = [0.0, 1.0].map(error);
+                assert!(compensated < alone, "{} {refit}: {compensated} {alone}", found.name());
+            }
+        }
+    }
+
+    #[test]
+    fn a_mask_alone_requires_no_hessian() {
+        let pruning = Pruning { refit: 0, ..Pruning::new(&WANDA, Pattern::TWO_FOUR) };
+        assert_eq!(pruning.requires(), StatisticKind::Norms);
+        let mut statistic = Statistic::new(pruning.requires(), 4).unwrap();
+        statistic.as_mut().unwrap().add(&[1.0, 2.0, 3.0, 4.0]).unwrap();
+        let w = MatrixRef::new(1, 4, &[4.0f32, 3.0, 2.0, 1.0]).unwrap();
+        let found = pruning.prune(w, statistic.as_ref(), None).unwrap();
+        assert!(matches!(found, Pruned::Mask(mask) if mask.row_words(0) == [0b0110]));
+        let refitted = Pruning::new(&WANDA, Pattern::TWO_FOUR);
+        assert!(matches!(refitted.prune(w, statistic.as_ref(), None), Err(Error::NoTokens { what: "Hessian" })));
+    }
+}

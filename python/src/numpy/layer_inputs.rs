@@ -1,0 +1,103 @@
+//! Pruning a linear layer by what is known of its inputs.
+
+use numpy::{PyReadonlyArray1, PyReadwriteArray1};
+use pyo3::{exceptions::PyValueError, prelude::*};
+use twofour::{
+    Element, MatrixRef, Result,
+    calibration::{CrossProducts, Statistic, StatisticKind},
+    match_element,
+    solve::{METHODS, Pruned, Pruning, method},
+};
+
+use super::{
+    dtype::{self, elements, store},
+    errors::exception,
+    masks::parse,
+    unlocked,
+};
+
+/// The inputs of a linear layer, and those that it has in the dense model beside them.
+#[pyclass(module = "twofour._native")]
+pub(super) struct LayerInputs {
+    features: usize,
+    statistic: Option<Statistic>,
+    beside: Option<CrossProducts>,
+}
+
+#[pymethods]
+impl LayerInputs {
+    /// No inputs yet, of so many features.
+    #[new]
+    fn new(features: usize) -> PyResult<Self> {
+        let statistic = Statistic::new(StatisticKind::Hessian, features).map_err(exception)?;
+        Ok(LayerInputs { features, statistic, beside: None })
+    }
+
+    /// Adds float32 inputs, `[tokens, features]` as bytes, and those of the same tokens in the dense model. These are
+    /// given with every batch or with none.
+    #[pyo3(signature = (inputs, dense=None))]
+    fn add(
+        &mut self,
+        py: Python<'_>,
+        inputs: PyReadonlyArray1<'_, u8>,
+        dense: Option<PyReadonlyArray1<'_, u8>>,
+    ) -> PyResult<()> {
+        let (inputs, dense) = (inputs.as_slice()?, dense.as_ref().map(|dense| dense.as_slice()).transpose()?);
+        let is_first = self.statistic.as_ref().is_none_or(|statistic| statistic.norms().tokens() == 0);
+        if !is_first && dense.is_some() != self.beside.is_some() {
+            return Err(PyValueError::new_err(
+                "inputs of the dense model were given with some batches and not with others: give them with all or none",
+            ));
+        }
+        unlocked(py, || {
+            let inputs = elements::<f32>(inputs);
+            if let Some(dense) = dense {
+                let beside = match &mut self.beside {
+                    Some(beside) => beside,
+                    none => none.insert(CrossProducts::new(self.features)?),
+                };
+                beside.add(&elements::<f32>(dense), &inputs)?;
+            }
+            self.statistic.as_mut().map_or(Ok(()), |statistic| statistic.add(&inputs))
+        })
+    }
+
+    /// Writes the pruned matrix to `out`.
+    #[allow(clippy::too_many_arguments)]
+    fn prune(
+        &self,
+        py: Python<'_>,
+        matrix: PyReadonlyArray1<'_, u8>,
+        dtype: &str,
+        rows: usize,
+        pattern: &str,
+        method_name: &str,
+        swaps: usize,
+        refit: usize,
+        compensation: f64,
+        mut out: PyReadwriteArray1<'_, u8>,
+    ) -> PyResult<()> {
+        let Some(method) = method(method_name) else {
+            let names: Vec<&str> = METHODS.iter().map(|method| method.name()).collect();
+            let message = format!("method must be one of {}, and is {method_name:?}", names.join(", "));
+            return Err(PyValueError::new_err(message));
+        };
+        let dtype = dtype::named(dtype)?;
+        let pruning = Pruning { swaps, refit, compensation, ..Pruning::new(method, parse(pattern)?) };
+        let (bytes, out) = (matrix.as_slice()?, out.as_slice_mut()?);
+        unlocked(py, || match_element!(dtype, |T| self.pruned::<T>(bytes, rows, &pruning, out)))
+    }
+}
+
+impl LayerInputs {
+    fn pruned<T: Element>(&self, bytes: &[u8], rows: usize, pruning: &Pruning, out: &mut [u8]) -> Result<()> {
+        let values = elements::<T>(bytes);
+        let wide: Vec<f32> = values.iter().map(|value| value.to_f32()).collect();
+        let matrix = MatrixRef::new(rows, self.features, &wide)?;
+        let pruned: Vec<T> = match pruning.prune(matrix, self.statistic.as_ref(), self.beside.as_ref())? {
+            Pruned::Mask(mask) => mask.apply(MatrixRef::new(rows, self.features, &values)?)?,
+            Pruned::Solved(solved) => solved.weight.iter().map(|value| T::from_f32(*value)).collect(),
+        };
+        store("pruned matrix", &pruned, out)
+    }
+}

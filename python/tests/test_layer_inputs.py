@@ -1,0 +1,84 @@
+"""Pruning a layer by its inputs."""
+
+import numpy as np
+import pytest
+
+import twofour
+
+torch = pytest.importorskip("torch")
+
+
+def layer(features=32, out=24, tokens=400, seed=0):
+    rng = np.random.default_rng(seed)
+    mix = rng.standard_normal((features, features)) * 0.3 + np.eye(features)
+    weight, inputs = rng.standard_normal((out, features)), rng.standard_normal((tokens, features)) @ mix
+    return weight.astype(np.float32), inputs.astype(np.float32)
+
+
+def error(weight, pruned, inputs):
+    return float((((np.asarray(weight) - np.asarray(pruned)) @ inputs.T) ** 2).sum())
+
+
+def test_solvers_leave_less_error_than_masks_alone():
+    weight, x = layer()
+    inputs = twofour.LayerInputs(32)
+    inputs.add(x[:100])
+    inputs.add(x[100:].reshape(3, 100, 32))
+    errors = {}
+    for method in ("magnitude", "wanda", "ria", "sparsegpt", "alps"):
+        for refit in (0, 10):
+            pruned = inputs.prune(weight, method, refit=refit)
+            assert twofour.verify(pruned)
+            errors[method, refit] = error(weight, pruned, x)
+        assert errors[method, 10] < errors[method, 0]
+    assert errors["alps", 10] < errors["sparsegpt", 10] < errors["wanda", 0]
+    swapped = inputs.prune(weight, "wanda", swaps=100, refit=0)
+    assert error(weight, swapped, x) < errors["wanda", 0]
+    masked = inputs.prune(weight, "wanda", refit=0)
+    assert np.array_equal(masked[masked != 0], weight[masked != 0])
+
+
+def test_the_errors_of_earlier_layers_are_made_up_for():
+    weight, dense = layer(seed=1)
+    x = (0.8 * dense + 0.2 * np.roll(dense, 1, axis=1)).astype(np.float32)
+    inputs = twofour.LayerInputs(32)
+    inputs.add(x, dense)
+    target = dense @ weight.T
+    far, near = (
+        ((x @ inputs.prune(weight, compensation=share).T - target) ** 2).sum() for share in (0.0, 1.0)
+    )
+    assert near < 0.7 * far
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_tensors_give_tensors_of_their_dtype(dtype):
+    weight, x = layer(seed=2)
+    inputs = twofour.LayerInputs(32)
+    inputs.add(torch.tensor(x, requires_grad=True))
+    pruned = inputs.prune(torch.tensor(weight).to(dtype))
+    assert pruned.dtype == dtype and pruned.shape == (24, 32)
+    assert (pruned.view(-1, 4) != 0).sum(1).max() <= 2
+
+
+def test_what_does_not_fit_is_said():
+    weight, x = layer()
+    inputs = twofour.LayerInputs(32)
+    with pytest.raises(ValueError, match="no token"):
+        inputs.prune(weight)
+    with pytest.raises(ValueError, match="32"):
+        inputs.add(x[:, :31])
+    bad = x.copy()
+    bad[3, 5] = np.nan
+    with pytest.raises(ValueError, match="token 3.*feature 5"):
+        inputs.add(bad)
+    inputs.add(x)
+    with pytest.raises(ValueError, match="with all or none"):
+        inputs.add(x, x)
+    with pytest.raises(ValueError, match="alps"):
+        inputs.prune(weight, "best")
+    with pytest.raises(ValueError, match="31 columns"):
+        inputs.prune(weight[:, :31])
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        both = twofour.LayerInputs(32)
+        both.add(x, x)
+        both.prune(weight, compensation=2.0)
