@@ -76,6 +76,8 @@ def test_what_does_not_fit_is_said():
         inputs.add(x, x)
     with pytest.raises(ValueError, match="alps"):
         inputs.prune(weight, "best")
+    with pytest.raises(TypeError, match="int8.*before it is quantized"):
+        inputs.prune(weight.astype(np.int8))
     with pytest.raises(ValueError, match="31 columns"):
         inputs.prune(weight[:, :31])
     with pytest.raises(ValueError, match="from 0 to 1"):

@@ -186,6 +186,31 @@ class FileWriter:
         """Brings the file to the disk and gives it its name."""
 
 @final
+class LayerInputs:
+    """The inputs of a linear layer, and those that it has in the dense model beside them."""
+
+    def __new__(cls, features: int) -> Self: ...
+
+    def add(self, inputs: npt.NDArray[np.uint8], dense: npt.NDArray[np.uint8] | None = None) -> None:
+        """Adds float32 inputs, `[tokens, features]` as bytes, and those of the same tokens in the dense model.
+        These are given with every batch or with none.
+        """
+
+    def prune(
+        self,
+        matrix: npt.NDArray[np.uint8],
+        dtype: str,
+        rows: int,
+        pattern: str,
+        method_name: str,
+        swaps: int,
+        refit: int,
+        compensation: float,
+        out: npt.NDArray[np.uint8],
+    ) -> None:
+        """Writes the pruned matrix to `out`."""
+
+@final
 class StepSwitch:
     """Decides when the variances of masked parameters have settled (STEP, Lu et al., ICML 2023)."""
 

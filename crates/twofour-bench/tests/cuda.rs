@@ -53,7 +53,8 @@ fn with_a_gpu_every_baseline_has_a_time() {
     assert_eq!(std::fs::read_to_string(dir.path().join("prune.json")).unwrap(), ran.stdout);
     let answer = ran.json();
     let rows = answer["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 5 * 5);
+    // Of each of five weights a copy, and three rules from two types; 8-bit floats where the GPU has them.
+    assert!([5 * 7, 5 * 8].contains(&rows.len()), "{answer}");
     assert!(
         rows.iter().all(|row| row["us"].as_f64().unwrap() > 0.0 && row["min_us"].as_f64() <= row["us"].as_f64()),
         "{answer}"

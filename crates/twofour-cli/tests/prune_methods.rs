@@ -240,7 +240,9 @@ fn sparsegpt_quantizes_in_its_own_pass() {
         run(at, &["check", &format!("{out}-dense")]).good();
     }
     let refused = |arguments: &[&str]| run(at, &[&["prune", &model, "-o", "no"], arguments].concat()).bad(2);
-    assert!(refused(&["--quantize", "int8"]).contains("twofour quantize"));
+    assert!(refused(&["--quantize", "int8"]).contains("--calibration"));
+    let alps = ["--method", "alps", "--quantize", "int8"];
+    assert!(refused(&[&alps[..], &calibration].concat()).contains("twofour quantize"));
     assert!(refused(&["--group", "64"]).contains("--quantize"));
     let four_of_eight = ["--method", "sparsegpt", "--quantize", "int4", "--pattern", "4:8"];
     assert!(refused(&[&four_of_eight[..], &calibration].concat()).contains("2:4, not 4:8"));

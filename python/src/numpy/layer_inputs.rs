@@ -1,9 +1,12 @@
 //! Pruning a linear layer by what is known of its inputs.
 
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
-use pyo3::{exceptions::PyValueError, prelude::*};
+use pyo3::{
+    exceptions::{PyTypeError, PyValueError},
+    prelude::*,
+};
 use twofour::{
-    Element, MatrixRef, Result,
+    Arithmetic, DataType, Element, MatrixRef, Result,
     calibration::{CrossProducts, Statistic, StatisticKind},
     match_element,
     solve::{METHODS, Pruned, Pruning, method},
@@ -82,7 +85,12 @@ impl LayerInputs {
             let message = format!("method must be one of {}, and is {method_name:?}", names.join(", "));
             return Err(PyValueError::new_err(message));
         };
-        let dtype = dtype::named(dtype)?;
+        let name = dtype;
+        let dtype = dtype::named(name)?;
+        if !matches!(dtype, DataType::F32 | DataType::F16 | DataType::BF16) {
+            let message = format!("weights of {name} are not adjusted: prune the weight before it is quantized");
+            return Err(PyTypeError::new_err(message));
+        }
         let pruning = Pruning { swaps, refit, compensation, ..Pruning::new(method, parse(pattern)?) };
         let (bytes, out) = (matrix.as_slice()?, out.as_slice_mut()?);
         unlocked(py, || match_element!(dtype, |T| self.pruned::<T>(bytes, rows, &pruning, out)))
@@ -90,7 +98,13 @@ impl LayerInputs {
 }
 
 impl LayerInputs {
-    fn pruned<T: Element>(&self, bytes: &[u8], rows: usize, pruning: &Pruning, out: &mut [u8]) -> Result<()> {
+    fn pruned<T: Element + Arithmetic>(
+        &self,
+        bytes: &[u8],
+        rows: usize,
+        pruning: &Pruning,
+        out: &mut [u8],
+    ) -> Result<()> {
         let values = elements::<T>(bytes);
         let wide: Vec<f32> = values.iter().map(|value| value.to_f32()).collect();
         let matrix = MatrixRef::new(rows, self.features, &wide)?;

@@ -71,6 +71,7 @@ class LayerInputs:
         Raises:
             ValueError: where no inputs were added; for a NaN, with its row and column; for another shape; for an
                 unknown method or pattern.
+            TypeError: for a weight of another dtype.
         """
         source = bytes_of(weight, dtype)
         rows, cols = source.matrix()

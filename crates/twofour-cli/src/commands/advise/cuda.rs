@@ -176,7 +176,13 @@ impl Bench<'_> {
     fn against(&self, dense: &Trial, sparse: Contender<'_>, sparse_side: Side, tokens: usize) -> Result<Timing> {
         let choice = self.dispatcher.choose_by(dense)?;
         let problem = choice.problem();
-        let best = choice.of("cublaslt").with_context(|| format!("cuBLASLt has no kernel for {problem:?}"))?;
+        let best = choice.of("cublaslt").with_context(|| {
+            format!(
+                "there is nothing to compare with: cuBLASLt multiplies no dense {} weight of this shape; 8-bit types \
+                 need in and out features that are multiples of 16",
+                problem.element
+            )
+        })?;
         let product = dense.product(best.how)?;
         let mut contenders = [dense.contender(&product), sparse];
         let mut timer = Timer::new(self.device, dense.stream())?;
