@@ -12,8 +12,9 @@ use twofour::file::Reader;
 use twofour_fuzz::damaged_file;
 use twofour_nn::{
     engine::{Memory as _, cpu::CpuEngine},
+    model::CHECKPOINT_FILE,
     recipe::{Method, ModelKind, ModelSettings, TrainingSettings},
-    train::{CHECKPOINT_FILE, Corpus, SparsityPlan, Trainer},
+    train::{Corpus, SparsityPlan, Trainer},
 };
 
 fn trainer() -> Trainer<CpuEngine> {
@@ -22,7 +23,7 @@ fn trainer() -> Trainer<CpuEngine> {
         ModelSettings { kind, layers: 1, width: 8, heads: 1, context: 4, feed_forward: Some(8), ..Default::default() };
     let training = TrainingSettings { batch: 1, steps: 1 << 40, warm_up: 1, ..Default::default() };
     let layers = ["attn.qkv", "attn.out", "mlp.up", "mlp.down"].map(|part| format!("blocks.0.{part}")).to_vec();
-    let plan = SparsityPlan::of_method(Method::Ste, layers, training.steps);
+    let plan = SparsityPlan::of_method(Method::STE, layers, training.steps);
     let corpus = Corpus::new(b"Two of every four weights are kept. ".repeat(8), 0.1).expect("the text is long enough");
     Trainer::new(CpuEngine, &model, &training, plan, Arc::new(corpus)).expect("the settings are valid")
 }
