@@ -76,7 +76,7 @@ pub trait TrainedModel<E: Engine>: ModelParts<E> + Debug + Send + Sized {
     /// the configuration alone.
     ///
     /// # Errors
-    /// Operands that do not fit; a model whose parameters do not train ([`Parameter::begin_training`]); not enough
+    /// Operands that do not fit; a model whose parameters do not train ([`begin_training`](crate::parameter::Parameter::begin_training)); not enough
     /// memory.
     fn gradients_of(
         &mut self,
