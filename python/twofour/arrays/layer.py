@@ -22,7 +22,7 @@ class LayerInputs:
     >>> inputs = twofour.LayerInputs(4)
     >>> inputs.add(np.array([[1, 1, 0, 2], [-3, -3, 1, 0], [2, 2, 5, 1]], np.float32))
     >>> inputs.prune(np.array([[1, 0.9, 0.1, 3]], np.float32), compensation=0).round(1)
-    array([[1.9, 0. , 0. , 3. ]], dtype=float32)
+    array([[0. , 1.9, 0. , 3.1]], dtype=float32)
     """
 
     def __init__(self, features: int):
