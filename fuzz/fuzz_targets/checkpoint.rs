@@ -1,4 +1,5 @@
-//! A checkpoint's file from a stranger: what is refused leaves the trainer as it was, and training goes on after either.
+//! A checkpoint's file from a stranger: what is refused leaves the trainer as it was, and training goes on after
+//! either.
 
 #![no_main]
 

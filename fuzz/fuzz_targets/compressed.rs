@@ -8,7 +8,8 @@ use libfuzzer_sys::fuzz_target;
 use twofour::{Axis, Compressed, Element, F8E4M3, MatrixRef, Pattern};
 
 fn inspect<T: Element>(rows: usize, cols: usize, bytes: &[u8]) {
-    // As many values as the shape asks for where there are enough bytes, so that the checks behind the lengths are reached.
+    // As many values as the shape asks for where there are enough bytes, so that the checks behind the lengths are
+    // reached.
     let groups = cols.div_ceil(4);
     let wanted = rows.saturating_mul(groups).saturating_mul(2 * size_of::<T>());
     let (values, meta) = bytes.split_at(wanted.min(bytes.len()) / size_of::<T>() * size_of::<T>());

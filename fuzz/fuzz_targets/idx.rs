@@ -1,5 +1,5 @@
-//! A file of images or of labels from a stranger, as it is or in gzip: what is accepted has as many values as its sizes say, is the same when it is written
-//! and read again, and becomes a set of images.
+//! A file of images or of labels from a stranger, as it is or in gzip: what is accepted has as many values as its sizes
+//! say, is the same when it is written and read again, and becomes a set of images.
 
 #![no_main]
 

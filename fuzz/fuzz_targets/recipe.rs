@@ -1,4 +1,5 @@
-//! A recipe and an override from a stranger: what is accepted can be resolved and planned, and reads again as it was written.
+//! A recipe and an override from a stranger: what is accepted can be resolved and planned, and reads again as it was
+//! written.
 
 #![no_main]
 

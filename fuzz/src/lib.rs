@@ -1,7 +1,8 @@
 //! Damaged files for the fuzz targets.
 
-/// A file that the input describes, by its first byte: the rest of the input; or the valid file with bytes replaced (each three
-/// bytes of input are a place and a value); or the valid file with the rest of the input as the JSON text of one metadata entry.
+/// A file that the input describes, by its first byte: the rest of the input; or the valid file with bytes replaced
+/// (each three bytes of input are a place and a value); or the valid file with the rest of the input as the JSON text
+/// of one metadata entry.
 pub fn damaged_file(valid: &[u8], metadata_key: &str, input: &[u8]) -> Vec<u8> {
     let Some((mode, rest)) = input.split_first() else { return Vec::new() };
     match mode % 3 {

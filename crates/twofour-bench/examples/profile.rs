@@ -1,6 +1,6 @@
-//! Runs small-batch GEMMs once each, in bf16 and int4, under a profiler:
-//! `ncu --kernel-name regex:... profile FEATURES REDUCTION TOKENS [NAME]`, with `cargo build -p twofour-bench --example profile` before. Of all
-//! methods those whose kernel's name contains `NAME`; their names are printed in the order of their launches.
+//! Runs small-batch GEMMs once each, in bf16 and int4, under a profiler: `ncu --kernel-name regex:... profile FEATURES
+//! REDUCTION TOKENS [NAME]`, with `cargo build -p twofour-bench --example profile` before. Of all methods those whose
+//! kernel's name contains `NAME`; their names are printed in the order of their launches.
 
 use std::error::Error;
 

@@ -121,8 +121,9 @@ impl Device {
             return Err(Error::NoDevice { ordinal, count });
         }
         let context = CudaContext::new(ordinal).map_err(failed)?;
-        // SAFETY: calls take memory by its address, which the tracking of uses by events never sees: their order across streams is that of this crate's own events. With the
-        // tracking, the first stream of a context waits for the whole device, and so breaks the capture of a graph in another thread.
+        // SAFETY: calls take memory by its address, which the tracking of uses by events never sees: their order across
+        // streams is that of this crate's own events. With the tracking, the first stream of a context waits for the
+        // whole device, and so breaks the capture of a graph in another thread.
         unsafe { context.disable_event_tracking() };
         let attribute = |attribute| context.attribute(attribute).map(|value| value as u32).map_err(failed);
         use sys::CUdevice_attribute as Attribute;
@@ -172,13 +173,14 @@ impl Device {
         }
     }
 
-    /// Sets how the tiles of large GEMMs are assigned to CTAs, from the next launch on, for all clones of this device. Results are the same bits. A captured
-    /// CUDA graph keeps what it was captured with.
+    /// Sets how the tiles of large GEMMs are assigned to CTAs, from the next launch on, for all clones of this device.
+    /// Results are the same bits. A captured CUDA graph keeps what it was captured with.
     pub fn set_tile_scheduler(&self, scheduler: TileScheduler) {
         self.0.schedules_tiles.store(scheduler == TileScheduler::Hardware, Ordering::Relaxed);
     }
 
-    /// Returns what the pool holds from which this crate's buffers and workspaces are allocated: that of the device's stream-ordered allocations.
+    /// Returns what the pool holds from which this crate's buffers and workspaces are allocated: that of the device's
+    /// stream-ordered allocations.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -198,9 +200,10 @@ impl Device {
         })
     }
 
-    /// Waits for the work of all streams, and gives back to the device what the pool of [`Device::pooled_memory`] holds and is not allocated. Dropped buffers are
-    /// freed in the order of their streams, and the pool keeps their memory, so that free memory is counted rightly only after this.
-    /// No stream of the device may be capturing a graph: the driver ends the capture.
+    /// Waits for the work of all streams, and gives back to the device what the pool of [`Device::pooled_memory`] holds
+    /// and is not allocated. Dropped buffers are freed in the order of their streams, and the pool keeps their memory,
+    /// so that free memory is counted rightly only after this. No stream of the device may be capturing a graph: the
+    /// driver ends the capture.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -314,8 +317,8 @@ const MOST_THREADS: u32 = 1024;
 impl Kernel {
     /// Allows CTAs to use as much dynamic shared memory as the device has; required once for more than 48 KiB.
     ///
-    /// The limit is one of the loaded function, which plans share. It is therefore not what one plan needs: a plan for a
-    /// smaller problem would lower the limit of another plan.
+    /// The limit is one of the loaded function, which plans share. It is therefore not what one plan needs: a plan for
+    /// a smaller problem would lower the limit of another plan.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -360,7 +363,8 @@ impl Kernel {
     /// [`Error::Launch`], [`Error::Driver`].
     ///
     /// # Safety
-    /// `parameter` has the memory layout of the kernel's parameter, and its pointers are valid as the kernel requires until it has run; the stream is of this device.
+    /// `parameter` has the memory layout of the kernel's parameter, and its pointers are valid as the kernel requires
+    /// until it has run; the stream is of this device.
     pub unsafe fn launch<P>(&self, stream: Stream, launch: Launch, parameter: &P) -> Result<()> {
         launch.expect_within(self.device.architecture())?;
         self.device.bind()?;
@@ -386,7 +390,8 @@ impl Kernel {
             // Devices before Hopper have no clusters.
             numAttrs: u32::from(cluster > 1),
         };
-        // SAFETY: the parameter has the kernel's layout and valid pointers, as this function requires; the driver copies it before it returns.
+        // SAFETY: the parameter has the kernel's layout and valid pointers, as this function requires; the driver
+        // copies it before it returns.
         let launched =
             unsafe { sys::cuLaunchKernelEx(&config, self.function, parameters.as_mut_ptr(), std::ptr::null_mut()) };
         launched.result().map_err(|error| Error::driver("launching a kernel", error))

@@ -38,7 +38,8 @@ pub enum Error {
 
     /// A launch configuration is beyond what devices of the architecture launch.
     #[error(
-        "a launch of {} by {} CTAs of {block} threads, {shared} bytes of shared memory and clusters of {cluster} is beyond \
+        "a launch of {} by {} CTAs of {block} threads, {shared} bytes of shared memory and clusters of {cluster} is \
+         beyond \
          what {architecture} launches: choose a smaller shape",
         grid.0, grid.1
     )]
@@ -57,7 +58,8 @@ pub enum Error {
 
     /// No kernel compresses weights of one type to values of another.
     #[error(
-        "compressing {input} tensors to {output} values is unsupported; supported: f16 and bf16 to themselves, f32 to either, and all three to e4m3 and e5m2"
+        "compressing {input} tensors to {output} values is unsupported; supported: f16 and bf16 to themselves, f32 to \
+         either, and all three to e4m3 and e5m2"
     )]
     Types {
         /// Data type of the weights.
@@ -75,7 +77,8 @@ pub enum Error {
 
     /// A mask along rows has no compressed transpose.
     #[error(
-        "the compressed transpose of a weight whose mask is 2:4 along rows only: choose a transposable mask, or leave the transpose out"
+        "the compressed transpose of a weight whose mask is 2:4 along rows only: choose a transposable mask, or leave \
+         the transpose out"
     )]
     NoTranspose,
 
@@ -98,7 +101,8 @@ pub enum Error {
     },
 
     /// No GEMM kernel has this combination of data types.
-    #[error("no GEMM kernel for {element} elements with {output} results{}; supported: f16 to f16 or f32, bf16 to bf16 or f32, e4m3 and e5m2 to f16, \
+    #[error("no GEMM kernel for {element} elements with {output} results{}; supported: f16 to f16 or f32, bf16 to bf16 \
+             or f32, e4m3 and e5m2 to f16, \
              bf16 or f32, and i8 to f16, bf16 or (without an epilogue) i32", if *epilogue { " and an epilogue" } else { "" })]
     Product {
         /// Data type of the weight and X.
@@ -111,7 +115,8 @@ pub enum Error {
 
     /// No GEMM kernel has a weight of one type and X of the other.
     #[error(
-        "a weight of {element} elements and X of {x_element} elements: they must be of the same type, or one of e4m3 and the other of e5m2"
+        "a weight of {element} elements and X of {x_element} elements: they must be of the same type, or one of e4m3 \
+         and the other of e5m2"
     )]
     MixedElements {
         /// Data type of the weight.
@@ -131,13 +136,15 @@ pub enum Error {
 
     /// A call has an epilogue, but its plan has none.
     #[error(
-        "the call has an epilogue (scales, bias or activation), but the GEMM was planned without one: set the problem's `epilogue`"
+        "the call has an epilogue (scales, bias or activation), but the GEMM was planned without one: set the \
+         problem's `epilogue`"
     )]
     Epilogue,
 
     /// An engine does not compute a problem.
     #[error(
-        "{engine} does not compute {problem:?}: cuSPARSELt is used for plain problems only, and cuBLASLt for W and X of the same type; choose one of Libraries::engines"
+        "{engine} does not compute {problem:?}: cuSPARSELt is used for plain problems only, and cuBLASLt for W and X \
+         of the same type; choose one of Libraries::engines"
     )]
     NotComputed {
         /// The engine's name.
@@ -148,7 +155,8 @@ pub enum Error {
 
     /// A weight lacks the form that an engine reads or compresses.
     #[error(
-        "{engine} requires the dense weight, and only the compressed one is present: pass Weight::dense, or choose one of this crate's kernels"
+        "{engine} requires the dense weight, and only the compressed one is present: pass Weight::dense, or choose one \
+         of this crate's kernels"
     )]
     NoForm {
         /// The engine's name.
@@ -157,7 +165,8 @@ pub enum Error {
 
     /// Neither this crate's kernels nor an installed library computes a problem on the device.
     #[error(
-        "no engine computes {problem:?} on this device: GEMMs of 8-bit floats require compute capability 8.9; NVIDIA's libraries may be missing"
+        "no engine computes {problem:?} on this device: GEMMs of 8-bit floats require compute capability 8.9; NVIDIA's \
+         libraries may be missing"
     )]
     NoEngine {
         /// The problem.
@@ -170,7 +179,8 @@ pub enum Error {
 
     /// NVRTC was not found, and the kernel is not in the cache.
     #[error(
-        "no NVRTC (libnvrtc.so) to compile `{kernel}` for {architecture}: install the CUDA toolkit or the package nvidia-cuda-nvrtc, \
+        "no NVRTC (libnvrtc.so) to compile `{kernel}` for {architecture}: install the CUDA toolkit or the package \
+         nvidia-cuda-nvrtc, \
          and name its folder in TWOFOUR_NVRTC if it is not found; or compile ahead elsewhere and copy the cache"
     )]
     NoCompiler {
@@ -181,7 +191,8 @@ pub enum Error {
     },
 
     /// NVRTC rejected a source: NVRTC is too old for the architecture, or the source has a defect.
-    #[error("NVRTC {}.{} cannot compile `{kernel}` for {architecture}: {}", version.0, version.1, log.trim().replace('\n', "; "))]
+    #[error("NVRTC {}.{} cannot compile `{kernel}` for {architecture}: \
+             {}", version.0, version.1, log.trim().replace('\n', "; "))]
     Compile {
         /// The source's name.
         kernel: String,
@@ -336,7 +347,8 @@ pub enum Error {
 
     /// A stream capture needed an action that a CUDA graph cannot contain.
     #[error(
-        "{action} while the stream is being captured: call `prepare` for the number of tokens before the capture, and run the step once"
+        "{action} while the stream is being captured: call `prepare` for the number of tokens before the capture, and \
+         run the step once"
     )]
     Capturing {
         /// The action.

@@ -1,13 +1,15 @@
 //! GEMM problems: shapes, data types and memory orders, without pointers.
 //!
-//! The kernels of [`crate::raw`] are planned for a problem, and so are the libraries' GEMMs; [`crate::compare`] measures which of them is the fastest.
+//! The kernels of [`crate::raw`] are planned for a problem, and so are the libraries' GEMMs; [`crate::compare`]
+//! measures which of them is the fastest.
 
 use serde::{Deserialize, Serialize};
 use twofour::int4::Granularity;
 
 use crate::{Activation, DataType};
 
-/// The shape, data types and memory orders of a GEMM. For the tensor-core instructions `m` is `features`, `n` is `tokens` and `k` is `reduction`.
+/// The shape, data types and memory orders of a GEMM. For the tensor-core instructions `m` is `features`, `n` is
+/// `tokens` and `k` is `reduction`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GemmProblem {
     /// Data type of W.
@@ -26,11 +28,11 @@ pub struct GemmProblem {
     pub x: XOrder,
     /// Which of the result's axes is contiguous.
     pub order: Order,
-    /// The epilogue, or `None` for a kernel without one. Methods are chosen, measured and compiled for this one. A call may have another kind, which may be
-    /// computed one result at a time.
+    /// The epilogue, or `None` for a kernel without one. Methods are chosen, measured and compiled for this one. A call
+    /// may have another kind, which may be computed one result at a time.
     pub epilogue: Option<EpilogueKind>,
-    /// Whether the result is added to the output, `out += result`. The result is rounded to the output's type, and then the sum is. Every element is
-    /// added exactly once, so the same operands give the same bits.
+    /// Whether the result is added to the output, `out += result`. The result is rounded to the output's type, and then
+    /// the sum is. Every element is added exactly once, so the same operands give the same bits.
     #[serde(default)]
     pub accumulate: bool,
 }
@@ -88,8 +90,8 @@ pub enum Order {
 pub enum XOrder {
     /// `[tokens, reduction]`, the order of a layer's input.
     TokensFirst,
-    /// `[reduction, tokens]`: for a weight gradient, whose reduction runs over a layer's tokens. Kernels read f16 and bf16 in this order on Hopper,
-    /// without an epilogue. Otherwise X is first transposed into the workspace.
+    /// `[reduction, tokens]`: for a weight gradient, whose reduction runs over a layer's tokens. Kernels read f16 and
+    /// bf16 in this order on Hopper, without an epilogue. Otherwise X is first transposed into the workspace.
     ReductionFirst,
 }
 
@@ -134,7 +136,8 @@ pub struct Int4Problem {
     pub reduction: usize,
     /// Which of the result's axes is contiguous.
     pub order: Order,
-    /// The epilogue, or `None` for a kernel without one, as [`GemmProblem::epilogue`]. The weight's own scales are no part of it.
+    /// The epilogue, or `None` for a kernel without one, as [`GemmProblem::epilogue`]. The weight's own scales are no
+    /// part of it.
     #[serde(default)]
     pub epilogue: Option<EpilogueKind>,
 }

@@ -1,4 +1,5 @@
-//! On a device: the dispatcher measures once, remembers, and what it hands out multiplies. Without a device the tests skip.
+//! On a device: the dispatcher measures once, remembers, and what it hands out multiplies. Without a device the tests
+//! skip.
 
 mod support;
 
@@ -92,7 +93,8 @@ fn with_cublaslt(bench: &Bench, folder: &TempDir) -> Option<Dispatcher> {
     Some(dispatcher)
 }
 
-/// One product with one bias, another, an epilogue that cuBLASLt lacks, and the first again; and a captured call, between which and its replay the bias is another.
+/// One product with one bias, another, an epilogue that cuBLASLt lacks, and the first again; and a captured call,
+/// between which and its replay the bias is another.
 #[test]
 fn a_bias_comes_with_each_call() {
     let Some(bench) = hopper() else { return };
@@ -109,7 +111,8 @@ fn a_bias_comes_with_each_call() {
     let out = bench.up(&[bf16::ZERO; 64 * 16]);
     let run = |which: usize, alpha: f32| {
         let epilogue = Epilogue { alpha, bias: Some(bench.at(&biases[which])), ..Epilogue::default() };
-        // SAFETY: all memory is allocated above, as long as the problem asks for, and lives until the stream has been waited for.
+        // SAFETY: all memory is allocated above, as long as the problem asks for, and lives until the stream has been
+        // waited for.
         unsafe { product.run_with(bench.stream(), bench.at(&x), bench.at(&out), epilogue) }
     };
     let found = || {
@@ -156,7 +159,8 @@ fn a_bias_of_8_bit_products_is_of_the_results_type() {
         let product = unsafe { bench.product(&dispatcher, problem, Engine::CublasLt(0), weight) }.unwrap();
         let (bias, out) = (bench.up(&bytes(3.0).repeat(64)), bench.up(&bytes(0.0).repeat(64 * 16)));
         let epilogue = Epilogue { bias: Some(bench.at(&bias)), ..Epilogue::default() };
-        // SAFETY: all memory is allocated above, as long as the problem asks for, and lives until the stream has been waited for.
+        // SAFETY: all memory is allocated above, as long as the problem asks for, and lives until the stream has been
+        // waited for.
         unsafe { product.run_with(bench.stream(), bench.at(&x), bench.at(&out), epilogue) }.unwrap();
         assert!(bench.down(&out) == bytes(131.0).repeat(64 * 16), "{output}, {}", product.kernel());
     }
@@ -257,7 +261,8 @@ fn engines_compute_the_same(bench: &Bench, problem: GemmProblem, ending: Ending)
         let made = unsafe { bench.product(&dispatcher, problem, engine, weight) };
         let Ok(product) = made else { continue };
         let out = bench.up(&start);
-        // SAFETY: all memory is allocated above, as long as the problem asks for, and lives until the stream has been waited for.
+        // SAFETY: all memory is allocated above, as long as the problem asks for, and lives until the stream has been
+        // waited for.
         unsafe { product.run_with(bench.stream(), bench.at(&x_there), bench.at(&out), epilogue) }.unwrap();
         let found = bench.down(&out);
         for (i, found) in found.chunks(problem.output.bytes()).enumerate() {

@@ -1,5 +1,5 @@
-//! On a device: products with four-bit weights are those of a reference in f64 with the integers and scales as they are, and nothing else is written.
-//! Without a device the tests skip.
+//! On a device: products with four-bit weights are those of a reference in f64 with the integers and scales as they
+//! are, and nothing else is written. Without a device the tests skip.
 
 #[path = "gemm/activation.rs"]
 mod activation;
@@ -184,7 +184,8 @@ impl<'a> Given<'a> {
             },
         };
         let (x_at, out_at) = (bench.at(&self.x), bench.at(&out));
-        // SAFETY: all memory is allocated above and in `new`, as long as the problem asks for, and lives until the stream has been waited for.
+        // SAFETY: all memory is allocated above and in `new`, as long as the problem asks for, and lives until the
+        // stream has been waited for.
         unsafe { decode.run(bench.stream(), self.weight.places(bench), x_at, out_at, epilogue) }.unwrap();
         let found = bench.down(&out);
         assert!(found[found.len() - GUARD..].iter().all(|byte| *byte == 0xFF), "{what}: written beyond the end");
@@ -315,7 +316,8 @@ fn an_epilogue_of_another_kind_than_its_plans_is_computed() {
     }
 }
 
-/// Every kernel once, with two blocks to a cluster at most: for a sanitizer that makes each launch take a thousand times as long.
+/// Every kernel once, with two blocks to a cluster at most: for a sanitizer that makes each launch take a thousand
+/// times as long.
 fn kernels_once(problem: Int4Problem, after: After, columns: impl Fn(&Int4Method) -> usize) {
     let Some(bench) = bench() else { return };
     let mut seen = BTreeSet::new();
@@ -344,7 +346,8 @@ fn plain(element: DataType, features: usize) -> Int4Problem {
     Int4Problem { element, output: element, granularity, features, tokens: 1, reduction: 256, order, epilogue: None }
 }
 
-/// With columns enough that buffers are filled again: `MOST_BUFFERS` of rings, `most_ahead` of a cluster's block, and eight are shared by warps.
+/// With columns enough that buffers are filled again: `MOST_BUFFERS` of rings, `most_ahead` of a cluster's block, and
+/// eight are shared by warps.
 fn buffers_filled_again(element: DataType) {
     let columns = |method: &Int4Method| {
         let units = match method {
@@ -418,7 +421,8 @@ fn capture(bench: &Bench, tokens: usize) {
     let x = bench.up(&x);
     let (places, x_at) = (there.places(bench), bench.at(&x));
     bench.expect_replays_alike(&format!("{tokens} tokens, {}", decode.kernel()), features * tokens * 2, |out| {
-        // SAFETY: weight, X and result are as long as the problem asks for, and live until the stream has been waited for.
+        // SAFETY: weight, X and result are as long as the problem asks for, and live until the stream has been waited
+        // for.
         unsafe { decode.run(bench.stream(), places, x_at, out, Epilogue::default()) }.unwrap();
     });
 }

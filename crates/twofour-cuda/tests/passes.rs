@@ -1,4 +1,5 @@
-//! On a device: the passes around a layer's GEMMs against the CPU and f64, at odd shapes and unaligned addresses. Without a device the tests skip.
+//! On a device: the passes around a layer's GEMMs against the CPU and f64, at odd shapes and unaligned addresses.
+//! Without a device the tests skip.
 
 mod support;
 
@@ -41,7 +42,8 @@ fn check_sums<T: Arithmetic + DeviceRepr>(bench: &Bench, (rows, cols): (usize, u
             accumulate,
             workspace: bench.at(&workspace),
         };
-        // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
+        // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been
+        // waited for.
         unsafe { kernel.run(bench.stream(), from, rows, cols, to) }.unwrap();
         bench.down(&sums)
     };
@@ -100,7 +102,8 @@ fn check_sums_through<T: Arithmetic + DeviceRepr + Default>(
             let (first, second) = (bench.at(&of_both) + shift, bench.at(&of_each) + shift);
             let function = ElementFunction::Activation(activation);
             let tensors = FunctionGradient { input: x_at, gradient: dy_at, out: second, tiles: None };
-            // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
+            // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been
+            // waited for.
             unsafe {
                 sums.run_through(bench.stream(), activation, (x_at, first), (rows, cols), to(&together)).unwrap();
                 elementwise.gradient(bench.stream(), function, tensors, rows, cols).unwrap();
@@ -202,7 +205,8 @@ fn check_functions<T: Arithmetic + DeviceRepr>(bench: &Bench, (rows, cols): (usi
     for function in FUNCTIONS {
         let what = format!("{function:?} of [{rows}, {cols}] {:?}, from element {offset} on", T::DTYPE);
         let out = bench.poisoned(count + GUARD, T::from_f32(7.0));
-        // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
+        // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been
+        // waited for.
         unsafe { kernels.apply(bench.stream(), function, from, bench.at(&out), count) }.unwrap();
         close(what.clone(), &bench.down(&out), &|i| value(function, x[i].to_f32()));
         for masked in [false, true] {
@@ -213,7 +217,8 @@ fn check_functions<T: Arithmetic + DeviceRepr>(bench: &Bench, (rows, cols): (usi
                 out: bench.at(&out),
                 tiles: masked.then(|| bench.at(&tiles_there)),
             };
-            // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
+            // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been
+            // waited for.
             unsafe { kernels.gradient(bench.stream(), function, tensors, rows, cols) }.unwrap();
             let kept = |i: usize| {
                 let (row, col) = (i / cols, i % cols);
@@ -258,7 +263,8 @@ fn check_rows_of_integers<T: Arithmetic + DeviceRepr>(bench: &Bench, (rows, cols
     let there = bench.up(&values);
     let (out, scales_there) = (bench.poisoned(rows * cols + GUARD, 7i8), bench.poisoned(rows + GUARD, 7.0f32));
     let from = bench.at(&there) + (offset * T::DTYPE.bytes()) as u64;
-    // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
+    // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited
+    // for.
     unsafe { quantizer.rows_to_i8(bench.stream(), from, (rows, cols), bench.at(&out), bench.at(&scales_there)) }
         .unwrap();
     let (found, found_scales) = (bench.down(&out), bench.down(&scales_there));
@@ -277,7 +283,8 @@ fn check_rows_of_integers<T: Arithmetic + DeviceRepr>(bench: &Bench, (rows, cols
 #[test]
 fn rows_of_integers_are_those_of_the_cpu_bit_for_bit() {
     let Some(bench) = bench() else { return };
-    // Of one CTA and of clusters of 2, 4 and 8; wider than the vectors that stay in registers; not a whole number of vectors; not aligned.
+    // Of one CTA and of clusters of 2, 4 and 8; wider than the vectors that stay in registers; not a whole number of
+    // vectors; not aligned.
     for shape in [
         (1, 1),
         (5, 30),
@@ -309,7 +316,8 @@ fn check_floats<T: Arithmetic + DeviceRepr, O: Element + Arithmetic>(bench: &Ben
         let out = bench.poisoned(count + GUARD, 7u8);
         let scale =
             TensorScale { amax: bench.at(&amax), inverse: bench.at(&inverse), scales: bench.at(&scales), count: 3 };
-        // SAFETY: all memory is allocated above, as long as the count asks for, and lives until the stream has been waited for.
+        // SAFETY: all memory is allocated above, as long as the count asks for, and lives until the stream has been
+        // waited for.
         unsafe {
             quantizer.scale_to_floats(bench.stream(), bench.at(&there), count, output, scale).unwrap();
             quantizer.to_floats(bench.stream(), bench.at(&there), count, output, scale, bench.at(&out)).unwrap();

@@ -1,7 +1,8 @@
 //! Median time of a training step of a [`Gpt`], dense and 2:4, steps of the two alternated.
 //!
-//! `cargo run --release -p twofour-nn --example train_step -- [STEPS] [BATCH] [dense|sparse]`; defaults: 8 steps of each, batch 4, both
-//! forms; a model of two layers of width 1024. It prints one JSON object. `bench/peers/pytorch_gpt_step.py` times the same step in PyTorch.
+//! `cargo run --release -p twofour-nn --example train_step -- [STEPS] [BATCH] [dense|sparse]`; defaults: 8 steps of
+//! each, batch 4, both forms; a model of two layers of width 1024. It prints one JSON object.
+//! `bench/peers/pytorch_gpt_step.py` times the same step in PyTorch.
 
 use std::{sync::Arc, time::Instant};
 

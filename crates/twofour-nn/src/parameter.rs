@@ -28,7 +28,8 @@ struct Training<E: Engine> {
 }
 
 impl<E: Engine> Parameter<E> {
-    /// A parameter with these values. `computes` says whether GEMMs or lookups read it, in the compute type; norms read the master.
+    /// A parameter with these values. `computes` says whether GEMMs or lookups read it, in the compute type; norms read
+    /// the master.
     ///
     /// # Errors
     /// Not enough memory; values that do not fit the shape.
@@ -151,7 +152,8 @@ impl<E: Engine> Parameter<E> {
         self.gradient_mut().map_or(Ok(()), |gradient| Ok(write(gradient, accumulate)?))
     }
 
-    /// An optimizer step of several parameters without masks, unless the guard skips it. Returns what [`StepOperations::step`] does.
+    /// An optimizer step of several parameters without masks, unless the guard skips it. Returns what
+    /// [`StepOperations::step`] does.
     pub(crate) fn update_together(
         parameters: &mut [&mut Self],
         engine: &E,
@@ -162,7 +164,8 @@ impl<E: Engine> Parameter<E> {
         Ok(engine.step(step, states, Some(guard))?)
     }
 
-    /// An optimizer step, unless the guard skips it; nothing if the parameter does not train. Returns what [`StepOperations::step`] does.
+    /// An optimizer step, unless the guard skips it; nothing if the parameter does not train. Returns what
+    /// [`StepOperations::step`] does.
     pub(crate) fn update(
         &mut self,
         engine: &E,

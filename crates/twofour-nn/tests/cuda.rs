@@ -1,4 +1,5 @@
-//! On a device: training on the GPU against training on the CPU. Without a device the tests skip; with `TWOFOUR_REQUIRE_GPU` set they fail.
+//! On a device: training on the GPU against training on the CPU. Without a device the tests skip; with
+//! `TWOFOUR_REQUIRE_GPU` set they fail.
 #![cfg(feature = "cuda")]
 
 mod support;
@@ -144,7 +145,8 @@ fn mixed() -> SparsityPlan {
     }
 }
 
-/// STEP whose layers become 2:4 after the update past that number, so that a short test sees its second moments watched and then frozen.
+/// STEP whose layers become 2:4 after the update past that number, so that a short test sees its second moments watched
+/// and then frozen.
 fn step_switching_after(latest: u64) -> SparsityPlan {
     let begin = SparseBegin::Settled { earliest: latest, latest };
     SparsityPlan { begin, ..SparsityPlan::of_method(Method::STEP, layers(), 60) }
@@ -175,8 +177,8 @@ fn a_llama_trains_as_on_the_cpu() {
     }
 }
 
-/// Causal attention with two heads of 64, with keys of their own or shared, over a context that no tile of attention divides.
-/// Dense, because new masks make large differences of rounding.
+/// Causal attention with two heads of 64, with keys of their own or shared, over a context that no tile of attention
+/// divides. Dense, because new masks make large differences of rounding.
 #[test]
 fn heads_of_64_train_as_on_the_cpu() {
     let text = b"Two of every four weights are kept, and the others are zero. ".repeat(60);
@@ -296,7 +298,8 @@ fn poison(trainer: &mut Trainer<CudaEngine>, value: f32) -> f32 {
     before
 }
 
-/// The device decides that a step is skipped: weights and masks stay, and the next update is the one that would have come.
+/// The device decides that a step is skipped: weights and masks stay, and the next update is the one that would have
+/// come.
 #[test]
 fn a_step_that_is_not_finite_changes_nothing_on_the_gpu() {
     for (name, plan) in plans() {
@@ -359,7 +362,8 @@ fn captured_steps_have_the_bits_of_launched_ones() {
         let (mut captured, mut launched) = (trainer(one, &plan), trainer(other, &plan));
         for step in 0..20 {
             if step == 12 {
-                // In the form that the plan begins with; the change of watched second moments is read after each parameter.
+                // In the form that the plan begins with; the change of watched second moments is read after each
+                // parameter.
                 let replays = captured.engine().replayed_steps();
                 assert_eq!(replays > 0, !name.starts_with("step"), "{name}: {replays} replays before step 12");
             }
@@ -651,7 +655,8 @@ fn under_mask<E: Engine>(engine: &E, mask: &Mask, weight: &[f32]) -> [Vec<f32>; 
     [engine.read(&apart).unwrap(), engine.read(&master).unwrap()]
 }
 
-/// On the GPU, too, masks are those of the rule outside of the loop, and what is pruned in place is zero in the master weight and in its copy.
+/// On the GPU, too, masks are those of the rule outside of the loop, and what is pruned in place is zero in the master
+/// weight and in its copy.
 #[test]
 fn masks_of_a_sparsifier_are_chosen_from_the_master_weight_on_the_gpu() {
     use twofour::sparsify::ParameterRule as _;

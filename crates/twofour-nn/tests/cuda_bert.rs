@@ -1,4 +1,5 @@
-//! On a device: the encoder on the GPU against the encoder on the CPU. Without a device the tests skip; with `TWOFOUR_REQUIRE_GPU` set they fail.
+//! On a device: the encoder on the GPU against the encoder on the CPU. Without a device the tests skip; with
+//! `TWOFOUR_REQUIRE_GPU` set they fail.
 #![cfg(feature = "cuda")]
 
 mod support;
@@ -93,8 +94,8 @@ fn losses_and_gradients_of_every_parameter_are_those_of_the_cpu() {
             let (loss, found) = passes(&engine, task, sparse);
             let off = (loss / expected_loss - 1.0).abs();
             assert!(off < f64::from(tolerance) / 4.0, "{compute} {task:?} {sparse}: {loss} and {expected_loss}");
-            // Some gradients are zero but for rounding: that of the last norm's bias, because the gradients of answers' scores add up to zero over positions.
-            // Rounding leaves more of it where the mantissa is shorter.
+            // Some gradients are zero but for rounding: that of the last norm's bias, because the gradients of answers'
+            // scores add up to zero over positions. Rounding leaves more of it where the mantissa is shorter.
             let least = f32::max(tolerance / 6.0, 1e-3)
                 * expected.iter().fold(0f32, |most, (_, gradient)| most.max(largest(gradient)));
             for ((name, found), (other, expected)) in found.iter().zip(&expected) {

@@ -1,4 +1,5 @@
-//! On two devices: data parallel training against one device. With fewer devices the tests skip; with `TWOFOUR_REQUIRE_TWO_GPUS` set they fail.
+//! On two devices: data parallel training against one device. With fewer devices the tests skip; with
+//! `TWOFOUR_REQUIRE_TWO_GPUS` set they fail.
 #![cfg(feature = "cuda")]
 
 mod support;

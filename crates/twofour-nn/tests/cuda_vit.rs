@@ -1,4 +1,5 @@
-//! On a device: a vision transformer on the GPU against the CPU. Without a device the tests skip; with `TWOFOUR_REQUIRE_GPU` set they fail.
+//! On a device: a vision transformer on the GPU against the CPU. Without a device the tests skip; with
+//! `TWOFOUR_REQUIRE_GPU` set they fail.
 #![cfg(feature = "cuda")]
 
 mod support;
@@ -71,7 +72,8 @@ fn trainer_at<E: Engine>(engine: E, method: Method, pooling: Pooling, learning_r
     Trainer::new(engine, &model(pooling), &training(learning_rate), plan(method), images(16)).unwrap()
 }
 
-/// With heads of 64 over images of 48 x 48 values: 144 tokens, and one more where there is a class token. No tile of attention divides either.
+/// With heads of 64 over images of 48 x 48 values: 144 tokens, and one more where there is a class token. No tile of
+/// attention divides either.
 fn trainer_with_heads_of_64<E: Engine>(engine: E, method: Method, pooling: Pooling) -> Trainer<E, ImageSet> {
     let model = ModelSettings { heads: 2, image: Some(48), ..model(pooling) };
     let training = TrainingSettings { batch: 4, micro_batch: Some(2), ..training(3e-4) };

@@ -1,4 +1,5 @@
-//! A run that is killed at random moments, and goes on from its checkpoint each time, ends with the bytes of a run that was left alone.
+//! A run that is killed at random moments, and goes on from its checkpoint each time, ends with the bytes of a run that
+//! was left alone.
 
 #[cfg(feature = "cuda")]
 mod support;
@@ -122,8 +123,8 @@ mod cuda {
         command.spawn().unwrap()
     }
 
-    /// Kills a run again and again, and lets it end; returns how many of its processes were alive when they were killed. A run that ends before is compared and begun
-    /// anew.
+    /// Kills a run again and again, and lets it end; returns how many of its processes were alive when they were
+    /// killed. A run that ends before is compared and begun anew.
     fn kill_repeatedly(lane: u32, startup: Duration, folder: &Path, whole: &[u8]) -> u32 {
         let checkpoint = folder.join(CHECKPOINT_FILE);
         let (mut kills, mut random) = (0, u64::from(lane) + 1);

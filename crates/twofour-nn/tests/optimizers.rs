@@ -1,4 +1,5 @@
-//! Optimizers, STEP's switch and S-STE's scale against a numpy oracle: `fixtures/optimizers.py` makes `fixtures/optimizers.json`.
+//! Optimizers, STEP's switch and S-STE's scale against a numpy oracle: `fixtures/optimizers.py` makes
+//! `fixtures/optimizers.json`.
 
 use serde_json::Value;
 use twofour::{

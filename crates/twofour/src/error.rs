@@ -140,7 +140,8 @@ pub enum Error {
 
     /// A criterion that returned NaN for a finite weight.
     #[error(
-        "row {row}, column {col}: the criterion's score is NaN although the weight is finite; check the statistics that the criterion is given"
+        "row {row}, column {col}: the criterion's score is NaN although the weight is finite; check the statistics \
+         that the criterion is given"
     )]
     NanScore {
         /// Row of the first such score.
@@ -151,7 +152,8 @@ pub enum Error {
 
     /// An activation of a calibration batch that is NaN or infinite.
     #[error(
-        "token {token}, input feature {feature}: the activation is {value}; the batch was not added, find out where the value came from"
+        "token {token}, input feature {feature}: the activation is {value}; the batch was not added, find out where \
+         the value came from"
     )]
     Activation {
         /// The token, counted from the start of the batch.
@@ -182,7 +184,8 @@ pub enum Error {
 
     /// A Hessian whose Cholesky factorization fails.
     #[error(
-        "the Hessian is not positive definite at input feature {feature} (damping {damping}): calibrate with more tokens, raise the damping, or factor in f64"
+        "the Hessian is not positive definite at input feature {feature} (damping {damping}): calibrate with more \
+         tokens, raise the damping, or factor in f64"
     )]
     NotPositiveDefinite {
         /// The input feature at which a pivot was not positive.
@@ -229,7 +232,8 @@ pub enum Error {
 
     /// A scale that its type cannot hold.
     #[error(
-        "row {row}, scale {scale}: it is not a finite number of its type (f16 for four bits and for groups, which holds weights below 458528 in four bits and 8318975 in eight)"
+        "row {row}, scale {scale}: it is not a finite number of its type (f16 for four bits and for groups, which \
+         holds weights below 458528 in four bits and 8318975 in eight)"
     )]
     Scale {
         /// Row of the weight.
@@ -240,7 +244,8 @@ pub enum Error {
 
     /// Groups of columns that GPU kernels do not have.
     #[error(
-        "GPU kernels have int4 scales for each row or for 128 columns, not for {columns}; quantize with scales for 128 columns"
+        "GPU kernels have int4 scales for each row or for 128 columns, not for {columns}; quantize with scales for 128 \
+         columns"
     )]
     GroupOnCpuOnly {
         /// Columns that share a scale.
@@ -260,7 +265,8 @@ pub enum Error {
 
     /// Negative zeros, which the canonical form cannot hold, where every bit must come back.
     #[error(
-        "{count} elements are -0.0, which the compressed form stores as +0.0; allow +0.0 in their place (`NegativeZeros::Normalise`), or replace them"
+        "{count} elements are -0.0, which the compressed form stores as +0.0; allow +0.0 in their place \
+         (`NegativeZeros::Normalise`), or replace them"
     )]
     NegativeZeros {
         /// How many.
@@ -269,7 +275,8 @@ pub enum Error {
 
     /// A group with more non-zeros (or kept elements) than the pattern allows.
     #[error(
-        "{} {line}, group {group}: {kept} non-zeros where {n}:{m} allows {n}; prune the tensor first, or leave it dense",
+        "{} {line}, group {group}: {kept} non-zeros where {n}:{m} allows {n}; prune the tensor first, or leave it \
+         dense",
         axis.line_name()
     )]
     TooManyKept {
@@ -289,7 +296,9 @@ pub enum Error {
 
     /// A weight that is 2:4 along its columns, where the compressed form is 2:4 along rows.
     #[error(
-        "is 2:4 along columns, not along rows: a weight stored as [in_features, out_features], such as GPT-2's, is pruned so for its layer; the compressed form is 2:4 along stored rows, so leave it dense; pruning it again would take half of what is left"
+        "is 2:4 along columns, not along rows: a weight stored as [in_features, out_features], such as GPT-2's, is \
+         pruned so for its layer; the compressed form is 2:4 along stored rows, so leave it dense; pruning it again \
+         would take half of what is left"
     )]
     AlongColumns,
 
@@ -299,7 +308,8 @@ pub enum Error {
 
     /// A metadata code that is none of the six legal ones.
     #[error(
-        "row {row}, group {group}: metadata code {code:#x} is not one of 0x4 0x8 0x9 0xC 0xD 0xE; the file is damaged or not of this format"
+        "row {row}, group {group}: metadata code {code:#x} is not one of 0x4 0x8 0x9 0xC 0xD 0xE; the file is damaged \
+         or not of this format"
     )]
     IllegalCode {
         /// Row.
@@ -359,7 +369,8 @@ pub enum Error {
 
     /// A switch of phases that must happen before it may.
     #[error(
-        "a switch of phases after step {earliest} at the earliest and {latest} at the latest: the first must not be above the second"
+        "a switch of phases after step {earliest} at the earliest and {latest} at the latest: the first must not be \
+         above the second"
     )]
     SwitchBounds {
         /// The step after which it may happen.
@@ -423,7 +434,8 @@ pub enum Error {
     },
 
     /// A file written by a newer version of this program.
-    #[error("{}: format version {found} is newer than this program, which reads up to {newest}; update twofour", path.display())]
+    #[error("{}: format version {found} is newer than this program, which reads up to {newest}; update \
+             twofour", path.display())]
     FormatVersion {
         /// The file.
         path: PathBuf,
@@ -434,7 +446,8 @@ pub enum Error {
     },
 
     /// A sharded model lacks a file that its index names.
-    #[error("{}: the index names the shard {}, which is not there; download or copy it too", index.display(), shard.display())]
+    #[error("{}: the index names the shard {}, which is not there; download or copy it \
+             too", index.display(), shard.display())]
     MissingShard {
         /// The index.
         index: PathBuf,
@@ -466,7 +479,8 @@ pub enum Error {
 
     /// A compressed weight that is not of 8-bit integers with scales.
     #[error(
-        "its values are {found} without scales that the format describes, not 8-bit integers; read it as a compressed weight of that type"
+        "its values are {found} without scales that the format describes, not 8-bit integers; read it as a compressed \
+         weight of that type"
     )]
     NotInt8 {
         /// The name of the values' type.

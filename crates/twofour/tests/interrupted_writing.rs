@@ -70,7 +70,8 @@ fn a_full_disk_leaves_nothing() {
     fs::write(sharded.join("model.safetensors.index.json"), index.to_json()).unwrap();
 
     let before = entries(directory.path());
-    // 64 blocks of 512 bytes (of 1024 in some shells); the signal that comes with it is ignored, as a full disk sends none.
+    // 64 blocks of 512 bytes (of 1024 in some shells); the signal that comes with it is ignored, as a full disk sends
+    // none.
     let status = child("trap '' XFSZ; ulimit -f 64;", "writing_beyond_the_limit", directory.path()).wait().unwrap();
     assert!(status.success());
     assert_eq!(entries(directory.path()), before);
@@ -117,7 +118,8 @@ fn writing_to_a_full_disk() {
     assert!(entries(&directory).is_empty());
 }
 
-/// Where the file system has files without a name, a killed process leaves nothing; elsewhere the next output cleans up.
+/// Where the file system has files without a name, a killed process leaves nothing; elsewhere the next output cleans
+/// up.
 #[test]
 fn a_killed_process_leaves_nothing_for_long() {
     let directory = tempfile::tempdir().unwrap();

@@ -208,7 +208,8 @@ fn the_specifications_reader_dequantizes() {
     }
     writer.finish().unwrap();
     let script = block_of_the_specification("python")
-        + "\nimport sys\nfor name, t in sorted(read(sys.argv[1]).items()):\n    print(name, t.shape, t.dtype, t.tobytes().hex())\n";
+        + "\nimport sys\nfor name, t in sorted(read(sys.argv[1]).items()):\n    print(name, t.shape, t.dtype, \
+           t.tobytes().hex())\n";
     let Some(output) = python("numpy", &script, &path) else { return };
     let dense =
         weights.iter().map(|w| w.dequantize().to_dense()).chain(eight.iter().map(|w| w.dequantize().to_dense()));

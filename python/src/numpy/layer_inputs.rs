@@ -49,7 +49,8 @@ impl LayerInputs {
         let is_first = self.statistic.as_ref().is_none_or(|statistic| statistic.norms().tokens() == 0);
         if !is_first && dense.is_some() != self.beside.is_some() {
             return Err(PyValueError::new_err(
-                "inputs of the dense model were given with some batches and not with others: give them with all or none",
+                "inputs of the dense model were given with some batches and not with others: give them with all or \
+                 none",
             ));
         }
         unlocked(py, || {

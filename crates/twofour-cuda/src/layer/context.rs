@@ -32,11 +32,12 @@ use crate::{
     },
 };
 
-/// A stream of a device, with the plans and the workspace of the layers that run on it. Clones share all state, and can be used from several threads.
-/// On the driver's per-thread default stream, which is another stream in each thread, each thread has a workspace of its own.
+/// A stream of a device, with the plans and the workspace of the layers that run on it. Clones share all state, and can
+/// be used from several threads. On the driver's per-thread default stream, which is another stream in each thread,
+/// each thread has a workspace of its own.
 ///
-/// Every call of a layer launches its work on this stream. Memory passed to a call must have been written by earlier work on the stream, or the
-/// stream must wait for that work first.
+/// Every call of a layer launches its work on this stream. Memory passed to a call must have been written by earlier
+/// work on the stream, or the stream must wait for that work first.
 #[derive(Clone)]
 pub struct LayerContext {
     pub(super) shared: Arc<Shared>,
@@ -61,7 +62,8 @@ impl fmt::Debug for LayerContext {
     }
 }
 
-/// The workspace of a stream's calls, which run in stream order. Outgrown memory is kept, because captured graphs may use it.
+/// The workspace of a stream's calls, which run in stream order. Outgrown memory is kept, because captured graphs may
+/// use it.
 #[derive(Default)]
 struct Workspace {
     memory: Option<(CudaSlice<u8>, DevicePtr)>,
@@ -174,13 +176,15 @@ impl LayerContext {
         Ok(Self::with(device, stream, true))
     }
 
-    /// Returns a context on an existing stream of the device. GEMM methods are chosen by the model of the device's time.
+    /// Returns a context on an existing stream of the device. GEMM methods are chosen by the model of the device's
+    /// time.
     pub fn on_stream(device: &Device, stream: Arc<CudaStream>) -> Self {
         Self::with(device, stream, true)
     }
 
-    /// Returns a context on an existing stream that times nothing: of cuBLASLt's algorithms the library's first choice is taken, so that results of another
-    /// process on the same kind of device, with the same library, are the same to the bit.
+    /// Returns a context on an existing stream that times nothing: of cuBLASLt's algorithms the library's first choice
+    /// is taken, so that results of another process on the same kind of device, with the same library, are the same to
+    /// the bit.
     pub fn repeatable(device: &Device, stream: Arc<CudaStream>) -> Self {
         Self::with(device, stream, false)
     }
@@ -220,7 +224,8 @@ impl LayerContext {
         self.stream.synchronize().map_err(|error| Error::driver("waiting for the stream", error))
     }
 
-    /// Returns whether the stream is the driver's per-thread default stream, whose handle names another stream in each thread.
+    /// Returns whether the stream is the driver's per-thread default stream, whose handle names another stream in each
+    /// thread.
     pub fn is_per_thread(&self) -> bool {
         self.stream.cu_stream().addr() == PER_THREAD_STREAM
     }
@@ -235,7 +240,8 @@ impl LayerContext {
         &self.shared.freed
     }
 
-    /// Returns a note for the owner of device memory, which is dropped before the memory: graphs that were captured before are then not replayed.
+    /// Returns a note for the owner of device memory, which is dropped before the memory: graphs that were captured
+    /// before are then not replayed.
     pub fn free_note(&self) -> FreeNote {
         self.shared.freed.note()
     }
@@ -250,7 +256,8 @@ impl LayerContext {
         Stream(self.stream.cu_stream())
     }
 
-    /// Returns the workspace, held until the call has been launched: the kernels of two calls on one stream must not be interleaved.
+    /// Returns the workspace, held until the call has been launched: the kernels of two calls on one stream must not be
+    /// interleaved.
     pub fn work(&self) -> Work<'_> {
         let workspaces = &*self.workspaces;
         let workspace = match self.is_per_thread() {
@@ -290,8 +297,8 @@ impl LayerContext {
         self.stream.clone_dtod(memory).map_err(|error| Error::driver("copying device memory", error))
     }
 
-    /// Returns the plans or loaded kernels of a pair of types, which all streams of the context share. Whoever plans something keeps it here, under types of
-    /// its own.
+    /// Returns the plans or loaded kernels of a pair of types, which all streams of the context share. Whoever plans
+    /// something keeps it here, under types of its own.
     pub fn plans<K: Send + 'static, V: Send + 'static>(&self) -> Arc<Plans<K, V>> {
         self.shared.plans.plans()
     }

@@ -28,7 +28,8 @@ impl LayerContext {
     /// [`WORKSPACE_BYTES`](cublaslt::WORKSPACE_BYTES).
     ///
     /// # Errors
-    /// [`Error::NoLibrary`], [`Error::Vendor`]; [`Error::Capturing`] where it must be planned while the stream is being captured.
+    /// [`Error::NoLibrary`], [`Error::Vendor`]; [`Error::Capturing`] where it must be planned while the stream is being
+    /// captured.
     pub fn dense_plan(&self, problem: DenseProblem) -> Result<CublasLtPlan> {
         Ok(self.dense(problem)?.plan)
     }
@@ -49,7 +50,8 @@ impl LayerContext {
     /// Returns the dense GEMM with an epilogue whose operands are a vector and a matrix, or null.
     ///
     /// # Safety
-    /// Both are valid, of the problem's output type, until this function returns, and nothing else uses them. The plan may run only while they are valid.
+    /// Both are valid, of the problem's output type, until this function returns, and nothing else uses them. The plan
+    /// may run only while they are valid.
     pub(super) unsafe fn dense_with_epilogue(
         &self,
         problem: DenseProblem,
@@ -61,7 +63,8 @@ impl LayerContext {
             // SAFETY: the operands are valid while plans are made, and at every run, as this function requires.
             let plans =
                 unsafe { self.cublaslt()?.plans_with_aux(problem, epilogue, operands, PartialSums::Wide, ALGORITHMS) }?;
-            // Trial runs write to the operands of other epilogues, whose contents must stay: there the library's first choice is taken.
+            // Trial runs write to the operands of other epilogues, whose contents must stay: there the library's first
+            // choice is taken.
             let plan = match epilogue {
                 DenseEpilogue::Bias => fastest(self, (problem, 1), plans)?,
                 _ => plans.into_iter().next().map(|plan| TimedPlan { plan, us: None }),
@@ -70,11 +73,12 @@ impl LayerContext {
         })
     }
 
-    /// Returns the dense GEMM for a weight gradient that also writes the bias gradient to a vector, or `None` where the library has none or where a
-    /// dense GEMM and column sums are faster.
+    /// Returns the dense GEMM for a weight gradient that also writes the bias gradient to a vector, or `None` where the
+    /// library has none or where a dense GEMM and column sums are faster.
     ///
     /// # Safety
-    /// The vector is valid, of the problem's output type, until this function returns. The plan may run only while the vector is valid.
+    /// The vector is valid, of the problem's output type, until this function returns. The plan may run only while the
+    /// vector is valid.
     pub(super) unsafe fn dense_with_bias_gradient(
         &self,
         problem: DenseProblem,

@@ -1,7 +1,7 @@
 //! Loads NVIDIA's libraries and looks up their functions at run time.
 //!
-//! The functions that this crate calls are declared by hand from NVIDIA's documentation. Their interface is the same in CUDA 11.8, 12 and 13, so one
-//! build works with whichever version is installed.
+//! The functions that this crate calls are declared by hand from NVIDIA's documentation. Their interface is the same in
+//! CUDA 11.8, 12 and 13, so one build works with whichever version is installed.
 
 use std::{
     ffi::OsString,
@@ -47,7 +47,8 @@ macro_rules! fake_functions {
 #[cfg(test)]
 pub(crate) use fake_functions;
 
-/// A library that stays loaded, with its functions or another `T` that was looked up in it; `None` where it is not installed.
+/// A library that stays loaded, with its functions or another `T` that was looked up in it; `None` where it is not
+/// installed.
 pub(crate) type Loaded<T> = OnceLock<Option<(Library, T)>>;
 
 /// Where a library is searched.
@@ -79,9 +80,10 @@ impl Search {
         loaded.get_or_init(load).as_ref().map(|(_, found)| found)
     }
 
-    /// Loads the library from the folder that the variable names, or else by the system's loader, or else from a CUDA toolkit's folders
-    /// (`CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda`) or those of Python packages: of [`add_site_packages`], of `VIRTUAL_ENV`, of the
-    /// interpreters on `PATH`, and beside other packages' libraries on `LD_LIBRARY_PATH`.
+    /// Loads the library from the folder that the variable names, or else by the system's loader, or else from a CUDA
+    /// toolkit's folders (`CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda`) or those of Python packages: of
+    /// [`add_site_packages`], of `VIRTUAL_ENV`, of the interpreters on `PATH`, and beside other packages' libraries on
+    /// `LD_LIBRARY_PATH`.
     fn load(&self) -> Option<Library> {
         let named = std::env::var_os(self.variable).map(PathBuf::from);
         named
@@ -120,7 +122,8 @@ impl Search {
     }
 }
 
-/// Returns whether the driver's library can be loaded. cudarc looks for these names in every version that it has bindings for.
+/// Returns whether the driver's library can be loaded. cudarc looks for these names in every version that it has
+/// bindings for.
 pub(crate) fn is_driver_present() -> bool {
     let names: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so", "libcuda.so.1"] };
     names.iter().any(|name| open(name).is_some())
@@ -171,7 +174,8 @@ fn beside_libraries(folders: &[PathBuf]) -> Vec<PathBuf> {
     folders.iter().filter_map(nvidia).collect()
 }
 
-/// Returns the library folders of a package in an `nvidia` folder: CUDA 13 has one for all packages, earlier versions one for each.
+/// Returns the library folders of a package in an `nvidia` folder: CUDA 13 has one for all packages, earlier versions
+/// one for each.
 fn of_packages(nvidia: &Path, package: &str) -> [PathBuf; 2] {
     ["cu13", package].map(|folder| nvidia.join(folder).join("lib"))
 }
@@ -183,8 +187,8 @@ fn site_packages() -> MutexGuard<'static, Vec<PathBuf>> {
     SITE_PACKAGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Adds a `site-packages` folder in which NVIDIA's libraries are searched, as Python packages bring them: for a program that a Python interpreter
-/// runs. It has no effect on libraries that were searched before.
+/// Adds a `site-packages` folder in which NVIDIA's libraries are searched, as Python packages bring them: for a program
+/// that a Python interpreter runs. It has no effect on libraries that were searched before.
 pub fn add_site_packages(folder: impl Into<PathBuf>) {
     let (folder, mut folders) = (folder.into(), site_packages());
     if !folders.contains(&folder) {

@@ -1,8 +1,9 @@
 //! Kernels over raw device pointers.
 //!
-//! Calls take device pointers ([`DevicePtr`](crate::DevicePtr)) and a stream, so that any framework can call them. They are `unsafe`: a pointer is
-//! checked for null and alignment, but not for the length of the memory that it points to, nor for its device. Each call's `# Safety` section says what
-//! must hold. [`crate::layer`] makes the same calls over length-checked device memory.
+//! Calls take device pointers ([`DevicePtr`](crate::DevicePtr)) and a stream, so that any framework can call them. They
+//! are `unsafe`: a pointer is checked for null and alignment, but not for the length of the memory that it points to,
+//! nor for its device. Each call's `# Safety` section says what must hold. [`crate::layer`] makes the same calls over
+//! length-checked device memory.
 //!
 //! | task | module |
 //! |---|---|
@@ -19,8 +20,8 @@
 //! | an AdamW step | [`adamw`] |
 //! | what sources and launches share | [`headers`], [`float_types`], [`grid`] |
 //!
-//! Each kernel's CUDA source is beside its module. Loading a kernel compiles it, or reads its machine code from the cache; a call launches it and
-//! returns.
+//! Each kernel's CUDA source is beside its module. Loading a kernel compiles it, or reads its machine code from the
+//! cache; a call launches it and returns.
 
 pub mod adamw;
 pub mod column_sums;

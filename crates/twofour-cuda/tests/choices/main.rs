@@ -1,4 +1,5 @@
-//! Without a device: the method that is chosen for a problem is the one recorded in `choices.txt`, on every architecture.
+//! Without a device: the method that is chosen for a problem is the one recorded in `choices.txt`, on every
+//! architecture.
 
 use std::{fmt::Write, hash::Hasher};
 
@@ -145,7 +146,8 @@ fn the_choice_of_every_problem_is_the_recorded_one() {
         let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("choices.txt");
         std::fs::write(&path, &found).unwrap();
         panic!(
-            "{} choices differ, as in (now, recorded) {:?}; all are in {}: where that is meant, copy it to tests/choices",
+            "{} choices differ, as in (now, recorded) {:?}; all are in {}: where that is meant, copy it to \
+             tests/choices",
             different.len(),
             different.first(),
             path.display()

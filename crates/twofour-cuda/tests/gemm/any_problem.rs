@@ -28,7 +28,8 @@ const ANY_SHAPES: [(usize, usize, usize); 9] = [
     (200, 1, 4100),
 ];
 
-/// By every method, for every output, in every order, with and without an epilogue, from aligned addresses and others, stored or added.
+/// By every method, for every output, in every order, with and without an epilogue, from aligned addresses and others,
+/// stored or added.
 fn any_problem<T: Number, X: Number>(outputs: &[DataType]) {
     let Some(bench) = bench_for(T::ELEMENT) else { return };
     let architecture = bench.device.architecture();
@@ -41,7 +42,8 @@ fn any_problem<T: Number, X: Number>(outputs: &[DataType]) {
     for (i, &shape) in ANY_SHAPES.iter().enumerate() {
         for (j, &output) in outputs.iter().enumerate() {
             for (k, (x_order, order)) in orders.into_iter().enumerate() {
-                // Each shape has another of these in every order and type, so that all of them meet all orders and types.
+                // Each shape has another of these in every order and type, so that all of them meet all orders and
+                // types.
                 let (before, accumulate) = ((i + k) % 2, (i / 2 + j + k / 2) % 2 == 1);
                 let after = [After::Nothing, After::All(Activation::Gelu), After::Bias][(i + j + k) % 3];
                 let after = if output == DataType::I32 { After::Nothing } else { after };

@@ -44,8 +44,8 @@ fn an_epilogue_of_another_kind_than_its_plans_is_computed() {
     }
 }
 
-/// The limit of shared memory is one of a loaded kernel, and each plan of it needs another amount: the layer `[8192, 64]` at
-/// eight tokens needs 16 KiB for its output and 147 KiB for its input's gradient.
+/// The limit of shared memory is one of a loaded kernel, and each plan of it needs another amount: the layer `[8192,
+/// 64]` at eight tokens needs 16 KiB for its output and 147 KiB for its input's gradient.
 #[test]
 fn plans_that_share_a_kernel_launch_in_any_order() {
     let Some(bench) = bench() else { return };
@@ -80,7 +80,8 @@ fn calls_can_be_captured_in_a_graph() {
         let x_place = bench.at(&x);
         bench.expect_replays_alike(&format!("{tokens} tokens, {}", gemm.kernel()), features * tokens * 2, |out| {
             let operands = GemmOperands { weight: packed, x: x_place, out, workspace: 0 };
-            // SAFETY: weight, X and result are as long as the problem asks for, and live until the stream has been waited for.
+            // SAFETY: weight, X and result are as long as the problem asks for, and live until the stream has been
+            // waited for.
             unsafe { gemm.run(bench.stream(), operands, Epilogue::default()) }.unwrap();
         });
     }
@@ -108,7 +109,8 @@ fn tile_schedulers_compute_the_same_bits() {
             bench.device.set_tile_scheduler(scheduler);
             let out = bench.poisoned(features * tokens, 0x7fffu16);
             let operands = GemmOperands { weight: packed, x: bench.at(&x), out: bench.at(&out), workspace: 0 };
-            // SAFETY: weight, X and result are as long as the problem asks for, and live until the stream has been waited for.
+            // SAFETY: weight, X and result are as long as the problem asks for, and live until the stream has been
+            // waited for.
             unsafe { gemm.run(bench.stream(), operands, Epilogue::default()) }.unwrap();
             bench.down(&out)
         });

@@ -31,7 +31,8 @@ impl Way {
     }
 }
 
-/// Every kernel once, with two blocks to a cluster at most: for a sanitizer that makes each launch take a thousand times as long.
+/// Every kernel once, with two blocks to a cluster at most: for a sanitizer that makes each launch take a thousand
+/// times as long.
 fn kernels_once<T: Number>(way: &Way, features: usize, columns: impl Fn(&GemmMethod) -> usize) {
     let Some(bench) = bench_for(T::ELEMENT) else { return };
     let &Way { output, x_order, order, after } = way;
@@ -59,7 +60,8 @@ fn kernels_once<T: Number>(way: &Way, features: usize, columns: impl Fn(&GemmMet
     }
 }
 
-/// With columns enough that buffers are filled again: `MOST_BUFFERS` of rings, `most_ahead` of a cluster's block, tiles have five and those by `mma.sp` eight at most.
+/// With columns enough that buffers are filled again: `MOST_BUFFERS` of rings, `most_ahead` of a cluster's block, tiles
+/// have five and those by `mma.sp` eight at most.
 fn buffers_filled_again<T: Number>(output: DataType) {
     let columns = |method: &GemmMethod| {
         // Steps of 256 bytes of X's rows.

@@ -173,7 +173,8 @@ fn a_long_product_with_many_rounds_of_tiles() {
     check::<bf16>(&bench, &Case::plain((4096, 13008, 64), DataType::BF16));
 }
 
-/// A block has several tiles one after the other, each of more steps than there are buffers, and not of a multiple of them.
+/// A block has several tiles one after the other, each of more steps than there are buffers, and not of a multiple of
+/// them.
 fn every_tile_takes_several_turns(order: Order, after: After) {
     let Some(bench) = hopper() else { return };
     let case = Case { order, after, ..Case::plain((4672, 3300, 448), DataType::BF16) };

@@ -1,4 +1,5 @@
-//! Activations of every number of a 16-bit type, by every kind of kernel: the bias is the number, and products are zeros.
+//! Activations of every number of a 16-bit type, by every kind of kernel: the bias is the number, and products are
+//! zeros.
 
 use std::{collections::HashSet, mem::discriminant};
 
@@ -23,13 +24,15 @@ use crate::{
 const FEATURES: usize = 1 << 16;
 const REDUCTION: usize = 128;
 
-/// How far the result of a number may be from the exact one: what rounding moves it by, and the error of the activation.
+/// How far the result of a number may be from the exact one: what rounding moves it by, and the error of the
+/// activation.
 fn allowed(output: DataType, given: f64, exact: f64) -> f64 {
     let (relative, least) = match output {
         DataType::F16 => (0.5f64.powi(11), 0.5f64.powi(25)),
         _ => (0.5f64.powi(8), 0.0),
     };
-    // The shorter GELU is within 3.2e-5 of the exact one from -8 to 8, and below that within 1e-14. Half of erfc, of which the other kernels make it, is within 7.5e-8.
+    // The shorter GELU is within 3.2e-5 of the exact one from -8 to 8, and below that within 1e-14. Half of erfc, of
+    // which the other kernels make it, is within 7.5e-8.
     (relative + 3.5e-5) * exact.abs() + least + 1e-14 + 8e-8 * given.abs().min(10.0)
 }
 
@@ -62,7 +65,8 @@ fn check_all<T: Number>(bench: &Bench, output: DataType, value: fn(u16) -> f64) 
                     workspace: bench.at(&workspace),
                 };
                 let epilogue = Epilogue { bias: Some(bench.at(&bias_there)), activation, ..Epilogue::default() };
-                // SAFETY: all memory is allocated above, as long as the problem asks for, and lives until the stream has been waited for.
+                // SAFETY: all memory is allocated above, as long as the problem asks for, and lives until the stream
+                // has been waited for.
                 unsafe { gemm.run(bench.stream(), operands, epilogue) }.unwrap();
                 let found = bench.down(&out);
                 for (at, bits) in found.iter().enumerate().filter(|(at, _)| (at / FEATURES).is_multiple_of(7)) {

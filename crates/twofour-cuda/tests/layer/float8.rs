@@ -87,7 +87,8 @@ fn a_layer_of_8_bit_floats_is_the_dense_one_of_its_rounded_numbers() {
     }
 }
 
-/// Under masks along rows the forward pass is in 8-bit floats, of the weight rounded to the activations' type, and gradients are those without them.
+/// Under masks along rows the forward pass is in 8-bit floats, of the weight rounded to the activations' type, and
+/// gradients are those without them.
 #[test]
 fn a_mask_along_rows_has_forward_passes_in_8_bit_floats() {
     let Some(bench) = bench() else { return };

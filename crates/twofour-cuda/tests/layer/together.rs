@@ -9,8 +9,8 @@ use twofour_cuda::{
 
 use crate::{cuda::Cuda, dense::numbers, support::bench};
 
-/// Every rule with shapes with and without padding. Of the first rule there are more layers than a launch has, whole tiles and others, also where a third of them keeps
-/// its mask.
+/// Every rule with shapes with and without padding. Of the first rule there are more layers than a launch has, whole
+/// tiles and others, also where a third of them keeps its mask.
 fn kinds() -> Vec<(MaskRule, (usize, usize))> {
     let shapes = [(128, 256), (256, 128), (64, 64), (100, 72), (384, 640), (1, 4)];
     let transposable =

@@ -18,8 +18,8 @@ use twofour_cuda::{
     problem::GemmProblem,
 };
 
-/// The first device, or a message why the test is skipped. With `TWOFOUR_REQUIRE_GPU` set, as `bench/remote/gpu_run.sh` does, a missing
-/// device is a failure; a GPU of another architecture than a test is for still skips that test.
+/// The first device, or a message why the test is skipped. With `TWOFOUR_REQUIRE_GPU` set, as `bench/remote/gpu_run.sh`
+/// does, a missing device is a failure; a GPU of another architecture than a test is for still skips that test.
 pub(crate) fn device() -> Option<Device> {
     match Device::open(0) {
         Ok(device) => Some(device),
@@ -85,7 +85,8 @@ impl Bench {
         engine: Engine,
         weight: Weight,
     ) -> Result<Product, Error> {
-        // SAFETY: the weight is valid and 2:4 as long as `Product::new` requires, because this function requires the same.
+        // SAFETY: the weight is valid and 2:4 as long as `Product::new` requires, because this function requires the
+        // same.
         unsafe { Product::new(&self.device, dispatcher.libraries(), &self.stream, problem, engine, weight) }
     }
 
@@ -94,8 +95,8 @@ impl Bench {
         captured_on(&self.stream, launch).unwrap()
     }
 
-    /// Launches into one buffer of so many bytes, replays a graph of the same launch into another, and expects the same bytes. `launch` gets the buffer's
-    /// address.
+    /// Launches into one buffer of so many bytes, replays a graph of the same launch into another, and expects the same
+    /// bytes. `launch` gets the buffer's address.
     pub(crate) fn expect_replays_alike(&self, what: &str, bytes: usize, launch: impl Fn(u64)) {
         let [direct, replayed] = std::array::from_fn(|_| self.poisoned(bytes, 0xFFu8));
         launch(self.at(&direct));

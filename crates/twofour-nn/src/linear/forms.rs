@@ -24,7 +24,9 @@ impl<E: Engine> Linear<E> {
     /// Makes the layer 2:4, with the mask of the master weight as it is. `seed` is that of MVUE weight gradients.
     ///
     /// # Errors
-    /// [`Error::InLayer`](crate::Error::InLayer) with what [`LinearOperations::sparse_linear`](crate::engine::LinearOperations::sparse_linear) refuses; the layer is then as it was.
+    /// [`Error::InLayer`](crate::Error::InLayer) with what
+    /// [`LinearOperations::sparse_linear`](crate::engine::LinearOperations::sparse_linear) refuses; the layer is then
+    /// as it was.
     pub fn make_sparse(&mut self, engine: &E, settings: SparseLinearSettings, seed: u64) -> Result<()> {
         self.make_sparse_in(engine, settings, SparsePrecision::Activations, seed)
     }

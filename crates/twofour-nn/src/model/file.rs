@@ -195,7 +195,8 @@ pub(super) fn config_of(reader: &Reader) -> Result<TransformerConfig> {
         }
         (None, None) => {
             let reason = format!(
-                "its metadata has no `{GPT_KEY}` and no `{DECODER_KEY}`, so it does not describe a model that this program trained; of a checkpoint, name the directory with its config.json"
+                "its metadata has no `{GPT_KEY}` and no `{DECODER_KEY}`, so it does not describe a model that this \
+                 program trained; of a checkpoint, name the directory with its config.json"
             );
             return Err(fault(reason).into());
         }

@@ -76,8 +76,8 @@ pub trait TrainedModel<E: Engine>: ModelParts<E> + Debug + Send + Sized {
     /// the configuration alone.
     ///
     /// # Errors
-    /// Operands that do not fit; a model whose parameters do not train ([`begin_training`](crate::parameter::Parameter::begin_training)); not enough
-    /// memory.
+    /// Operands that do not fit; a model whose parameters do not train
+    /// ([`begin_training`](crate::parameter::Parameter::begin_training)); not enough memory.
     fn gradients_of(
         &mut self,
         engine: &E,

@@ -166,7 +166,8 @@ fn check_training(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
             m.add(s.place("decay_steps"), "training.decay_steps", problem);
         }
         (ScheduleKind::Wsd, Some(1)) if within_run => {
-            let problem = "found 1, expected at least 2, or 0 for a constant rate: the fall begins at the learning rate, so one step of it changes nothing";
+            let problem = "found 1, expected at least 2, or 0 for a constant rate: the fall begins at the learning \
+                           rate, so one step of it changes nothing";
             m.add(s.place("decay_steps"), "training.decay_steps", problem);
         }
         (ScheduleKind::Wsd, _) if within_run && training.warm_up <= training.steps => {
@@ -194,7 +195,8 @@ fn check_optimizer(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
     let is_sgd = own.optimizer == OptimizerKind::Sgd;
     let foreign = |owner: &str, given: &str, default: f64| {
         format!(
-            "only the optimizer \"{owner}\" has it, and the optimizer is \"{given}\"; leave it out, or set its default, {default}"
+            "only the optimizer \"{owner}\" has it, and the optimizer is \"{given}\"; leave it out, or set its \
+             default, {default}"
         )
     };
     for (key, value, default, is_foreign) in [

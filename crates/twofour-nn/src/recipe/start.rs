@@ -297,13 +297,15 @@ pub(super) fn check_zeros(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mist
                 count => format!(" (and {} more)", count - 1),
             };
             let problem = format!(
-                "\"{layer}\"{others} is not 2:4 in {}, whose zeros the method \"fixed\" keeps: {why}; leave it out, or prune the model first: twofour prune",
+                "\"{layer}\"{others} is not 2:4 in {}, whose zeros the method \"fixed\" keeps: {why}; leave it out, or \
+                 prune the model first: twofour prune",
                 from.display()
             );
             m.add(section.place("layers"), key("layers"), problem);
         } else if layers.is_empty() && name == "sparsity" && settings.overrides.is_empty() {
             let problem = format!(
-                "found \"fixed\", which keeps the zeros of {}, but no linear layer is 2:4 there; prune it first: twofour prune",
+                "found \"fixed\", which keeps the zeros of {}, but no linear layer is 2:4 there; prune it first: \
+                 twofour prune",
                 from.display()
             );
             m.add(section.place("method"), key("method"), problem);

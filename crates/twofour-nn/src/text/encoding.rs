@@ -7,9 +7,10 @@ use crate::{Error, Result};
 
 /// The tokens of a text, part by part: together those of [`Tokenizer::encode`].
 ///
-/// A tokenizer takes a hundred times as much memory as the text that it encodes, so a long text is encoded in stretches that overlap. The end of one and the beginning of the next
-/// depend on where they are cut; between, in the middle of what they share, both must have the same tokens at the same places, and there one follows the other. Stretches that do
-/// not agree are made longer.
+/// A tokenizer takes a hundred times as much memory as the text that it encodes, so a long text is encoded in stretches
+/// that overlap. The end of one and the beginning of the next depend on where they are cut; between, in the middle of
+/// what they share, both must have the same tokens at the same places, and there one follows the other. Stretches that
+/// do not agree are made longer.
 ///
 /// ```
 /// use twofour_nn::text::{Encoding, Tokenizer};
@@ -112,7 +113,8 @@ impl<'a> Encoding<'a> {
     }
 }
 
-/// A byte between two tokens in the middle of what two stretches have in common, where they have the same tokens around it.
+/// A byte between two tokens in the middle of what two stretches have in common, where they have the same tokens around
+/// it.
 fn common_place(one: &Stretch, next: &Stretch) -> Option<usize> {
     let margin = (one.bytes.end - next.bytes.start) / 4;
     let inner = next.bytes.start + margin..one.bytes.end - margin;

@@ -40,7 +40,8 @@ impl Tokenizer {
         // The largest vocabularies take a tenth of it.
         const MOST: u64 = 256 << 20;
         if !path.exists() && path.with_file_name("tokenizer.model").exists() {
-            let reason = "is not there, only tokenizer.model of SentencePiece is; write it with transformers: AutoTokenizer.from_pretrained(directory).save_pretrained(directory)";
+            let reason = "is not there, only tokenizer.model of SentencePiece is; write it with transformers: \
+                          AutoTokenizer.from_pretrained(directory).save_pretrained(directory)";
             return Err(fault(reason.to_owned()).into());
         }
         // A pipe may never end, and no tokenizer comes from one.
@@ -71,7 +72,8 @@ impl Tokenizer {
         Ok(Tokenizer::File(Box::new(FileTokenizer { path: path.to_owned(), inner })))
     }
 
-    /// The tokens of a text, with those that the tokenizer adds around it, such as the one that texts begin with: all parts of an [`Encoding`].
+    /// The tokens of a text, with those that the tokenizer adds around it, such as the one that texts begin with: all
+    /// parts of an [`Encoding`].
     ///
     /// ```
     /// assert_eq!(twofour_nn::text::Tokenizer::Bytes.encode("2:4")?, [50, 58, 52]);
@@ -182,12 +184,14 @@ thread_local! {
     static IS_GUARDED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether a panic of this thread becomes an error: of the tokenizers' library, to which a tokenizer's file may do that. A panic hook need not tell of it.
+/// Whether a panic of this thread becomes an error: of the tokenizers' library, to which a tokenizer's file may do
+/// that. A panic hook need not tell of it.
 pub fn is_guarded() -> bool {
     IS_GUARDED.get()
 }
 
-/// What the tokenizers' library returns. A file with parts that contradict each other may make it panic, which is an error here.
+/// What the tokenizers' library returns. A file with parts that contradict each other may make it panic, which is an
+/// error here.
 fn guarded<R>(path: &Path, f: impl FnOnce() -> tokenizers::Result<R>) -> Result<R, TextError> {
     let fault = |reason: String| TextError::Tokenizer { path: path.to_owned(), reason };
     IS_GUARDED.set(true);
@@ -201,8 +205,8 @@ fn guarded<R>(path: &Path, f: impl FnOnce() -> tokenizers::Result<R>) -> Result<
     }
 }
 
-/// Decodes a text token by token. A character may be made of several tokens, so a token may add nothing, and the next one more. Bytes that are no UTF-8 become the
-/// replacement character.
+/// Decodes a text token by token. A character may be made of several tokens, so a token may add nothing, and the next
+/// one more. Bytes that are no UTF-8 become the replacement character.
 #[derive(Debug)]
 pub struct TextDecoder<'a> {
     tokenizer: &'a Tokenizer,

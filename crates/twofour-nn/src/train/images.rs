@@ -26,7 +26,8 @@ impl ImageSet {
     /// (rounded down) is for validation.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a share outside 0 to 0.5, or images without pixels; [`Error::Length`] where pixels and labels are not of one number of images.
+    /// [`Error::Setting`] for a share outside 0 to 0.5, or images without pixels; [`Error::Length`] where pixels and
+    /// labels are not of one number of images.
     pub fn new(shape: [usize; 3], pixels: Vec<u8>, labels: Vec<u8>, validation_share: f64) -> Result<Self> {
         if !(0.0..=0.5).contains(&validation_share) {
             let found = validation_share.to_string();

@@ -32,7 +32,8 @@ impl Schedule {
     /// The schedule of a run.
     ///
     /// # Errors
-    /// [`Error::Setting`] unless `0 <= final_learning_rate <= learning_rate`, both finite, and the warm-up and the fall fit into the run.
+    /// [`Error::Setting`] unless `0 <= final_learning_rate <= learning_rate`, both finite, and the warm-up and the fall
+    /// fit into the run.
     pub fn new(settings: &TrainingSettings) -> Result<Self> {
         let TrainingSettings { learning_rate: peak, final_learning_rate: floor, warm_up, steps: total, .. } = *settings;
         if !(floor >= 0.0 && floor <= peak && peak.is_finite()) {

@@ -239,8 +239,8 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
     /// nothing is updated and the report says so.
     ///
     /// # Errors
-    /// [`Error::Diverged`] after 30 such steps in a row; those of the engine. Among other ranks: [`Error::Rank`] where another has failed, and
-    /// [`Error::RanksDiffer`].
+    /// [`Error::Diverged`] after 30 such steps in a row; those of the engine. Among other ranks: [`Error::Rank`] where
+    /// another has failed, and [`Error::RanksDiffer`].
     pub fn step(&mut self) -> Result<StepReport> {
         self.begin_with_others()?;
         self.step_with_others()

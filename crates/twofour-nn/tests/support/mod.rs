@@ -11,7 +11,8 @@ use twofour_nn::{
     train::{Trainer, TrainingData},
 };
 
-/// The first `count` devices, or a message why the test is skipped. With the variable `required` set, too few are a failure.
+/// The first `count` devices, or a message why the test is skipped. With the variable `required` set, too few are a
+/// failure.
 fn devices(count: usize, required: &str) -> Option<Vec<Device>> {
     match (0..count).map(Device::open).collect() {
         Ok(devices) => Some(devices),
@@ -24,7 +25,8 @@ fn devices(count: usize, required: &str) -> Option<Vec<Device>> {
     }
 }
 
-/// The first device, or a message why the test is skipped. With `TWOFOUR_REQUIRE_GPU` set a missing device is a failure.
+/// The first device, or a message why the test is skipped. With `TWOFOUR_REQUIRE_GPU` set a missing device is a
+/// failure.
 pub(crate) fn device() -> Option<Device> {
     devices(1, "TWOFOUR_REQUIRE_GPU")?.pop()
 }
@@ -34,13 +36,15 @@ pub(crate) fn engine(compute: DataType) -> Option<CudaEngine> {
     device().map(|device| CudaEngine::new(&device, compute).unwrap())
 }
 
-/// Engines on the first two devices, or a message why the test is skipped. With `TWOFOUR_REQUIRE_TWO_GPUS` set fewer devices are a failure.
+/// Engines on the first two devices, or a message why the test is skipped. With `TWOFOUR_REQUIRE_TWO_GPUS` set fewer
+/// devices are a failure.
 pub(crate) fn two_engines(compute: DataType) -> Option<Vec<CudaEngine>> {
     let devices = devices(2, "TWOFOUR_REQUIRE_TWO_GPUS")?;
     Some(devices.iter().map(|device| CudaEngine::new(device, compute).unwrap()).collect())
 }
 
-/// Of each parameter: its name, the norm of its gradient on the CPU in the last step, and that of the difference to the GPU's.
+/// Of each parameter: its name, the norm of its gradient on the CPU in the last step, and that of the difference to the
+/// GPU's.
 pub(crate) fn gradients<D: TrainingData>(
     cpu: &Trainer<CpuEngine, D>,
     cuda: &Trainer<CudaEngine, D>,

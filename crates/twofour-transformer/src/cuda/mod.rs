@@ -1,10 +1,12 @@
-//! What a transformer needs beside the sparse layer, over device memory: normalization, embedding, attention, gated activations, the
-//! loss and the optimizers; [`decode`] has what generating text needs.
+//! What a transformer needs beside the sparse layer, over device memory: normalization, embedding, attention, gated
+//! activations, the loss and the optimizers; [`decode`] has what generating text needs.
 //!
-//! Functions launch work on the stream of a [`LayerContext`](twofour_cuda::layer::LayerContext) and return; they check devices, data types and lengths first. Activations are f32, f16 or bf16, and
-//! all tensors of a call are of one type, unless it says otherwise. Statistics, gradients of parameters and losses are f32. Ids and targets are u32, held as
-//! elements of [`DataType::I32`](twofour_cuda::DataType::I32) ([`DeviceBuffer::from_ids`](twofour_cuda::layer::DeviceBuffer::from_ids)). Matrices are row-major, and
-//! `tokens` is `batch * positions`.
+//! Functions launch work on the stream of a [`LayerContext`](twofour_cuda::layer::LayerContext) and return; they check
+//! devices, data types and lengths first. Activations are f32, f16 or bf16, and all tensors of a call are of one type,
+//! unless it says otherwise. Statistics, gradients of parameters and losses are f32. Ids and targets are u32, held as
+//! elements of [`DataType::I32`](twofour_cuda::DataType::I32)
+//! ([`DeviceBuffer::from_ids`](twofour_cuda::layer::DeviceBuffer::from_ids)). Matrices are row-major, and `tokens` is
+//! `batch * positions`.
 //!
 //! Arithmetic is in f32. There are no atomic operations on floats: results repeat bit for bit on one kind of device.
 //!
@@ -25,8 +27,8 @@
 //! | the sources of all kernels | [`sources`] |
 //! | sums, copies, conversions, constants | [`add`], [`add_in_place`], [`copy`], [`convert`], [`fill`] |
 //!
-//! Kernels are loaded, and memory is allocated, by the first call of a kind: [`prepare`] loads the kernels of a data type, and after one more run of a step a CUDA
-//! graph can capture it.
+//! Kernels are loaded, and memory is allocated, by the first call of a kind: [`prepare`] loads the kernels of a data
+//! type, and after one more run of a step a CUDA graph can capture it.
 
 mod activation;
 mod attention;

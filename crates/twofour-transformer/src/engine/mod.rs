@@ -10,13 +10,16 @@
 //!
 //! Conventions of all operations:
 //!
-//! - Matrices are row-major. `tokens` rows of activations come first: `x` is `[tokens, in]`, `y` and `dy` are `[tokens, out]`, a weight is
-//!   `[out, in]`.
-//! - GEMMs and sums accumulate in f32. A call with the same operands returns the same bits: no sum depends on the order in which threads finish.
-//! - An operation overwrites its outputs unless its documentation says that it adds to them. Gradients of parameters take an [`Accumulate`](twofour::layer::Accumulate).
-//! - Calls may return before the work is done; they run in order. [`Memory::read`], [`StepOperations::findings`], [`StepOperations::gradient_norm`] and the methods of
-//!   [`SparseLayer`] that return numbers or masks wait. A training step waits once, for its findings: whether its gradients are finite, and what clips
-//!   them, is decided where they are ([`StepOperations::StepGuard`]).
+//! - Matrices are row-major. `tokens` rows of activations come first: `x` is `[tokens, in]`, `y` and `dy` are `[tokens,
+//!   out]`, a weight is `[out, in]`.
+//! - GEMMs and sums accumulate in f32. A call with the same operands returns the same bits: no sum depends on the order
+//!   in which threads finish.
+//! - An operation overwrites its outputs unless its documentation says that it adds to them. Gradients of parameters
+//!   take an [`Accumulate`](twofour::layer::Accumulate).
+//! - Calls may return before the work is done; they run in order. [`Memory::read`], [`StepOperations::findings`],
+//!   [`StepOperations::gradient_norm`] and the methods of [`SparseLayer`] that return numbers or masks wait. A training
+//!   step waits once, for its findings: whether its gradients are finite, and what clips them, is decided where they
+//!   are ([`StepOperations::StepGuard`]).
 //! - Lengths and kinds are checked; an operand that does not fit is an error and nothing is launched.
 
 mod buffer;

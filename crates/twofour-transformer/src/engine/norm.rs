@@ -1,7 +1,8 @@
 //! Operands of norms.
 
-/// The parameters of a norm, [`Kind::Wide`](super::Kind::Wide), `[width]` each: layer normalization where there is a bias,
-/// `(x - mean) / sqrt(variance + epsilon) · gain + bias`; otherwise root-mean-square normalization, `x / sqrt(mean of x² + epsilon) · gain`.
+/// The parameters of a norm, [`Kind::Wide`](super::Kind::Wide), `[width]` each: layer normalization where there is a
+/// bias, `(x - mean) / sqrt(variance + epsilon) · gain + bias`; otherwise root-mean-square normalization, `x /
+/// sqrt(mean of x² + epsilon) · gain`.
 #[derive(Debug, Clone, Copy)]
 pub struct NormParameters<'a, B> {
     /// The gain.
@@ -21,8 +22,8 @@ pub enum NormInput<'a, B> {
     Sum(&'a B, &'a mut B),
 }
 
-/// What a norm's backward pass reads beside its input, [`Kind::Wide`](super::Kind::Wide), `[tokens]` each. An engine may leave those of
-/// root-mean-square normalization as they are.
+/// What a norm's backward pass reads beside its input, [`Kind::Wide`](super::Kind::Wide), `[tokens]` each. An engine
+/// may leave those of root-mean-square normalization as they are.
 #[derive(Debug, Clone, Copy)]
 pub struct NormStatistics<B> {
     /// The means, of layer normalization alone.

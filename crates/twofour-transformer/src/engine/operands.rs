@@ -37,11 +37,14 @@ pub enum SecondMoment {
     /// It follows the gradient.
     #[default]
     Moving,
-    /// It follows the gradient, and the step returns the sum of the magnitudes of its change (STEP, Lu et al., ICML 2023).
+    /// It follows the gradient, and the step returns the sum of the magnitudes of its change (STEP, Lu et al., ICML
+    /// 2023).
     Watched,
-    /// It follows the gradient, and the step returns the sum of the logarithms of those magnitudes, where zero counts as the least normal f32 (STEP's option 2).
+    /// It follows the gradient, and the step returns the sum of the logarithms of those magnitudes, where zero counts
+    /// as the least normal f32 (STEP's option 2).
     WatchedByLogarithm,
-    /// It stays as it was after the step of this number, counted from 1, which also corrects its bias; `epsilon` is raised to the power 3/4 (STEP).
+    /// It stays as it was after the step of this number, counted from 1, which also corrects its bias; `epsilon` is
+    /// raised to the power 3/4 (STEP).
     Frozen {
         /// That step.
         at: u64,
@@ -109,14 +112,14 @@ pub enum OptimizerStep {
     /// AdamW: `g ← g · gradient_scale` (plus pruned decay), `m ← β₁ m + (1 - β₁) g`, `v ← β₂ v + (1 - β₂) g²`,
     /// `w ← w (1 - η · weight_decay) - η m̂ / (√v̂ + ε)`, in f32 in this order.
     AdamW(AdamWStep),
-    /// Gradient descent with momentum: `g ← g · gradient_scale + weight_decay · w` (plus pruned decay), `m ← momentum · m + g`,
-    /// `w ← w - η m`, in f32 in this order. The numbers are arguments of the launch, which [`StepOperations::repeat`](super::StepOperations::repeat)
-    /// would repeat.
+    /// Gradient descent with momentum: `g ← g · gradient_scale + weight_decay · w` (plus pruned decay), `m ← momentum ·
+    /// m + g`, `w ← w - η m`, in f32 in this order. The numbers are arguments of the launch, which
+    /// [`StepOperations::repeat`](super::StepOperations::repeat) would repeat.
     Sgd(SgdStep),
 }
 
-/// A parameter, its gradient and its moments, as [`StepOperations::step`](super::StepOperations::step) updates them: each of
-/// [`Kind::Wide`](super::Kind::Wide) but the copy.
+/// A parameter, its gradient and its moments, as [`StepOperations::step`](super::StepOperations::step) updates them:
+/// each of [`Kind::Wide`](super::Kind::Wide) but the copy.
 #[derive(Debug)]
 pub struct ParameterState<'a, B, S> {
     /// The master weight.
@@ -151,7 +154,8 @@ pub(super) fn expect_unscaled(engine: &'static str, gradient_scale: f32) -> Resu
     Err(Error::Unsupported { engine, what, remedy: "set the scale to 1" })
 }
 
-/// A 2:4 layer after the update of its master weight, as [`StepOperations::refresh`](super::StepOperations::refresh) takes it.
+/// A 2:4 layer after the update of its master weight, as [`StepOperations::refresh`](super::StepOperations::refresh)
+/// takes it.
 #[derive(Debug)]
 pub struct LayerRefresh<'a, B, S> {
     /// The layer's name, for errors.

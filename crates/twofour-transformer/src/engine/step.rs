@@ -5,9 +5,11 @@ use std::fmt::{Debug, Display};
 use super::{LayerOperations, LayerRefresh, OptimizerStep, ParameterState, StepFindings, StepLimits, StepPhase};
 use crate::{Error, Result};
 
-/// What a training step does after its gradients: it judges them, updates parameters, and selects masks anew; and how a step is repeated.
+/// What a training step does after its gradients: it judges them, updates parameters, and selects masks anew; and how a
+/// step is repeated.
 pub trait StepOperations: LayerOperations {
-    /// What decides about a step's update, in the engine's memory: whether loss and gradients are finite, and what gradients are multiplied by.
+    /// What decides about a step's update, in the engine's memory: whether loss and gradients are finite, and what
+    /// gradients are multiplied by.
     type StepGuard: Debug + Send;
 
     /// The guard of a training loop, with room for the flips of that many 2:4 layers.
@@ -16,8 +18,9 @@ pub trait StepOperations: LayerOperations {
     /// Not enough memory.
     fn step_guard(&self, layers: usize) -> Result<Self::StepGuard>;
 
-    /// Computes the norm of gradients, all of [`Kind::Wide`](super::Kind::Wide), and the factor that removes their loss scale and clips the norm, and takes note of the loss,
-    /// [`Kind::Wide`](super::Kind::Wide) of one element. Where the norm or the loss is not finite, the calls that take the guard change nothing until it judges again.
+    /// Computes the norm of gradients, all of [`Kind::Wide`](super::Kind::Wide), and the factor that removes their loss
+    /// scale and clips the norm, and takes note of the loss, [`Kind::Wide`](super::Kind::Wide) of one element. Where
+    /// the norm or the loss is not finite, the calls that take the guard change nothing until it judges again.
     ///
     /// # Errors
     /// Another kind.
@@ -35,8 +38,9 @@ pub trait StepOperations: LayerOperations {
     /// More layers; those of the device.
     fn findings(&self, guard: &mut Self::StepGuard, layers: &[&Self::SparseLinear]) -> Result<StepFindings>;
 
-    /// [`SparseLayer::remask`](super::SparseLayer::remask) of layers that select their masks, and [`SparseLayer::repack`](super::SparseLayer::repack) of the
-    /// others; nothing where the guard skips the step. One layer may leave a device idle at its end: an engine may refresh several at once, with the same bits.
+    /// [`SparseLayer::remask`](super::SparseLayer::remask) of layers that select their masks, and
+    /// [`SparseLayer::repack`](super::SparseLayer::repack) of the others; nothing where the guard skips the step. One
+    /// layer may leave a device idle at its end: an engine may refresh several at once, with the same bits.
     ///
     /// # Errors
     /// [`Error::InLayer`](crate::Error::InLayer) with those of [`SparseLayer::remask`](super::SparseLayer::remask).
@@ -46,17 +50,19 @@ pub trait StepOperations: LayerOperations {
         guard: &Self::StepGuard,
     ) -> Result<()>;
 
-    /// The root of the sum of the squares of all elements of [`Kind::Wide`](super::Kind::Wide) buffers: NaN or infinite where an element is. Waits.
+    /// The root of the sum of the squares of all elements of [`Kind::Wide`](super::Kind::Wide) buffers: NaN or infinite
+    /// where an element is. Waits.
     ///
     /// # Errors
     /// Another kind.
     fn gradient_norm(&self, gradients: &[&Self::Buffer]) -> Result<f64>;
 
-    /// An optimizer's step of parameters, with the same numbers for all; the bits are the same on all engines, and those of a call for each. Returns the sum of
-    /// the magnitudes of the second moments' changes, or of their logarithms, where [`SecondMoment::Watched`](super::SecondMoment::Watched) or
-    /// [`SecondMoment::WatchedByLogarithm`](super::SecondMoment::WatchedByLogarithm) asks for it (and then waits), and otherwise 0; engines take that sum in
-    /// orders of their own. With a guard, gradients are multiplied by the guard's factor, `gradient_scale` must be 1, and a skipped step changes nothing and
-    /// returns 0.
+    /// An optimizer's step of parameters, with the same numbers for all; the bits are the same on all engines, and
+    /// those of a call for each. Returns the sum of the magnitudes of the second moments' changes, or of their
+    /// logarithms, where [`SecondMoment::Watched`](super::SecondMoment::Watched) or
+    /// [`SecondMoment::WatchedByLogarithm`](super::SecondMoment::WatchedByLogarithm) asks for it (and then waits), and
+    /// otherwise 0; engines take that sum in orders of their own. With a guard, gradients are multiplied by the guard's
+    /// factor, `gradient_scale` must be 1, and a skipped step changes nothing and returns 0.
     ///
     /// # Errors
     /// Operands that do not fit; AdamW without a second moment; what the engine does not support.
@@ -67,8 +73,9 @@ pub trait StepOperations: LayerOperations {
         guard: Option<&Self::StepGuard>,
     ) -> Result<f64>;
 
-    /// Announces learning rate and number, counted from 1, of the next [`StepOperations::step`] calls of a [`StepOperations::repeat`]ed step: it has those at each repetition,
-    /// whatever its calls were given when they were captured.
+    /// Announces learning rate and number, counted from 1, of the next [`StepOperations::step`] calls of a
+    /// [`StepOperations::repeat`]ed step: it has those at each repetition, whatever its calls were given when they were
+    /// captured.
     ///
     /// # Errors
     /// Those of the device.
@@ -76,9 +83,10 @@ pub trait StepOperations: LayerOperations {
         Ok(())
     }
 
-    /// Runs `work`, or repeats what it launched at an earlier call with the same key: the same calls with the same numbers on the same memory, but for learning
-    /// rate and number of [`StepOperations::begin_update`]. `work` changes nothing but the engine's memory, and neither waits nor writes from host memory. It may run
-    /// twice in a call, the first time without effect.
+    /// Runs `work`, or repeats what it launched at an earlier call with the same key: the same calls with the same
+    /// numbers on the same memory, but for learning rate and number of [`StepOperations::begin_update`]. `work` changes
+    /// nothing but the engine's memory, and neither waits nor writes from host memory. It may run twice in a call, the
+    /// first time without effect.
     ///
     /// # Errors
     /// Those of `work`, and of the device.

@@ -6,11 +6,11 @@ use crate::{
     kernel::float_gemm::{Block, Operand, Threads, multiply},
 };
 
-/// `X₀ᵀX` over all tokens added: of the inputs `X₀` that a layer has in the dense model and the inputs `X` that it has in the
-/// pruned one, for the same tokens.
+/// `X₀ᵀX` over all tokens added: of the inputs `X₀` that a layer has in the dense model and the inputs `X` that it has
+/// in the pruned one, for the same tokens.
 ///
-/// It takes `4 n²` bytes for `n` input features. With the [`Hessian`](super::Hessian) of `X` it says what a layer must do to
-/// come near its dense outputs from the inputs that it has: [`compensated`](crate::solve::compensated).
+/// It takes `4 n²` bytes for `n` input features. With the [`Hessian`](super::Hessian) of `X` it says what a layer must
+/// do to come near its dense outputs from the inputs that it has: [`compensated`](crate::solve::compensated).
 #[derive(Debug, Clone, PartialEq)]
 pub struct CrossProducts {
     features: usize,

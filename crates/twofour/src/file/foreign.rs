@@ -2,7 +2,8 @@
 
 use std::{fs, path::Path};
 
-/// Returns what a file is that is neither safetensors nor JSON, from its first bytes, with what to do, as far as they tell. Half a kilobyte is enough.
+/// Returns what a file is that is neither safetensors nor JSON, from its first bytes, with what to do, as far as they
+/// tell. Half a kilobyte is enough.
 ///
 /// ```
 /// let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n";
@@ -13,7 +14,8 @@ pub fn what_else(bytes: &[u8]) -> Option<&'static str> {
     const KINDS: [(&[u8], &str); 8] = [
         (
             b"version https://git-lfs",
-            "a pointer of git lfs, not the file itself; run `git lfs pull` in its repository, or download the file again",
+            "a pointer of git lfs, not the file itself; run `git lfs pull` in its repository, or download the file \
+             again",
         ),
         (b"PK\x03\x04", "a zip archive, as torch.save writes; load it with PyTorch, and save it with safetensors"),
         (b"GGUF", "a GGUF file, as llama.cpp has them; name it as the model"),
@@ -49,7 +51,8 @@ const FORMATS: [(&str, &str); 10] = [
     (".nemo", "a checkpoint of NeMo; export it for transformers"),
 ];
 
-const TORCH: &str = "weights of PyTorch; load the model with transformers, and write it with save_pretrained, or load the file with torch.load and write it with safetensors.torch.save_file";
+const TORCH: &str = "weights of PyTorch; load the model with transformers, and write it with save_pretrained, or load \
+                     the file with torch.load and write it with safetensors.torch.save_file";
 
 /// Returns what a directory without safetensors holds, with what to do.
 pub(super) fn instead(directory: &Path) -> String {
@@ -68,7 +71,9 @@ pub(super) fn instead(directory: &Path) -> String {
     };
     let found = FORMATS.iter().find_map(|(end, what)| weights(end).map(|name| (name, *what)));
     if holds("adapter_config.json") {
-        return "the directory holds an adapter of peft (adapter_config.json), which changes the weights of a model, and no model; merge it into its model, as peft's merge_and_unload does".to_owned();
+        return "the directory holds an adapter of peft (adapter_config.json), which changes the weights of a model, \
+                and no model; merge it into its model, as peft's merge_and_unload does"
+            .to_owned();
     }
     match found {
         Some((name, what)) => {
@@ -76,7 +81,9 @@ pub(super) fn instead(directory: &Path) -> String {
         }
         None if names.is_empty() => "the directory is empty and holds no .safetensors file".to_owned(),
         None if holds("config.json") || holds("tokenizer.json") => {
-            "the directory holds no .safetensors file: configuration or tokenizer are there, the weights are not; download or copy them too".to_owned()
+            "the directory holds no .safetensors file: configuration or tokenizer are there, the weights are not; \
+             download or copy them too"
+                .to_owned()
         }
         None => "the directory holds no .safetensors file".to_owned(),
     }

@@ -50,7 +50,8 @@ impl Header {
         Self::parse_text(path, &file[text], file.len())
     }
 
-    /// Where the JSON text lies in a file of `file_bytes` that begins with `first`: eight bytes, or the whole file if it is shorter.
+    /// Where the JSON text lies in a file of `file_bytes` that begins with `first`: eight bytes, or the whole file if
+    /// it is shorter.
     pub(super) fn text_range(path: &Path, first: &[u8], file_bytes: usize) -> Result<Range<usize>> {
         let fault = |reason: String| Err(Error::Format { path: path.to_owned(), reason });
         let Some(length) = first.first_chunk::<8>() else {
@@ -63,7 +64,8 @@ impl Header {
             Ok(length) if length <= MAX_HEADER_BYTES => length,
             _ => {
                 return fault(format!(
-                    "the header claims {claimed} bytes, more than the {MAX_HEADER_BYTES} allowed; this is no safetensors file"
+                    "the header claims {claimed} bytes, more than the {MAX_HEADER_BYTES} allowed; this is no \
+                     safetensors file"
                 ));
             }
         };

@@ -75,7 +75,8 @@ fn a_file_has_the_oldest_version_that_describes_it() {
     let bytes = fs::read(&path).unwrap();
     let text = |name: &str| Reader::open(directory.path().join(name)).unwrap().metadata()[MANIFEST_KEY].clone();
     assert!(text("m").contains(r#""version":2"#));
-    // Version 1 has no groups of 8-bit integers: its readers ignore their field and take the scales for an ordinary tensor.
+    // Version 1 has no groups of 8-bit integers: its readers ignore their field and take the scales for an ordinary
+    // tensor.
     let version = br#"\"version\":2"#;
     let place = bytes.windows(version.len()).position(|w| w == version).unwrap() + version.len() - 1;
     let mut older = bytes;
@@ -95,7 +96,8 @@ fn a_file_has_the_oldest_version_that_describes_it() {
     }
 }
 
-/// A directory with two shards, a configuration and a folder; the second shard has a dense, a compressed and a plain tensor.
+/// A directory with two shards, a configuration and a folder; the second shard has a dense, a compressed and a plain
+/// tensor.
 fn model(directory: &Path, damage: Option<f32>) {
     fs::create_dir_all(directory.join("1_Pooling")).unwrap();
     fs::write(directory.join("config.json"), "{}").unwrap();

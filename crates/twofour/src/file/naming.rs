@@ -1,7 +1,7 @@
 //! Names of the files of a model's directory that holds packed weights.
 //!
-//! transformers reads `model.safetensors` and knows nothing of packed weights: it would initialize the layers at random. So in a directory these files have names
-//! that it does not look for.
+//! transformers reads `model.safetensors` and knows nothing of packed weights: it would initialize the layers at
+//! random. So in a directory these files have names that it does not look for.
 
 /// What stands before the ordinary name of a file of weights, or of an index, in a directory that holds packed weights.
 pub const PACKED_PREFIX: &str = "twofour-";
@@ -22,7 +22,8 @@ pub(super) const WEIGHTS_FILE: &str = "model.safetensors";
 pub(super) const README_TEXT: &str = "\
 # 2:4 weights of twofour
 
-The files `twofour-*.safetensors` of this directory hold weights in twofour's packed 2:4 format. Their names are such that transformers alone finds no
+The files `twofour-*.safetensors` of this directory hold weights in twofour's packed 2:4 format. Their names are such \
+that transformers alone finds no
 weights here, instead of layers that it would initialize at random.
 
 - Python: `pip install twofour`, then `import twofour.transformers` before `from_pretrained`.
@@ -85,7 +86,8 @@ impl Kind {
     }
 }
 
-/// Whether a name is another one of its directory with a word before a dot added, as `fp16` in `model.fp16.safetensors`.
+/// Whether a name is another one of its directory with a word before a dot added, as `fp16` in
+/// `model.fp16.safetensors`.
 fn is_variant(name: &str, all: &[String]) -> bool {
     if is_index_of_variant(name) {
         return true;

@@ -67,16 +67,17 @@ struct Slot {
 }
 
 impl Writer {
-    /// Begins a file: creates the temporary file and writes the header. Temporary files that killed processes left in the
-    /// same directory are removed.
+    /// Begins a file: creates the temporary file and writes the header. Temporary files that killed processes left in
+    /// the same directory are removed.
     ///
     /// Tensors are laid out in descending order of element size, then by name, and the data begins at a multiple of 64
-    /// bytes; so every tensor of whole-byte elements is aligned for its dtype in a mapped file. The manifest of the plan's
-    /// compressed weights goes into the metadata under `twofour`, in the place of one that is there already.
+    /// bytes; so every tensor of whole-byte elements is aligned for its dtype in a mapped file. The manifest of the
+    /// plan's compressed weights goes into the metadata under `twofour`, in the place of one that is there already.
     ///
     /// # Errors
-    /// [`Error::Exists`] where there is an output already and `overwrite` does not allow to replace it; [`Error::Format`]
-    /// where `path` is a symbolic link or a device, or two tensors would have the same name or one is too large; [`Error::Io`] where the system refuses.
+    /// [`Error::Exists`] where there is an output already and `overwrite` does not allow to replace it;
+    /// [`Error::Format`] where `path` is a symbolic link or a device, or two tensors would have the same name or one is
+    /// too large; [`Error::Io`] where the system refuses.
     pub fn create(
         path: impl AsRef<Path>,
         overwrite: Overwrite,
@@ -116,8 +117,8 @@ impl Writer {
     /// Writes the little-endian, row-major bytes of one tensor.
     ///
     /// # Errors
-    /// [`Error::NotPlanned`] where the tensor is not planned or is written already, [`Error::Length`] where it has another
-    /// length than planned, [`Error::Io`] where the system refuses.
+    /// [`Error::NotPlanned`] where the tensor is not planned or is written already, [`Error::Length`] where it has
+    /// another length than planned, [`Error::Io`] where the system refuses.
     pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
         self.in_pieces(name, bytes.len())?.write_at(0, bytes)
     }
@@ -204,8 +205,8 @@ impl Writer {
     /// Brings the file to the disk and gives it its name.
     ///
     /// # Errors
-    /// [`Error::NotPlanned`] where a planned tensor was not written, [`Error::Exists`] where an output appeared meanwhile,
-    /// [`Error::Io`] where the system refuses. Nothing is left then.
+    /// [`Error::NotPlanned`] where a planned tensor was not written, [`Error::Exists`] where an output appeared
+    /// meanwhile, [`Error::Io`] where the system refuses. Nothing is left then.
     pub fn finish(self) -> Result<()> {
         self.seal()?.publish()
     }
@@ -394,8 +395,8 @@ pub fn write_whole(path: impl AsRef<Path>, overwrite: Overwrite, contents: &[u8]
 /// Checks that a file may get its name there: nothing is there, or a file that `overwrite` allows to replace.
 ///
 /// # Errors
-/// [`Error::Format`] for what is no file, whatever `overwrite` says: a device would become a file, and of a symbolic link either it or what it leads to would be lost.
-/// [`Error::Exists`] for a file that may not be replaced.
+/// [`Error::Format`] for what is no file, whatever `overwrite` says: a device would become a file, and of a symbolic
+/// link either it or what it leads to would be lost. [`Error::Exists`] for a file that may not be replaced.
 pub fn expect_replaceable(path: &Path, overwrite: Overwrite) -> Result<()> {
     // symlink_metadata: a dangling link is there, too.
     let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };

@@ -31,7 +31,8 @@ impl Roles {
     /// Looks at the names and shapes of a model's tensors and at the `config.json` beside them.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io) and [`Error::Format`](crate::Error::Format) for a configuration that cannot be read.
+    /// [`Error::Io`](crate::Error::Io) and [`Error::Format`](crate::Error::Format) for a configuration that cannot be
+    /// read.
     pub fn of_model(reader: &Reader) -> Result<Self> {
         let names_conv1d = config::names_conv1d(reader)?;
         let plain = reader.plain_tensors().map(|tensor| (tensor.name.as_str(), tensor.shape.clone()));
@@ -40,8 +41,8 @@ impl Roles {
         Ok(Self::new(tensors.iter().map(|(name, shape)| (*name, shape.as_slice())), names_conv1d))
     }
 
-    /// Looks at names and shapes. `names_conv1d` is set for a model type whose layers are transformers' `Conv1D`; it counts
-    /// where no bias tells how weights are stored.
+    /// Looks at names and shapes. `names_conv1d` is set for a model type whose layers are transformers' `Conv1D`; it
+    /// counts where no bias tells how weights are stored.
     ///
     /// ```
     /// use twofour::role::{Layout, Role, Roles};

@@ -1,15 +1,16 @@
 //! Making up for the errors of earlier layers.
 //!
-//! In a pruned model a layer reads inputs `X` that differ from those of the dense model, `X₀`. A weight that keeps the layer's
-//! own outputs on `X` hands the difference on. The weight that comes nearest to the dense outputs `W·X₀` solves
+//! In a pruned model a layer reads inputs `X` that differ from those of the dense model, `X₀`. A weight that keeps the
+//! layer's own outputs on `X` hands the difference on. The weight that comes nearest to the dense outputs `W·X₀` solves
 //!
 //! ```text
 //! min ‖T·X - W·X₀‖²        T = W C H⁻¹ = W + W (C - H) H⁻¹        with C = X₀·Xᵀ and H = X·Xᵀ
 //! ```
 //!
-//! `T` takes the place of the dense weight: it is what a pruning method prunes. The whole correction follows the calibration text
-//! too closely; a share of it generalizes better. The idea is GPTAQ's (Li et al., "GPTAQ: Efficient Finetuning-Free
-//! Quantization for Asymmetric Calibration", ICML 2025), here as a weight, so that it serves every method.
+//! `T` takes the place of the dense weight: it is what a pruning method prunes. The whole correction follows the
+//! calibration text too closely; a share of it generalizes better. The idea is GPTAQ's (Li et al., "GPTAQ: Efficient
+//! Finetuning-Free Quantization for Asymmetric Calibration", ICML 2025), here as a weight, so that it serves every
+//! method.
 
 use rayon::prelude::*;
 
@@ -38,12 +39,12 @@ impl Default for Compensation {
     }
 }
 
-/// Returns the weight, `[rows, cols]`, that comes near the outputs which a layer with the weight `dense` has in the dense model,
-/// from the inputs that it has in the pruned one.
+/// Returns the weight, `[rows, cols]`, that comes near the outputs which a layer with the weight `dense` has in the
+/// dense model, from the inputs that it has in the pruned one.
 ///
 /// # Errors
-/// [`Error::NotANumber`] or [`Error::Infinite`] with the place; [`Error::Length`] where a statistic is of another number of
-/// features; [`Error::NotPositiveDefinite`], [`Error::NoTokens`], [`Error::Setting`].
+/// [`Error::NotANumber`] or [`Error::Infinite`] with the place; [`Error::Length`] where a statistic is of another
+/// number of features; [`Error::NotPositiveDefinite`], [`Error::NoTokens`], [`Error::Setting`].
 pub fn compensated<T: Element>(
     dense: MatrixRef<'_, T>,
     hessian: &Hessian,

@@ -82,7 +82,8 @@ pub struct Pruning {
     pub swaps: usize,
     /// Steps of refitting kept weights at the end ([`refit`](refit())); 0 for none.
     pub refit: usize,
-    /// The share of the errors of earlier layers that the weight makes up for ([`compensated`](compensated())); 0 for none.
+    /// The share of the errors of earlier layers that the weight makes up for ([`compensated`](compensated())); 0 for
+    /// none.
     pub compensation: f64,
     /// How kept weights are rounded. What is rounded is not refitted.
     pub grid: Option<Grid>,
@@ -100,7 +101,8 @@ impl Pruning {
         self.method.requires().max(if follows { StatisticKind::Hessian } else { StatisticKind::Nothing })
     }
 
-    /// Prunes a weight `[rows, cols]`, by what is known of its inputs, and of its inputs in the dense model beside them.
+    /// Prunes a weight `[rows, cols]`, by what is known of its inputs, and of its inputs in the dense model beside
+    /// them.
     ///
     /// # Errors
     /// Those of [`Method::prune`], [`compensated`](compensated()), [`swaps`](swaps()) and [`refit`](refit()).

@@ -1,7 +1,8 @@
 //! Masks and levels in a file.
 //!
-//! A parameter `w` becomes a tensor `w.mask` of U8, `[rows, ceil(cols / 8)]`: bit `b` of byte `j` of a row stands for column `8 j + b`, 1 where the element is
-//! kept. The metadata's entry `twofour.sparsifier` holds version, columns and levels as JSON.
+//! A parameter `w` becomes a tensor `w.mask` of U8, `[rows, ceil(cols / 8)]`: bit `b` of byte `j` of a row stands for
+//! column `8 j + b`, 1 where the element is kept. The metadata's entry `twofour.sparsifier` holds version, columns and
+//! levels as JSON.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -70,11 +71,12 @@ impl Sparsifier {
         writer.finish()
     }
 
-    /// Sets masks and levels to those of a checkpoint that holds [`Sparsifier::tensors`] and [`Sparsifier::metadata`], for exactly the parameters that are prepared
-    /// here. Where it fails, nothing is changed. Rules are not stored.
+    /// Sets masks and levels to those of a checkpoint that holds [`Sparsifier::tensors`] and [`Sparsifier::metadata`],
+    /// for exactly the parameters that are prepared here. Where it fails, nothing is changed. Rules are not stored.
     ///
     /// # Errors
-    /// [`Error::Format`] for a file that holds no such state or that of other parameters or shapes, [`Error::FormatVersion`] for a newer one, and those of [`Reader::open`].
+    /// [`Error::Format`] for a file that holds no such state or that of other parameters or shapes,
+    /// [`Error::FormatVersion`] for a newer one, and those of [`Reader::open`].
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<()> {
         self.load_from(&Reader::open(path)?)
     }

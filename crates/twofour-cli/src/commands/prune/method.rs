@@ -27,7 +27,8 @@ pub(super) struct MethodOptions {
     #[arg(long, value_parser = methods())]
     method: Option<String>,
 
-    /// Exchange a row's kept and pruned elements within groups, at most N times, while that lowers the layer's error; requires --calibration
+    /// Exchange a row's kept and pruned elements within groups, at most N times, while that lowers the layer's error;
+    /// requires --calibration
     #[arg(long, value_name = "N", default_value_t = 0, requires = "calibration")]
     swaps: usize,
 
@@ -35,7 +36,8 @@ pub(super) struct MethodOptions {
     #[arg(long, value_name = "STEPS", value_parser = steps, requires = "calibration")]
     refit: Option<usize>,
 
-    /// The share of the errors of earlier layers that a layer's weights make up for, from 0 to 1, or `off` [default: 0.5 with --calibration]
+    /// The share of the errors of earlier layers that a layer's weights make up for, from 0 to 1, or `off` [default:
+    /// 0.5 with --calibration]
     #[arg(long, value_name = "SHARE", value_parser = share, requires = "calibration")]
     compensate: Option<f64>,
 }
@@ -85,7 +87,8 @@ impl MethodOptions {
         let pruning = Pruning { swaps: self.swaps, refit, compensation, ..Pruning::new(method, pattern) };
         if calibrates && pruning.requires() == StatisticKind::Nothing {
             return Err(Usage(format!(
-                "--calibration has no effect on --method {name} without --refit, --swaps and --compensate; choose another method"
+                "--calibration has no effect on --method {name} without --refit, --swaps and --compensate; choose \
+                 another method"
             )));
         }
         if !calibrates && pruning.requires() > StatisticKind::Nothing {

@@ -16,12 +16,13 @@ struct Output {
     u32 accumulate;
 };
 
-// PLAIN: without an epilogue. BIAS: its only operation is to add a bias of features. FINISHED: any other. In eights: eight features can be stored at once where they
-// are contiguous. Odd ones are plain.
+// PLAIN: without an epilogue. BIAS: its only operation is to add a bias of features. FINISHED: any other. In eights:
+// eight features can be stored at once where they are contiguous. Odd ones are plain.
 enum Ending { FINISHED_EACH = 0, PLAIN_EIGHTS = 1, BIAS_EIGHTS = 2, PLAIN_EACH = 3, FINISHED_EIGHTS = 4 };
 
-// The epilogues that a kernel has fast code for: it computes any other one result at a time. WITHOUT is for none. LINEAR: scales, biases and ReLU. ACTIVATED: the same with
-// GELU or SiLU. Kernels are compiled for one, because code that a launch does not run slows it down, too (docs/explanation/kernels/cuda-gemm.md).
+// The epilogues that a kernel has fast code for: it computes any other one result at a time. WITHOUT is for none.
+// LINEAR: scales, biases and ReLU. ACTIVATED: the same with GELU or SiLU. Kernels are compiled for one, because code
+// that a launch does not run slows it down, too (docs/explanation/kernels/cuda-gemm.md).
 enum KernelEpilogue { WITHOUT = 0, LINEAR = 1, ACTIVATED = 2, EVERY = 3 };
 // In place of the results' type where it comes with the launch.
 constexpr u32 ANY_OUTPUT = 99;
@@ -46,8 +47,8 @@ __device__ __forceinline__ float larger(float a, float b) {
     return most;
 }
 
-// GELU as max(x, 0) - |x| Φ(-|x|), which has no cancellation for negative x. Φ(-|x|) is half of erfc(|x| / sqrt 2) by Abramowitz and Stegun 7.1.26, whose error is at
-// most 1.5e-7. The factor is never infinite, because Φ is 0 there.
+// GELU as max(x, 0) - |x| Φ(-|x|), which has no cancellation for negative x. Φ(-|x|) is half of erfc(|x| / sqrt 2) by
+// Abramowitz and Stegun 7.1.26, whose error is at most 1.5e-7. The factor is never infinite, because Φ is 0 there.
 __device__ __forceinline__ float gelu(float x) {
     const float away = fminf(fabsf(x), 128.0f), t = reciprocal(fmaf(away, 0.3275911f * 0.70710678f, 1.0f));
     float series = fmaf(1.061405429f, t, -1.453152027f);
@@ -58,8 +59,9 @@ __device__ __forceinline__ float gelu(float x) {
     return fmaf(-0.5f * away, series * t * power_of_two(away * away * -0.72134752f), larger(x, 0.0f));
 }
 
-// GELU for results of 16 bits in two thirds of the instructions: the base-2 logarithm of Φ(-|x|) is the polynomial of degree 7 with the least maximum error from 0 to 8,
-// 4.6e-5, so 3.2e-5 of Φ (f16 rounds by 2.4e-4). Further out, where Φ is below 1e-15, it falls faster than Φ.
+// GELU for results of 16 bits in two thirds of the instructions: the base-2 logarithm of Φ(-|x|) is the polynomial of
+// degree 7 with the least maximum error from 0 to 8, 4.6e-5, so 3.2e-5 of Φ (f16 rounds by 2.4e-4). Further out, where
+// Φ is below 1e-15, it falls faster than Φ.
 __device__ __forceinline__ float short_gelu(float x) {
     const float away = fminf(fabsf(x), 128.0f);
     float power = fmaf(-1.26245743e-06f, away, 4.82032774e-05f);
@@ -72,7 +74,8 @@ __device__ __forceinline__ float short_gelu(float x) {
     return fmaf(-away, power_of_two(power), larger(x, 0.0f));
 }
 
-// The activation for results of type E. The template is for unrolled code over many accumulators, the overload with a runtime argument for loops over few.
+// The activation for results of type E. The template is for unrolled code over many accumulators, the overload with a
+// runtime argument for loops over few.
 template <int A, int E> __device__ __forceinline__ float activated(float x) {
     if (A == RELU) return x < 0.0f ? 0.0f : x;
     if (A == GELU) return E == F32 ? gelu(x) : short_gelu(x);
@@ -87,7 +90,8 @@ template <int E> __device__ __forceinline__ float activated(u32 activation, floa
     return x;
 }
 
-// Calls `f` with the activation as a compile-time constant, so that it is tested once for many results, and so that a call fetches the instructions of its activation only.
+// Calls `f` with the activation as a compile-time constant, so that it is tested once for many results, and so that a
+// call fetches the instructions of its activation only.
 template <class F> __device__ __forceinline__ void by_activation(const Output& to, F f) {
     if (to.activation == RELU) f(Int<RELU>());
     else if (to.activation == GELU) f(Int<GELU>());
@@ -164,8 +168,8 @@ template <int E> __device__ __forceinline__ void put(const Output& to, u64 at, t
     *there = to.accumulate ? Result<E>::plus(*there, result) : result;
 }
 
-// Stores the result of one accumulator. The output type is a runtime argument, because there are few. PLAIN is a template argument, so that calls
-// without an epilogue need not fetch its instructions.
+// Stores the result of one accumulator. The output type is a runtime argument, because there are few. PLAIN is a
+// template argument, so that calls without an epilogue need not fetch its instructions.
 template <bool PLAIN> __device__ __forceinline__ void store(const Output& to, u32 output, Sum sum, u32 f, u32 t) {
     const u64 at = f * to.stride_feature + t * to.stride_token;
     if (output == I32) return put<I32>(to, at, Result<I32>::of(sum, 0.0f));
@@ -181,8 +185,8 @@ __device__ __forceinline__ void store(const Output& to, u32 output, Sum sum, u32
     else store<false>(to, output, sum, f, t);
 }
 
-// Results that one vector store can write, in eights of contiguous features: with which epilogue and of which type; or ANY for all others, and ANY_PLAIN for those without
-// an epilogue.
+// Results that one vector store can write, in eights of contiguous features: with which epilogue and of which type; or
+// ANY for all others, and ANY_PLAIN for those without an epilogue.
 enum Kind { ANY, ANY_PLAIN, PLAIN_F16, PLAIN_BF16, PLAIN_32_BITS, BIAS_F16, BIAS_BF16, FINISHED_F16, FINISHED_BF16 };
 
 __device__ constexpr bool is_plain(int kind) { return kind == PLAIN_F16 || kind == PLAIN_BF16; }
@@ -190,7 +194,8 @@ __device__ constexpr bool is_biased(int kind) { return kind == BIAS_F16 || kind 
 __device__ constexpr bool is_finished(int kind) { return kind == FINISHED_F16 || kind == FINISHED_BF16; }
 __device__ constexpr bool is_of_f16(int kind) { return kind == PLAIN_F16 || kind == BIAS_F16 || kind == FINISHED_F16; }
 
-// Calls `f` with the kind as a compile-time constant, so that it is tested once and not for every result, and so that a call fetches the instructions of its kind only.
+// Calls `f` with the kind as a compile-time constant, so that it is tested once and not for every result, and so that a
+// call fetches the instructions of its kind only.
 template <class F> __device__ __forceinline__ void by_kind(const Output& to, u32 output, F f) {
     const bool halves = output == F16 || output == BF16, plain = to.ending == PLAIN_EIGHTS;
     if (to.stride_feature != 1 || to.ending == FINISHED_EACH || to.ending == PLAIN_EACH || (!halves && !plain)) f(Int<ANY>());
@@ -209,8 +214,9 @@ template <int OF_F16, int OF_BF16, int A, class F> __device__ __forceinline__ vo
     else f(Int<OF_BF16>(), Int<A>());
 }
 
-// As `by_kind`, for a kernel with fast code for some epilogues: calls `f` with the kind, and with the activation, where NONE stands for ReLU, too. What is rare is tested
-// first: the compiler places what is tested last next to the main loop.
+// As `by_kind`, for a kernel with fast code for some epilogues: calls `f` with the kind, and with the activation, where
+// NONE stands for ReLU, too. What is rare is tested first: the compiler places what is tested last next to the main
+// loop.
 template <int COMPILED_FOR, class F> __device__ __forceinline__ void by_epilogue(const Output& to, u32 output, F f) {
     const bool each = to.stride_feature != 1 || to.ending == FINISHED_EACH || to.ending == PLAIN_EACH, halves = output == F16 || output == BF16;
     if constexpr (COMPILED_FOR == WITHOUT) {
@@ -233,8 +239,8 @@ template <int COMPILED_FOR, class F> __device__ __forceinline__ void by_epilogue
     }
 }
 
-// Asks L2 for the biases and scales of `rows` features, and of `tokens` tokens: at the end of the main loop they are then near. Each of the first threads takes eight
-// features and 32 tokens.
+// Asks L2 for the biases and scales of `rows` features, and of `tokens` tokens: at the end of the main loop they are
+// then near. Each of the first threads takes eight features and 32 tokens.
 __device__ __forceinline__ void ask_for_features(const Output& to, u32 output, u32 features, u32 feature, u32 rows, u32 thread) {
     const u32 f = feature + thread * 8;
     if (!has_epilogue(to) || thread * 8 >= rows || f >= features) return;
@@ -269,7 +275,8 @@ template <int KIND> __device__ __forceinline__ u32 narrow_two(float first, float
     return two;
 }
 
-// Stores four neighbouring results, or as many as there are features: without an epilogue or, with ANY, after whichever there is. The first feature is a multiple of four.
+// Stores four neighbouring results, or as many as there are features: without an epilogue or, with ANY, after whichever
+// there is. The first feature is a multiple of four.
 template <int KIND> __device__ __forceinline__ void store_neighbours(const Output& to, u32 output, const Sum (&sums)[4], u32 features, u32 f, u32 t) {
     const u64 at = f + t * to.stride_token;
     if (KIND == ANY || KIND == ANY_PLAIN) {

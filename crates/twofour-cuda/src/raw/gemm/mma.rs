@@ -17,6 +17,7 @@ pub(super) fn instruction(element: DataType, x_element: DataType) -> String {
     };
     let element = element.definition();
     format!(
-        "typedef {sum} Sum;\n#define SUM_REGISTER \"{register}\"\n#define INSTRUCTION \"{instruction}\"\n#define ELEMENT {element}\n"
+        "typedef {sum} Sum;\n#define SUM_REGISTER \"{register}\"\n#define INSTRUCTION \"{instruction}\"\n#define \
+         ELEMENT {element}\n"
     )
 }

@@ -3,8 +3,8 @@
 // A tile's index along features and along tokens.
 struct Tile { u32 feature, token; };
 
-// Tiles that are computed concurrently share operands in L2: the order is panel by panel, each `width` tiles of features wide, and inside a panel the
-// tiles of one tile of tokens are next to each other.
+// Tiles that are computed concurrently share operands in L2: the order is panel by panel, each `width` tiles of
+// features wide, and inside a panel the tiles of one tile of tokens are next to each other.
 struct Panels {
     u32 feature_tiles, token_tiles, width;
 

@@ -14,8 +14,8 @@ template <int SELECTOR> __device__ __forceinline__ void sparse_product(Sum (&sum
     else SPARSE_PRODUCT("0x1");
 }
 
-// Metadata in the sm_90 order. A step is two instructions deep. With 16-bit elements a lane has one word for both, and the selector tells them apart;
-// with 8-bit elements it has a word for each.
+// Metadata in the sm_90 order. A step is two instructions deep. With 16-bit elements a lane has one word for both, and
+// the selector tells them apart; with 8-bit elements it has a word for each.
 constexpr int CODE_WORDS = sizeof(Bits<ELEMENT>::type) == 2 ? 1 : 2;
 // Returns the index of a lane's first word among those of 16 rows; the second is two words on.
 __device__ __forceinline__ u32 code_word(u32 lane) {

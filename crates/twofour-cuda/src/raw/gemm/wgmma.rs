@@ -61,9 +61,11 @@ fn product(
     };
     let [x, codes, selector]: [usize; 3] = std::array::from_fn(|i| next + i);
     format!(
-        "template <int SELECTOR> __device__ __forceinline__ void {name}(Sum (&sums)[{registers}], {parameter}, u64 x, u32 codes) {{
+        "template <int SELECTOR> __device__ __forceinline__ void {name}(Sum (&sums)[{registers}], {parameter}, u64 x, \
+         u32 codes) {{
     asm volatile(\"{{.reg .pred p; setp.ne.b32 p, {accumulate}, 0;\\n\"
-                 \"wgmma.mma_async.sp.sync.aligned.m64n{tokens}k{depth}.{types} {{{places}}}, {w}, %{x}, %{codes}, %{selector}, p{tail};}}\\n\"
+                 \"wgmma.mma_async.sp.sync.aligned.m64n{tokens}k{depth}.{types} {{{places}}}, {w}, %{x}, %{codes}, \
+                 %{selector}, p{tail};}}\\n\"
                  : {outputs}
                  : {inputs}, \"l\"(x), \"r\"(codes), \"n\"(SELECTOR));
 }}

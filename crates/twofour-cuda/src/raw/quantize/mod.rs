@@ -1,7 +1,8 @@
-//! Quantization of activations and weights on the device: to 8-bit integers with a scale for each row (token), and to 8-bit floats with one scale.
+//! Quantization of activations and weights on the device: to 8-bit integers with a scale for each row (token), and to
+//! 8-bit floats with one scale.
 //!
-//! Scales stay on the device, as the vectors that an [`Epilogue`](crate::raw::gemm::Epilogue) multiplies by. Calls only launch kernels: they neither
-//! allocate nor synchronize, and a CUDA graph can capture them.
+//! Scales stay on the device, as the vectors that an [`Epilogue`](crate::raw::gemm::Epilogue) multiplies by. Calls only
+//! launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them.
 
 mod rows;
 
@@ -103,15 +104,17 @@ impl Quantizer {
         })
     }
 
-    /// Quantizes a row-major `[rows, cols]` matrix to 8-bit integers, symmetrically and with an f32 scale for each row, `amax / 127`: the bytes of
-    /// [`twofour::kernel::quantize`]. The scale of a row of zeros is 0. The scale of a row with a NaN or an infinity is NaN, and so are the GEMM's
-    /// results for that row.
+    /// Quantizes a row-major `[rows, cols]` matrix to 8-bit integers, symmetrically and with an f32 scale for each row,
+    /// `amax / 127`: the bytes of [`twofour::kernel::quantize`]. The scale of a row of zeros is 0. The scale of a row
+    /// with a NaN or an infinity is NaN, and so are the GEMM's results for that row.
     ///
     /// # Errors
-    /// [`Error::Pointer`] for pointers that are null or not aligned to their elements, [`Error::TooLarge`], [`Error::Driver`].
+    /// [`Error::Pointer`] for pointers that are null or not aligned to their elements, [`Error::TooLarge`],
+    /// [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else writes there; the stream is of this device.
+    /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else
+    /// writes there; the stream is of this device.
     pub unsafe fn rows_to_i8(
         &self,
         stream: Stream,
@@ -130,11 +133,13 @@ impl Quantizer {
             expect_pointers(&[("matrix", matrix, self.dtype.bytes() as u64), ("quantized matrix", out, 1)])?;
         }
         let parameters = RowParameters { matrix, out, scales, rows: raw_rows, cols: raw_cols };
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
+        // as this function requires.
         unsafe { self.rows_to_i8.launch(stream, self.rows.launch(raw_rows, raw_cols), &parameters) }
     }
 
-    /// Computes the scale of `count` elements for 8-bit floats of a type: 1 for zeros alone, NaN where an element is NaN or infinite.
+    /// Computes the scale of `count` elements for 8-bit floats of a type: 1 for zeros alone, NaN where an element is
+    /// NaN or infinite.
     ///
     /// # Errors
     /// [`Error::DataType`] for another type than e4m3 and e5m2; those of [`Quantizer::rows_to_i8`].
@@ -155,15 +160,18 @@ impl Quantizer {
         if count > 0 {
             expect_pointers(&[("matrix", matrix, self.dtype.bytes() as u64)])?;
             let launch = Launch::simple((blocks, 1), BLOCK);
-            // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.
+            // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this
+            // call, as this function requires.
             unsafe { self.largest_magnitude.launch(stream, launch, &parameters) }?;
         }
         let launch = Launch::simple((parameters.count_scales.div_ceil(BLOCK).max(1), 1), BLOCK);
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
+        // as this function requires.
         unsafe { self.scales_of_magnitude.launch(stream, launch, &parameters) }
     }
 
-    /// Quantizes `count` elements to 8-bit floats by [`TensorScale::inverse`]: rounded to nearest, ties to even, and saturated.
+    /// Quantizes `count` elements to 8-bit floats by [`TensorScale::inverse`]: rounded to nearest, ties to even, and
+    /// saturated.
     ///
     /// # Errors
     /// [`Error::Unsupported`] before compute capability 8.9; those of [`Quantizer::scale_to_floats`].
@@ -191,7 +199,8 @@ impl Quantizer {
         let blocks = (count as u64).div_ceil(4 * u64::from(BLOCK));
         let launch = Launch::simple((blocks as u32, 1), BLOCK);
         let kernel = if output == DataType::E4M3 { e4m3 } else { e5m2 };
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
+        // as this function requires.
         unsafe { kernel.launch(stream, launch, &parameters) }
     }
 

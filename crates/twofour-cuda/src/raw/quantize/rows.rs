@@ -8,7 +8,8 @@ const MOST_THREADS: u32 = 1024;
 /// CTAs of a cluster, most first; `headers/quantized_row.cuh` has room for as many.
 const CLUSTERS: [u32; 3] = [8, 4, 2];
 
-/// The launch configurations of a kernel on one device whose clusters, of `headers/quantized_row.cuh`, quantize a row each.
+/// The launch configurations of a kernel on one device whose clusters, of `headers/quantized_row.cuh`, quantize a row
+/// each.
 #[derive(Debug, Clone, Copy)]
 pub struct RowCtas {
     multiprocessors: u32,
@@ -20,13 +21,15 @@ pub struct RowCtas {
 }
 
 impl RowCtas {
-    /// Returns the configurations for rows of a data type. CTAs of a cluster have at least `least` vectors of 16 bytes each.
+    /// Returns the configurations for rows of a data type. CTAs of a cluster have at least `least` vectors of 16 bytes
+    /// each.
     pub fn new(device: &Device, dtype: DataType, least: u32) -> Self {
         let has_clusters = device.architecture().features().cluster >= CLUSTERS[0];
         Self { multiprocessors: device.multiprocessors(), has_clusters, vector: 16 / dtype.bytes() as u32, least }
     }
 
-    /// Returns the configuration for `rows` rows of `width` elements: a thread for each vector, as far as there are as many.
+    /// Returns the configuration for `rows` rows of `width` elements: a thread for each vector, as far as there are as
+    /// many.
     pub fn launch(&self, rows: u32, width: u32) -> Launch {
         let vectors = width.div_ceil(self.vector);
         let is_filled = |ctas: &u32| vectors / ctas >= self.least && rows <= self.multiprocessors / ctas;

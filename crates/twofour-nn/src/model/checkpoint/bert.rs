@@ -31,15 +31,17 @@ use crate::{
     },
 };
 
-/// An encoder's directory whose configuration and headers were read and checked. Weights are read when an [`Encoder`] is made of it.
+/// An encoder's directory whose configuration and headers were read and checked. Weights are read when an [`Encoder`]
+/// is made of it.
 #[derive(Debug)]
 pub struct EncoderCheckpoint {
     opened: Opened,
 }
 
 impl EncoderCheckpoint {
-    /// Opens a directory with `config.json` of `model_type` `bert` and safetensors, or one file of weights or index in it, or the file of a training run's checkpoint. Heads for tasks, whose names begin with `cls.`, `classifier.` or `qa_outputs.`,
-    /// are ignored.
+    /// Opens a directory with `config.json` of `model_type` `bert` and safetensors, or one file of weights or index in
+    /// it, or the file of a training run's checkpoint. Heads for tasks, whose names begin with `cls.`, `classifier.` or
+    /// `qa_outputs.`, are ignored.
     ///
     /// # Errors
     /// [`CheckpointError`] for a configuration or tensors that do not fit; those of [`Reader::open`].
@@ -52,13 +54,15 @@ impl EncoderCheckpoint {
         Ok(EncoderCheckpoint { opened })
     }
 
-    /// Whether the directory has a configuration of `model_type` `bert`, or the path is the checkpoint's file of a run that trains one.
+    /// Whether the directory has a configuration of `model_type` `bert`, or the path is the checkpoint's file of a run
+    /// that trains one.
     pub fn is_at(path: impl AsRef<Path>) -> bool {
         let path = path.as_ref();
         CheckpointModel::<BertConfig>::is_at(path) || super::kind(path).is_ok_and(|kind| kind == Some(Kind::Encoder))
     }
 
-    /// The encoder of a training run's checkpoint, as it computes, beside the files of the model that the run leaves, or has started from.
+    /// The encoder of a training run's checkpoint, as it computes, beside the files of the model that the run leaves,
+    /// or has started from.
     fn of_run(path: &Path) -> Result<Self> {
         let checkpoint = CheckpointModel::<BertConfig>::new(Reader::open(path)?)?;
         let BertConfig { encoder, task, .. } = checkpoint.config();
@@ -109,7 +113,8 @@ impl EncoderCheckpoint {
         &self.opened.reader
     }
 
-    /// The type of the weights: that of the largest tensor that is stored dense as f32, f16 or bf16; f32 where there is none.
+    /// The type of the weights: that of the largest tensor that is stored dense as f32, f16 or bf16; f32 where there is
+    /// none.
     pub fn dtype(&self) -> DataType {
         self.opened.dtype()
     }
@@ -122,7 +127,8 @@ impl EncoderCheckpoint {
         self.opened.tokenizer()
     }
 
-    /// Reads and packs the weights for inference on the CPU. Weights that are compressed, and dense ones that are 2:4, go to the 2:4 kernels.
+    /// Reads and packs the weights for inference on the CPU. Weights that are compressed, and dense ones that are 2:4,
+    /// go to the 2:4 kernels.
     ///
     /// # Errors
     /// [`CheckpointError::DType`]; those of reading and packing.
@@ -130,7 +136,8 @@ impl EncoderCheckpoint {
         Encoder::build(self.opened.config.clone(), &self.parts())
     }
 
-    /// [`EncoderCheckpoint::inference`] with every linear layer for the dense kernel, in `T`: what a 2:4 encoder is compared with.
+    /// [`EncoderCheckpoint::inference`] with every linear layer for the dense kernel, in `T`: what a 2:4 encoder is
+    /// compared with.
     ///
     /// # Errors
     /// Those of [`EncoderCheckpoint::inference`].
@@ -138,12 +145,12 @@ impl EncoderCheckpoint {
         Encoder::build(self.opened.config.clone(), &self.parts().dense())
     }
 
-    /// Reads the weights into a model that trains for a task on sequences of that many tokens, on any engine; compressed ones are decompressed. A head that is not
-    /// stored is random and depends on the seed.
+    /// Reads the weights into a model that trains for a task on sequences of that many tokens, on any engine;
+    /// compressed ones are decompressed. A head that is not stored is random and depends on the seed.
     ///
     /// # Errors
-    /// Those of [`BertConfig::validate`](crate::model::BertConfig::validate), of reading, and of the engine's memory; for masked tokens a checkpoint whose scores have a
-    /// weight of their own.
+    /// Those of [`BertConfig::validate`](crate::model::BertConfig::validate), of reading, and of the engine's memory;
+    /// for masked tokens a checkpoint whose scores have a weight of their own.
     pub fn model<E: Engine>(&self, engine: &E, task: EncoderTask, positions: usize, seed: u64) -> Result<Bert<E>> {
         let (parts, config) = (self.parts(), BertConfig { encoder: self.opened.config.clone(), task, positions });
         if task == EncoderTask::MaskedTokens && parts.has_linear(OWN_DECODER) {
@@ -159,8 +166,9 @@ impl EncoderCheckpoint {
         })
     }
 
-    /// The first group of a linear layer's weight that has more than two nonzeros among its four, by the names of the stored weight; none where the weight is 2:4 along
-    /// the input features. -0.0 counts as zero. Of a layer that is not stored, that it is not.
+    /// The first group of a linear layer's weight that has more than two nonzeros among its four, by the names of the
+    /// stored weight; none where the weight is 2:4 along the input features. -0.0 counts as zero. Of a layer that is
+    /// not stored, that it is not.
     ///
     /// # Errors
     /// Those of reading.
@@ -187,10 +195,12 @@ impl EncoderCheckpoint {
         Ok(beyond_mask(&values, mask))
     }
 
-    /// Writes a model that [`EncoderCheckpoint::model`] made, and that may have been trained since, to a directory that transformers loads as `BertForQuestionAnswering` or
-    /// `BertForMaskedLM`: weights in one file of `dtype` (f32, bf16 or f16), dense, the pruned elements of 2:4 layers as zeros; tokenizer and other files of this directory copied,
-    /// but not weights of other formats and not hidden files. Names begin with `bert.`, as these classes have it. The configuration is this directory's with that class's name;
-    /// `quantization_config`, which describes weights that are compressed, is left out. Neither class has a pooler, and heads of other tasks are left out, too.
+    /// Writes a model that [`EncoderCheckpoint::model`] made, and that may have been trained since, to a directory that
+    /// transformers loads as `BertForQuestionAnswering` or `BertForMaskedLM`: weights in one file of `dtype` (f32, bf16
+    /// or f16), dense, the pruned elements of 2:4 layers as zeros; tokenizer and other files of this directory copied,
+    /// but not weights of other formats and not hidden files. Names begin with `bert.`, as these classes have it. The
+    /// configuration is this directory's with that class's name; `quantization_config`, which describes weights that
+    /// are compressed, is left out. Neither class has a pooler, and heads of other tasks are left out, too.
     ///
     /// # Errors
     /// A file of weights that exists unless `overwrite` allows it, another type, those of writing and of the engine.
@@ -213,7 +223,8 @@ impl EncoderCheckpoint {
         }
     }
 
-    /// Weight, `[2, width]`, and bias of the head that scores each token as the first and as the last one of an answer; none where it is not stored.
+    /// Weight, `[2, width]`, and bias of the head that scores each token as the first and as the last one of an answer;
+    /// none where it is not stored.
     pub(crate) fn answer_head(&self) -> Result<Option<(Vec<f32>, [f32; 2])>> {
         if !self.opened.layout.linears.contains_key(ANSWERS) {
             return Ok(None);

@@ -59,7 +59,8 @@ pub enum CheckpointError {
     },
     /// Weights that another tool quantized or compressed.
     #[error(
-        "{}: `quantization_config` says that another tool stored the weights: {by}; weights in f32, f16, bf16 or this program's own packed formats are supported, so start from the unquantized model",
+        "{}: `quantization_config` says that another tool stored the weights: {by}; weights in f32, f16, bf16 or this \
+         program's own packed formats are supported, so start from the unquantized model",
         path.display()
     )]
     ForeignWeights {
@@ -70,7 +71,8 @@ pub enum CheckpointError {
     },
     /// A tensor of weights that another tool packed, of which the configuration says nothing.
     #[error(
-        "{}: another tool packed the weights (`{name}`), as GPTQ, AWQ and bitsandbytes do, and the configuration has no `quantization_config` that says how; start from the unquantized model",
+        "{}: another tool packed the weights (`{name}`), as GPTQ, AWQ and bitsandbytes do, and the configuration has \
+         no `quantization_config` that says how; start from the unquantized model",
         path.display()
     )]
     ForeignTensor {
@@ -91,7 +93,9 @@ pub enum CheckpointError {
     },
     /// A decoder without a head that scores tokens, of which such a head was asked.
     #[error(
-        "{}: the model has no head that scores tokens: `lm_head.weight` is not stored, as in embedding and reward models; it can be pruned, compressed and quantized, but text cannot be scored or generated with it, and it cannot be trained",
+        "{}: the model has no head that scores tokens: `lm_head.weight` is not stored, as in embedding and reward \
+         models; it can be pruned, compressed and quantized, but text cannot be scored or generated with it, and it \
+         cannot be trained",
         path.display()
     )]
     NoHead {
@@ -100,7 +104,8 @@ pub enum CheckpointError {
     },
     /// An encoder without a head that scores the vocabulary for masked tokens, of which such a head was asked.
     #[error(
-        "{}: the model has no head for masked tokens (`cls.predictions`), so it gives a text no perplexity; compare its sentence embeddings with those of another model",
+        "{}: the model has no head for masked tokens (`cls.predictions`), so it gives a text no perplexity; compare \
+         its sentence embeddings with those of another model",
         path.display()
     )]
     NoMaskedHead {
@@ -128,7 +133,8 @@ pub enum CheckpointError {
         found: Vec<usize>,
     },
     /// A tensor of a type that weights cannot have.
-    #[error("{}: tensor `{name}` is of type {found}; f32, f16, bf16 and compressed weights are supported", path.display())]
+    #[error("{}: tensor `{name}` is of type {found}; f32, f16, bf16 and compressed weights are \
+             supported", path.display())]
     DType {
         /// The weights' file, or its index.
         path: PathBuf,

@@ -1,11 +1,14 @@
-//! Checkpoints as Hugging Face's transformers has them: a directory with `config.json`, safetensors (one file, or shards
-//! with an index) and `tokenizer.json`; or a GGUF file of llama.cpp, whose metadata tell the same.
+//! Checkpoints as Hugging Face's transformers has them: a directory with `config.json`, safetensors (one file, or
+//! shards with an index) and `tokenizer.json`; or a GGUF file of llama.cpp, whose metadata tell the same.
 //!
-//! Weights may be f32, f16 or bf16, dense or [compressed](twofour::file), or dense 8-bit integers beside their scales. Every tensor that the configuration requires must be there in its shape, and every other
-//! tensor is an error, but for these, which are ignored: `rotary_emb.inv_freq` and GPT-2's `attn.bias` and `attn.masked_bias`, which older versions stored and
-//! which follow from the configuration, `lm_head.weight` where `tie_word_embeddings` says that the head is the embedding, unless it has the embedding's shape and other values, and
-//! heads for other tasks, whose names begin with `score.`, `classifier.`, `qa_outputs.` or `v_head.`. A decoder may be stored without a head that scores tokens, as embedding and
-//! reward models are: its layers can be run one by one ([`Calibration`](super::Calibration)), but text cannot be scored or generated.
+//! Weights may be f32, f16 or bf16, dense or [compressed](twofour::file), or dense 8-bit integers beside their scales.
+//! Every tensor that the configuration requires must be there in its shape, and every other tensor is an error, but for
+//! these, which are ignored: `rotary_emb.inv_freq` and GPT-2's `attn.bias` and `attn.masked_bias`, which older versions
+//! stored and which follow from the configuration, `lm_head.weight` where `tie_word_embeddings` says that the head is
+//! the embedding, unless it has the embedding's shape and other values, and heads for other tasks, whose names begin
+//! with `score.`, `classifier.`, `qa_outputs.` or `v_head.`. A decoder may be stored without a head that scores tokens,
+//! as embedding and reward models are: its layers can be run one by one ([`Calibration`](super::Calibration)), but text
+//! cannot be scored or generated.
 //!
 //! | `model_type` | beside the sizes |
 //! |---|---|
@@ -66,7 +69,8 @@ const EMBEDDING: &str = "embedding.weight";
 const GENERATION_FILE: &str = "generation_config.json";
 const TOKENIZER_FILE: &str = "tokenizer.json";
 
-/// A checkpoint directory whose configuration and headers were read and checked. Weights are read when a model is made of it.
+/// A checkpoint directory whose configuration and headers were read and checked. Weights are read when a model is made
+/// of it.
 #[derive(Debug)]
 pub struct Checkpoint {
     opened: Opened,
@@ -81,8 +85,8 @@ pub(crate) fn kind(directory: &Path) -> Result<Option<Kind>> {
 }
 
 impl Checkpoint {
-    /// Whether a path is meant as a checkpoint: a directory with a configuration, or a file of weights or an index in one. A file that describes its own model, as
-    /// [`Gpt::save`] writes it, is none.
+    /// Whether a path is meant as a checkpoint: a directory with a configuration, or a file of weights or an index in
+    /// one. A file that describes its own model, as [`Gpt::save`] writes it, is none.
     pub fn is_at(path: impl AsRef<Path>) -> bool {
         place::is_checkpoint(path.as_ref())
     }
@@ -90,8 +94,9 @@ impl Checkpoint {
     /// Opens a directory, or one file of weights or index in it.
     ///
     /// # Errors
-    /// [`CheckpointError`] for a configuration that is damaged, of another family, or has a field that is not supported, for sizes that [`TransformerConfig::validate`]
-    /// refuses, and for tensors that do not fit it; those of [`Reader::open`].
+    /// [`CheckpointError`] for a configuration that is damaged, of another family, or has a field that is not
+    /// supported, for sizes that [`TransformerConfig::validate`] refuses, and for tensors that do not fit it; those of
+    /// [`Reader::open`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let (opened, fields) = Opened::new(path, Kind::Decoder)?;
@@ -128,7 +133,8 @@ impl Checkpoint {
         &self.end
     }
 
-    /// The type of the weights: that of the largest tensor that is stored dense as f32, f16 or bf16; f32 where there is none.
+    /// The type of the weights: that of the largest tensor that is stored dense as f32, f16 or bf16; f32 where there is
+    /// none.
     pub fn dtype(&self) -> DataType {
         self.opened.dtype()
     }
@@ -152,7 +158,8 @@ impl Checkpoint {
         }
     }
 
-    /// Reads and packs the weights for inference on the CPU. Weights that are compressed, and dense ones that are 2:4, go to the 2:4 kernels.
+    /// Reads and packs the weights for inference on the CPU. Weights that are compressed, and dense ones that are 2:4,
+    /// go to the 2:4 kernels.
     ///
     /// # Errors
     /// Those of [`Checkpoint::expect_head`]; [`CheckpointError::DType`]; those of reading and packing.
@@ -197,7 +204,8 @@ impl Checkpoint {
         self.opened.parts()
     }
 
-    /// The names of the weights that make up a linear layer of the model, and whether they are stored as `[in_features, out_features]`.
+    /// The names of the weights that make up a linear layer of the model, and whether they are stored as `[in_features,
+    /// out_features]`.
     pub(crate) fn stored(&self, linear: &str) -> Option<(Vec<String>, bool)> {
         let is_transposed = self.opened.layout.linears.get(linear)?.is_transposed;
         Some((self.parts().weights_of(linear), is_transposed))

@@ -16,9 +16,11 @@ use crate::{
 };
 
 impl Checkpoint {
-    /// Writes a model that [`Checkpoint::model`] made, and that may have been trained since, to a directory that transformers loads: weights under their original names in
-    /// one file of `dtype` (f32, bf16 or f16), dense, the pruned elements of 2:4 layers as zeros; configuration, tokenizer and other files of this directory copied, but not
-    /// weights of other formats and not hidden files. `quantization_config` is left out of the configuration: it describes weights that are compressed.
+    /// Writes a model that [`Checkpoint::model`] made, and that may have been trained since, to a directory that
+    /// transformers loads: weights under their original names in one file of `dtype` (f32, bf16 or f16), dense, the
+    /// pruned elements of 2:4 layers as zeros; configuration, tokenizer and other files of this directory copied, but
+    /// not weights of other formats and not hidden files. `quantization_config` is left out of the configuration: it
+    /// describes weights that are compressed.
     ///
     /// # Errors
     /// A file of weights that exists unless `overwrite` allows it, another type, those of writing and of the engine.
@@ -36,7 +38,8 @@ impl Checkpoint {
     }
 }
 
-/// Copies configuration, tokenizer and other files of a checkpoint's directory. `class` is the model's in transformers, where it is another than the checkpoint's.
+/// Copies configuration, tokenizer and other files of a checkpoint's directory. `class` is the model's in transformers,
+/// where it is another than the checkpoint's.
 pub(super) fn copy_beside(
     (reader, source): (&Reader, &Path),
     directory: &Path,
@@ -62,7 +65,8 @@ pub(super) fn copy_beside(
     write_config((&from, &bytes), &directory.join(CONFIG_FILE), class)
 }
 
-/// Writes a configuration without what it says of compressed weights, with the name of the model's class where it is another.
+/// Writes a configuration without what it says of compressed weights, with the name of the model's class where it is
+/// another.
 fn write_config((from, bytes): (&Path, &[u8]), to: &Path, class: Option<&'static str>) -> Result<()> {
     let not = |reason: String| CheckpointError::NotAConfig { path: from.to_owned(), reason };
     let config: serde_json::Value = serde_json::from_slice(bytes).map_err(|error| not(error.to_string()))?;
@@ -80,8 +84,9 @@ fn write_config((from, bytes): (&Path, &[u8]), to: &Path, class: Option<&'static
     Ok(files::write_whole(to, Overwrite::Yes, &text)?)
 }
 
-/// Writes a model's weights by a layout's names to `model.safetensors` in a directory, which is made if it does not exist. What a tensor has beyond the model's, which may have the first
-/// learned positions alone, is that of the checkpoint that it came from.
+/// Writes a model's weights by a layout's names to `model.safetensors` in a directory, which is made if it does not
+/// exist. What a tensor has beyond the model's, which may have the first learned positions alone, is that of the
+/// checkpoint that it came from.
 pub(super) fn write_weights<E: Engine>(
     (layout, source): (&Layout, Option<&StoredParts<'_>>),
     (engine, model): (&E, &impl TrainedModel<E>),

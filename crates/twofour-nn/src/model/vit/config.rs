@@ -48,7 +48,8 @@ impl VitConfig {
     /// Checks the sizes against each other.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a size that is zero or absurd, a patch that does not divide the image, or heads that do not divide the width into even parts.
+    /// [`Error::Setting`] for a size that is zero or absurd, a patch that does not divide the image, or heads that do
+    /// not divide the width into even parts.
     pub fn validate(&self) -> Result<()> {
         // Bounds a hostile file's sizes before anything is allocated by them.
         const LARGEST: usize = 1 << 20;

@@ -179,7 +179,8 @@ fn every_mistake_is_named_with_its_line() {
         (
             "block = [4, 8]",
             "block = [4]",
-            "line 16: sparsity.sparsifier.block: found a list of 1, expected rows and columns: a list of 2 whole numbers from 1",
+            "line 16: sparsity.sparsifier.block: found a list of 1, expected rows and columns: a list of 2 whole \
+             numbers from 1",
         ),
         ("block = [4, 8]", "block = [0, 8]", "line 16: sparsity.sparsifier.block"),
         (
@@ -232,7 +233,8 @@ fn every_mistake_is_named_with_its_line() {
         (
             "nearliness = 5",
             "nearliness = 129",
-            "line 29: sparsity.override.sparsifier.nearliness: found 129, expected at most the 127 diagonals of \"blocks.1.mlp.up\"",
+            "line 29: sparsity.override.sparsifier.nearliness: found 129, expected at most the 127 diagonals of \
+             \"blocks.1.mlp.up\"",
         ),
         (
             "schedule = 'one-shot'",

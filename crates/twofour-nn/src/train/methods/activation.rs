@@ -61,7 +61,8 @@ impl TrainingMethod for Activation {
     fn unsuitable(&self, has_gates: bool, is_encoder: bool) -> Option<&'static str> {
         match (has_gates, is_encoder) {
             (true, _) => Some(
-                "found \"activation\", whose squared ReLU takes the place of an activation without a gate; a \"llama\" has gates",
+                "found \"activation\", whose squared ReLU takes the place of an activation without a gate; a \"llama\" \
+                 has gates",
             ),
             (_, true) => Some("found \"activation\", whose squared ReLU a \"bert\" does not have"),
             _ => None,

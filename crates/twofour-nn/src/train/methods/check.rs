@@ -49,7 +49,8 @@ pub(crate) fn check_override(
     }
     if let Some(method) = own.method.filter(|method| method.watches()) {
         let problem = format!(
-            "found \"{}\", which watches one set of layers; make it the method of [sparsity], and give other layers the overrides",
+            "found \"{}\", which watches one set of layers; make it the method of [sparsity], and give other layers \
+             the overrides",
             method.name()
         );
         m.add(section.place("method"), "sparsity.override.method", problem);
@@ -167,7 +168,8 @@ impl CheckedPart<'_> {
         let has_latest = settings.own.has(step::LATEST.key);
         if until < begin {
             let problem = format!(
-                "layers would become 2:4 from step {begin} on and at the latest at step {until}; expected a share from begin up"
+                "layers would become 2:4 from step {begin} on and at the latest at step {until}; expected a share from \
+                 begin up"
             );
             m.add(s.place(step::LATEST.key), self.key(step::LATEST.key), problem);
         }
@@ -181,7 +183,8 @@ impl CheckedPart<'_> {
                 (None, _) => "begin",
             };
             let problem = format!(
-                "layers would be 2:4 from step {} to step {end} of {steps}, which is never; expected an end after the beginning",
+                "layers would be 2:4 from step {} to step {end} of {steps}, which is never; expected an end after the \
+                 beginning",
                 until.max(begin)
             );
             m.add(s.place(key), self.key(key), problem);
@@ -189,7 +192,8 @@ impl CheckedPart<'_> {
             && !(begin..end).contains(&from)
         {
             let problem = format!(
-                "groups would keep two of four from step {from} on, expected a step from {begin}, where they begin to keep three, to before {end}"
+                "groups would keep two of four from step {from} on, expected a step from {begin}, where they begin to \
+                 keep three, to before {end}"
             );
             m.add(s.place("two_of_four_from"), self.key("two_of_four_from"), problem);
         }

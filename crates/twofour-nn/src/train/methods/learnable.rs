@@ -135,7 +135,8 @@ impl TrainingMethod for Learnable {
         let first = step_of(begin, part.steps);
         if !(first + 1..=end).contains(&learned) {
             let problem = format!(
-                "masks would be learned by step {learned} of {}, expected a step after {first}, where they begin, and at most {end}",
+                "masks would be learned by step {learned} of {}, expected a step after {first}, where they begin, and \
+                 at most {end}",
                 part.steps
             );
             m.add(part.section.place("learned_by"), part.key("learned_by"), problem);

@@ -54,7 +54,8 @@ pub enum SparseBegin {
 
 /// Which layers are 2:4, when, and how they are trained.
 ///
-/// [`SparsityPlan::new`] makes it from a recipe's [`SparsitySettings`](super::SparsitySettings); the fields are public, so that a program can also write its own.
+/// [`SparsityPlan::new`] makes it from a recipe's [`SparsitySettings`](super::SparsitySettings); the fields are public,
+/// so that a program can also write its own.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SparsityPlan {
     /// The method that the plan came from.
@@ -181,7 +182,8 @@ impl SparsityPlan {
         }
         if let Some(from) = self.two_of_four_from {
             if self.rule == MaskRule::SoftThreshold || self.mask_every == 0 || self.begin != SparseBegin::Step(begin) {
-                let reason = "a stage in which groups keep three of four requires hard masks that change, and a step at which it begins";
+                let reason = "a stage in which groups keep three of four requires hard masks that change, and a step \
+                              at which it begins";
                 return Err(conflict("`two_of_four_from`", "this method", reason));
             }
             if from < begin || self.end.is_some_and(|end| from >= end) {

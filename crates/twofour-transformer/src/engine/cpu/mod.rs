@@ -43,7 +43,8 @@ impl LinearShape {
 }
 
 impl Engine for CpuEngine {
-    /// On a thread of rayon's pool: from outside, each of a step's many parallel loops would wake the pool and wait for it.
+    /// On a thread of rayon's pool: from outside, each of a step's many parallel loops would wake the pool and wait for
+    /// it.
     fn scope<R: Send>(work: impl FnOnce() -> R + Send) -> R {
         rayon::scope(|_| work())
     }

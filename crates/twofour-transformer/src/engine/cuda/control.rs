@@ -41,8 +41,9 @@ impl CudaEngine {
         *self.phases() = Some(PhaseMarks::new(&self.context));
     }
 
-    /// Stops measuring phases. Returns the milliseconds of device time of each phase since [`CudaEngine::measure_phases`], by [`StepPhase::name`](crate::engine::StepPhase::name); what was
-    /// between steps counts as `rest`. Waits.
+    /// Stops measuring phases. Returns the milliseconds of device time of each phase since
+    /// [`CudaEngine::measure_phases`], by [`StepPhase::name`](crate::engine::StepPhase::name); what was between steps
+    /// counts as `rest`. Waits.
     ///
     /// # Errors
     /// Those of the driver.

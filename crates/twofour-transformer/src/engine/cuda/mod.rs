@@ -1,4 +1,5 @@
-//! NVIDIA GPUs, over [`twofour_cuda`]. Activations and GEMM operands are f32, f16 or bf16; 2:4 layers require f16 or bf16.
+//! NVIDIA GPUs, over [`twofour_cuda`]. Activations and GEMM operands are f32, f16 or bf16; 2:4 layers require f16 or
+//! bf16.
 
 mod activation;
 mod attention;
@@ -45,8 +46,9 @@ pub struct CudaEngine {
 }
 
 impl CudaEngine {
-    /// The engine on a device, with activations and GEMMs in `compute`: f32, f16 or bf16. It times no GEMMs to choose among them, so that a run that is
-    /// resumed by another process repeats bit for bit; [`CudaEngine::on`] with another context does otherwise.
+    /// The engine on a device, with activations and GEMMs in `compute`: f32, f16 or bf16. It times no GEMMs to choose
+    /// among them, so that a run that is resumed by another process repeats bit for bit; [`CudaEngine::on`] with
+    /// another context does otherwise.
     ///
     /// # Errors
     /// Another type; those of creating a stream and of loading kernels.

@@ -56,8 +56,8 @@ impl Optimizer {
         Ok(Optimizer { schedules: vec![], scale, scale_value: 1.0, changes })
     }
 
-    /// Returns the sum of the changes of second moments where the step watches them, and then waits; otherwise 0. Parameters without masks are updated together
-    /// where nothing of them is watched or frozen.
+    /// Returns the sum of the changes of second moments where the step watches them, and then waits; otherwise 0.
+    /// Parameters without masks are updated together where nothing of them is watched or frozen.
     pub(super) fn step(
         &mut self,
         context: &LayerContext,

@@ -17,7 +17,8 @@ pub(super) fn is_description(relative: &Path) -> bool {
 /// Names and texts of the files that describe a directory with these tensors.
 ///
 /// # Errors
-/// A `config.json` that cannot be read, or that describes weights which another tool quantized where the output would be packed.
+/// A `config.json` that cannot be read, or that describes weights which another tool quantized where the output would
+/// be packed.
 pub(super) fn files(reader: &Reader, plans: &[Plan]) -> Result<Vec<(&'static str, Vec<u8>)>> {
     let is_packed = plans.iter().any(Plan::is_packed);
     let mut files = Vec::new();
@@ -36,7 +37,8 @@ pub(super) fn files(reader: &Reader, plans: &[Plan]) -> Result<Vec<(&'static str
         ConfiguredWeights::Foreign { by } if is_foreign(reader) => {
             if is_packed {
                 let reason = format!(
-                    "its quantization_config says that the weights are stored by another tool ({by}); packed weights would lose what it describes. \
+                    "its quantization_config says that the weights are stored by another tool ({by}); packed weights \
+                     would lose what it describes. \
                      Start from the model's unquantized checkpoint"
                 );
                 return Err(Error::Format { path, reason });

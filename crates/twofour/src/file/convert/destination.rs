@@ -63,7 +63,8 @@ impl Destination {
             let same = fs::canonicalize(path).map_err(listing)? == fs::canonicalize(source).map_err(listing)?;
             if same && !describes {
                 return fault(
-                    "is the input's own directory; a sharded model, or a directory, cannot be converted in place, name another",
+                    "is the input's own directory; a sharded model, or a directory, cannot be converted in place, name \
+                     another",
                 );
             }
             let lock = DirectoryLock::acquire(path)?;
@@ -89,7 +90,8 @@ impl Destination {
         Ok(())
     }
 
-    /// Makes the directory of an output of several files, where it is not there yet, and copies what is beside the tensors; `watch` is asked now and then whether to go on.
+    /// Makes the directory of an output of several files, where it is not there yet, and copies what is beside the
+    /// tensors; `watch` is asked now and then whether to go on.
     pub(super) fn open(
         self,
         reader: &Reader,
@@ -285,7 +287,8 @@ fn is_empty(directory: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// Returns an error where a directory is no place for an output: it holds anything, unless that may be overwritten, or another model.
+/// Returns an error where a directory is no place for an output: it holds anything, unless that may be overwritten, or
+/// another model.
 fn expect_place(reader: &Reader, output: &Path, overwrite: Overwrite) -> Result<()> {
     if overwrite == Overwrite::No && !is_empty(output)? {
         return Err(Error::Exists { path: output.to_owned() });
@@ -295,7 +298,8 @@ fn expect_place(reader: &Reader, output: &Path, overwrite: Overwrite) -> Result<
     beside.iter().try_for_each(|file| expect_replaceable(&output.join(file), overwrite))
 }
 
-/// Returns an error where a directory holds weights or an index that the output would leave there: readers might take them for the output.
+/// Returns an error where a directory holds weights or an index that the output would leave there: readers might take
+/// them for the output.
 fn expect_no_other_model(reader: &Reader, output: &Path) -> Result<()> {
     let index = reader.index().map(|(path, _)| path);
     let names = reader.shards().iter().map(Shard::output_name).chain(index.map(file_name));
@@ -317,7 +321,8 @@ fn expect_no_other_model(reader: &Reader, output: &Path) -> Result<()> {
     let Some(first) = others.first() else { return Ok(()) };
     let more = if others.len() > 1 { format!(" and {} more", others.len() - 1) } else { String::new() };
     let reason = format!(
-        "holds {first}{more}, of another model, which the output would not replace; remove what is there or name another directory"
+        "holds {first}{more}, of another model, which the output would not replace; remove what is there or name \
+         another directory"
     );
     Err(Error::Format { path: output.to_owned(), reason })
 }

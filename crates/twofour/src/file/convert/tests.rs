@@ -385,7 +385,8 @@ fn outputs_in_the_wrong_place_are_refused() {
     assert_eq!(entries(&at("full")), ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "readme"]);
 }
 
-/// A directory that holds another model is no place for an output that would leave it there, and a pipe or a device is none either.
+/// A directory that holds another model is no place for an output that would leave it there, and a pipe or a device is
+/// none either.
 #[test]
 fn what_an_output_would_not_replace_is_refused() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-// Shared parts of GEMM kernels with an int4 2:4 W. W is in the order of `twofour::layout::lanes`, in units of 16 rows by 128 columns. Integers are
-// converted exactly to X's type, and scales multiply accumulators.
+// Shared parts of GEMM kernels with an int4 2:4 W. W is in the order of `twofour::layout::lanes`, in units of 16 rows
+// by 128 columns. Integers are converted exactly to X's type, and scales multiply accumulators.
 //
 // Defined outside: Sum (float), ELEMENT.
 
@@ -17,8 +17,8 @@ struct Parameters {
     u32 resident;
 };
 
-// Converts two integers to elements: nibbles `which` and `which + 4`. Placed in the lowest mantissa bits of 1024 (f16) or 128 (bf16) they add their
-// value; subtracting that number and the zero point 8 is exact.
+// Converts two integers to elements: nibbles `which` and `which + 4`. Placed in the lowest mantissa bits of 1024 (f16)
+// or 128 (bf16) they add their value; subtracting that number and the zero point 8 is exact.
 __device__ __forceinline__ u32 elements(u32 word, int which) {
     u32 numbers, pair;
     // (word & mask) | exponent as one instruction, which the compiler does not find.

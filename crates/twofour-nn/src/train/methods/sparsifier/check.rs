@@ -145,7 +145,8 @@ impl CheckedPart<'_> {
         let end = self.settings.end.map_or(steps, step_of);
         let until = SparsifierPlan::until(own, steps);
         if own.criterion.is_some_and(SparsifierCriterion::reads_gradient) && begin == 0 {
-            let problem = "found the first step, expected a later one: with the criterion \"saliency\" masks are chosen by the gradient of the step before";
+            let problem = "found the first step, expected a later one: with the criterion \"saliency\" masks are \
+                           chosen by the gradient of the step before";
             match schedule {
                 Steps => self.add_own(m, "at", problem),
                 _ => m.add(self.section.place("begin"), format!("{}.begin", self.name), problem),
@@ -154,7 +155,8 @@ impl CheckedPart<'_> {
         match schedule {
             Cubic | Iterative if !(begin..=end).contains(&until) || (schedule == Cubic && until == begin) => {
                 let problem = format!(
-                    "the level would be reached at step {until} of {steps}, expected a step after {begin}, where layers are masked first, and at most {end}"
+                    "the level would be reached at step {until} of {steps}, expected a step after {begin}, where \
+                     layers are masked first, and at most {end}"
                 );
                 self.add_own(m, "until", problem);
             }

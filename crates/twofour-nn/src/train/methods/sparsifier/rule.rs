@@ -24,7 +24,8 @@ pub enum BlockNorm {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SparsifierRule {
-    /// [`WeightNorm`]: of the share `level` of blocks with the lowest norms, the `zeros` lowest elements. 2:4 is blocks of `[1, 4]` with two zeros.
+    /// [`WeightNorm`]: of the share `level` of blocks with the lowest norms, the `zeros` lowest elements. 2:4 is blocks
+    /// of `[1, 4]` with two zeros.
     WeightNorm {
         /// Rows and columns of a block.
         block: [usize; 2],

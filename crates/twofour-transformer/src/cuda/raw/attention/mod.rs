@@ -1,4 +1,5 @@
-//! Attention and its gradients in f16 and bf16 without scores in memory, by `wgmma` on Hopper and by `mma.sync` from Ampere on.
+//! Attention and its gradients in f16 and bf16 without scores in memory, by `wgmma` on Hopper and by `mma.sync` from
+//! Ampere on.
 
 mod hopper;
 mod products;
@@ -78,7 +79,8 @@ pub(crate) struct FusedAttentionParameters {
     pub(crate) soft_cap: f32,
 }
 
-/// Returns the bytes of workspace of the backward pass for so many heads of queries, counted in all sequences. `None` where they are too many.
+/// Returns the bytes of workspace of the backward pass for so many heads of queries, counted in all sequences. `None`
+/// where they are too many.
 pub(crate) fn backward_workspace(heads: usize, positions: usize) -> Option<usize> {
     // Two numbers for each query of the last warpgroup too.
     positions.checked_next_multiple_of(hopper::GROUP_ROWS as usize)?.checked_mul(heads)?.checked_mul(8)
@@ -132,8 +134,8 @@ impl FusedAttention {
     /// Launches attention, for at least one query.
     ///
     /// # Safety
-    /// The pointers are valid, with the lengths and strides of the parameters' documentation, until the stream has passed this call, and aligned to 16 bytes; strides
-    /// are multiples of 16 bytes; the stream is of this device.
+    /// The pointers are valid, with the lengths and strides of the parameters' documentation, until the stream has
+    /// passed this call, and aligned to 16 bytes; strides are multiples of 16 bytes; the stream is of this device.
     pub(crate) unsafe fn forward(&self, stream: Stream, parameters: &FusedAttentionParameters) -> Result<()> {
         // SAFETY: the pointers are valid, as this function requires.
         unsafe {
@@ -165,7 +167,8 @@ mod tests {
 
     #[test]
     fn calls_take_the_kernels_that_were_measured_to_be_faster() {
-        // dim, positions, causal; whether Hopper's own kernels took less for both passes. Heads of 128 were not measured below 256 positions.
+        // dim, positions, causal; whether Hopper's own kernels took less for both passes. Heads of 128 were not
+        // measured below 256 positions.
         let cases = [
             (64, 64, false, false),
             (64, 128, false, true),

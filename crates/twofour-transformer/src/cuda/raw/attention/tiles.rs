@@ -33,7 +33,8 @@ pub(super) enum Instruction {
 impl Instruction {
     const ALL: [Self; 2] = [Instruction::Warp, Instruction::Warpgroup];
 
-    /// Rows of a CTA in the forward pass. `wgmma` is so fast that copies of keys and values would be the limit: 128 rows share them.
+    /// Rows of a CTA in the forward pass. `wgmma` is so fast that copies of keys and values would be the limit: 128
+    /// rows share them.
     fn forward_rows(self) -> u32 {
         match self {
             Instruction::Warp => 64,
@@ -81,7 +82,8 @@ fn source(instruction: Instruction, dtype: DataType, (dim, options): (u32, bool)
         }
     };
     let definitions = format!(
-        "#define ELEMENT {}\n#define DIM {dim}\n#define OPTIONS {options}\n#define FORWARD_ROWS {}\n#define FORWARD_CTAS {}\n#define KEYS_CTAS {}\n#define QUERIES_CTAS {}\n",
+        "#define ELEMENT {}\n#define DIM {dim}\n#define OPTIONS {options}\n#define FORWARD_ROWS {}\n#define \
+         FORWARD_CTAS {}\n#define KEYS_CTAS {}\n#define QUERIES_CTAS {}\n",
         dtype.definition(),
         instruction.forward_rows(),
         ctas[0],

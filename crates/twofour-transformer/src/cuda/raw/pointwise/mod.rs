@@ -67,7 +67,8 @@ impl Pointwise {
     /// Launches an operation.
     ///
     /// # Safety
-    /// The pointers that the operation uses are valid for `count` elements until the stream has passed this call; the stream is of this device.
+    /// The pointers that the operation uses are valid for `count` elements until the stream has passed this call; the
+    /// stream is of this device.
     pub(crate) unsafe fn run(
         &self,
         stream: Stream,

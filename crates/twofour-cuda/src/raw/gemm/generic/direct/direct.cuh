@@ -1,7 +1,9 @@
-// Shared parts of GEMM kernels for at most eight tokens, whose W goes from memory straight into the registers of `mma.sp`. They are bound by HBM bandwidth.
+// Shared parts of GEMM kernels for at most eight tokens, whose W goes from memory straight into the registers of
+// `mma.sp`. They are bound by HBM bandwidth.
 //
-// A CTA computes 16 * HEIGHT rows of W. Each of its warps accumulates a part of the columns, step by step, with a prefetch distance of DEPTH steps.
-// CTAs do not synchronize, and warps synchronize only at the end, to add their partial sums. Each warp keeps its columns of X in shared memory.
+// A CTA computes 16 * HEIGHT rows of W. Each of its warps accumulates a part of the columns, step by step, with a
+// prefetch distance of DEPTH steps. CTAs do not synchronize, and warps synchronize only at the end, to add their
+// partial sums. Each warp keeps its columns of X in shared memory.
 //
 // Defined outside: HEIGHT, WARPS, DEPTH, BLOCKS (CTAs resident on an SM).
 
@@ -64,8 +66,8 @@ template <u32 STEP_BYTES> struct Activations {
     }
 };
 
-// Multiplies all steps of a warp, DEPTH of which the reader has loaded ahead. `x` is the address of the lane's activations of the first step; each
-// step's are X_BYTES after those before.
+// Multiplies all steps of a warp, DEPTH of which the reader has loaded ahead. `x` is the address of the lane's
+// activations of the first step; each step's are X_BYTES after those before.
 template <class Step, u32 X_BYTES, class Reader> __device__ __forceinline__ void add_all(Sum (&sums)[HEIGHT][4], Reader& reader, Step (&steps)[DEPTH], Part part, u32 x) {
     #pragma unroll 1
     for (int left = part.end - part.begin; left > 0; left -= DEPTH) {

@@ -1,6 +1,8 @@
-// act(alpha * scales * W X^T + bias) with an int4 2:4 W, 16-bit X and at most eight tokens, on sm_80 and everything after: see direct.cuh and int4.cuh.
+// act(alpha * scales * W X^T + bias) with an int4 2:4 W, 16-bit X and at most eight tokens, on sm_80 and everything
+// after: see direct.cuh and int4.cuh.
 //
-// A step is a unit of 16 rows by 128 columns. In the order of `twofour::layout::lanes` each lane's part of it is contiguous.
+// A step is a unit of 16 rows by 128 columns. In the order of `twofour::layout::lanes` each lane's part of it is
+// contiguous.
 //
 // Defined outside: BY_ROW (one scale for a row, instead of one for each row of a unit).
 
@@ -15,7 +17,8 @@ struct Step {
     u32 scales[HEIGHT];
 };
 
-// The addresses of a lane's parts, advanced from step to step; and the distance in units to the second unit below the first.
+// The addresses of a lane's parts, advanced from step to step; and the distance in units to the second unit below the
+// first.
 struct Reader {
     const u32 *values, *meta, *scales;
     u32 below;

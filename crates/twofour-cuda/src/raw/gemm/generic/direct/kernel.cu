@@ -1,8 +1,9 @@
-// act(alpha * scales * W X^T + bias) with a 16-bit 2:4 W and at most eight tokens, on sm_80 and everything after: see direct.cuh.
+// act(alpha * scales * W X^T + bias) with a 16-bit 2:4 W and at most eight tokens, on sm_80 and everything after: see
+// direct.cuh.
 //
-// A step is 64 columns. A lane loads 16 contiguous bytes of a row, the kept values of four groups, while each of two `mma.sp` instructions takes two
-// groups from every lane. Groups are therefore permuted between W and the instructions, and the activations and the metadata are permuted accordingly
-// (tests/lanes.rs):
+// A step is 64 columns. A lane loads 16 contiguous bytes of a row, the kept values of four groups, while each of two
+// `mma.sp` instructions takes two groups from every lane. Groups are therefore permuted between W and the instructions,
+// and the activations and the metadata are permuted accordingly (tests/lanes.rs):
 //
 // | group of a step | lane of four that holds it | instruction | the instruction's group |
 // |---|---|---|---|
@@ -22,7 +23,8 @@ struct Parameters {
     u32 features;
 };
 
-// A lane's part of a step: for every 16 rows the values of rows r = `lane / 4` and r + 8, and the metadata of both, in words of four groups.
+// A lane's part of a step: for every 16 rows the values of rows r = `lane / 4` and r + 8, and the metadata of both, in
+// words of four groups.
 struct Step {
     u32 values[HEIGHT][2][4];
     u32 codes[HEIGHT][2][2];
@@ -60,7 +62,8 @@ struct Reader {
     }
 };
 
-// Returns the metadata operand of a lane: for rows r (lower half) and r + 8 (upper half) the codes of group `lane % 4` of every four.
+// Returns the metadata operand of a lane: for rows r (lower half) and r + 8 (upper half) the codes of group `lane % 4`
+// of every four.
 __device__ __forceinline__ u32 product_codes(const u32 (&words)[2][2]) {
     u32 codes = 0;
     #pragma unroll

@@ -1,14 +1,17 @@
-// act(alpha * scales * W X^T + bias) with an int4 2:4 W, 16-bit X and small batches, on sm_80 and everything after; bound by reading W.
+// act(alpha * scales * W X^T + bias) with an int4 2:4 W, 16-bit X and small batches, on sm_80 and everything after;
+// bound by reading W.
 //
-// W is in the order of `twofour::layout::lanes`, so that a unit of 16 rows by 128 columns is contiguous. A warp copies units with a prefetch distance
-// of STAGES - 1, and goes on from rows to rows without draining the pipeline. A lane reads only what it has copied itself, so warps need not
-// synchronize. K_WARPS warps of a CTA share rows and compute every K_WARPS-th unit of them; the others have other rows. With a HEIGHT of 2 a warp has
-// 32 rows, two units at a time: X is read once for both, and their instructions are independent. X stays in shared memory if it fits; otherwise it is
-// streamed, a chunk of 128 columns for each of those warps at a time.
+// W is in the order of `twofour::layout::lanes`, so that a unit of 16 rows by 128 columns is contiguous. A warp copies
+// units with a prefetch distance of STAGES - 1, and goes on from rows to rows without draining the pipeline. A lane
+// reads only what it has copied itself, so warps need not synchronize. K_WARPS warps of a CTA share rows and compute
+// every K_WARPS-th unit of them; the others have other rows. With a HEIGHT of 2 a warp has 32 rows, two units at a
+// time: X is read once for both, and their instructions are independent. X stays in shared memory if it fits; otherwise
+// it is streamed, a chunk of 128 columns for each of those warps at a time.
 //
 // The code is small on purpose: the instruction caches are cold where many other kernels run between two calls.
 //
-// Defined outside: Sum (float), ELEMENT, TOKENS, K_WARPS, HEIGHT, STAGES, BY_ROW (one scale for a row, instead of one for each row of a unit).
+// Defined outside: Sum (float), ELEMENT, TOKENS, K_WARPS, HEIGHT, STAGES, BY_ROW (one scale for a row, instead of one
+// for each row of a unit).
 
 constexpr u32 WARPS = 8, THREADS = WARPS * 32, ROW_WARPS = WARPS / K_WARPS;
 constexpr int TILES = TOKENS / 8;
@@ -56,8 +59,8 @@ __device__ __forceinline__ void ask_x(const Parameters& p, u32 to, u32 chunk) {
     }
 }
 
-// Multiplies vertically adjacent units. `unit` is the address of the lane's values of the first, `rows` are the lane's addresses for `ldmatrix`, and
-// `x` is the offset of this chunk.
+// Multiplies vertically adjacent units. `unit` is the address of the lane's values of the first, `rows` are the lane's
+// addresses for `ldmatrix`, and `x` is the offset of this chunk.
 __device__ __forceinline__ void add_units(Sum (&sums)[HEIGHT][TILES][4], u32 unit, u32 lane, const u32 (&rows)[TILES], u32 x) {
     u32 values[HEIGHT][4], codes[HEIGHT][2], scales[HEIGHT] = {};
     #pragma unroll

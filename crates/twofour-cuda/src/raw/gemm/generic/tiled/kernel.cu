@@ -1,11 +1,12 @@
 // act(alpha * scales * W X^T + bias) with a 2:4 W on the tensor cores of sm_80 and everything after (`mma.sp`).
 //
-// A CTA computes a tile of FEATURES rows of W and TOKENS rows of X; its four warps compute a quarter each, two by two. `cp.async` fills STAGES stages
-// of shared memory. A step of 128 bytes of X's rows (K_STEP elements) is two instructions deep. It needs 64 bytes of W's rows, and an atom of
-// metadata for every 64 features in the order of `wgmma.sp`: a lane's word of metadata is the same for `mma.sp`.
+// A CTA computes a tile of FEATURES rows of W and TOKENS rows of X; its four warps compute a quarter each, two by two.
+// `cp.async` fills STAGES stages of shared memory. A step of 128 bytes of X's rows (K_STEP elements) is two
+// instructions deep. It needs 64 bytes of W's rows, and an atom of metadata for every 64 features in the order of
+// `wgmma.sp`: a lane's word of metadata is the same for `mma.sp`.
 //
-// Apart from the instruction, data types differ only in their bytes. Rows of both tiles are swizzled in pieces of 16 bytes, so that pieces of one
-// column of eight rows lie in different banks.
+// Apart from the instruction, data types differ only in their bytes. Rows of both tiles are swizzled in pieces of 16
+// bytes, so that pieces of one column of eight rows lie in different banks.
 //
 // Defined outside: ELEMENT, FEATURES, TOKENS, STAGES, and what sparse_product.cuh requires.
 
@@ -106,7 +107,8 @@ template <int E> __device__ __forceinline__ void store_four(const Output& output
     }
 }
 
-// Applies the epilogue to a tile. Accumulators go through shared memory, so that neighbouring results are stored together.
+// Applies the epilogue to a tile. Accumulators go through shared memory, so that neighbouring results are stored
+// together.
 __device__ __forceinline__ void finish(const Parameters& p, const Sum (&sums)[M_TILES][N_TILES][4], Sum* exchange, u32 feature, u32 token, u32 warp_feature, u32 warp_token) {
     const u32 lane = threadIdx.x % 32;
     const bool features_together = p.to.stride_feature == 1;
@@ -165,7 +167,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm(const __grid_const
     #pragma unroll 1
     for (u32 step = 0; step < p.steps; step++) {
         wait<STAGES - 2>();
-        // This thread's copies are complete. After the barrier all threads' copies are, and no thread reads the stage before this one any more.
+        // This thread's copies are complete. After the barrier all threads' copies are, and no thread reads the stage
+        // before this one any more.
         __syncthreads();
         if (step + STAGES - 1 < p.steps) ask_step(p, shared + ahead * STAGE_BYTES, feature, token, step + STAGES - 1);
         asked();

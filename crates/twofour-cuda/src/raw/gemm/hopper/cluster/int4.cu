@@ -1,9 +1,12 @@
-// act(alpha * scales * W X^T + bias) with an int4 2:4 W, 16-bit X and small batches on sm_90a: see stream.cuh, maps_int4.cuh and int4.cuh.
+// act(alpha * scales * W X^T + bias) with an int4 2:4 W, 16-bit X and small batches on sm_90a: see stream.cuh,
+// maps_int4.cuh and int4.cuh.
 //
-// A step is a unit of 128 columns for every 16 rows, in the order of `twofour::layout::lanes`, and two tiles of X. A lane's operands of `mma.sp` are
-// its operands of `wgmma.sp` for its warp's 16 rows: W is loaded into registers, dequantized there and multiplied from there.
+// A step is a unit of 128 columns for every 16 rows, in the order of `twofour::layout::lanes`, and two tiles of X. A
+// lane's operands of `mma.sp` are its operands of `wgmma.sp` for its warp's 16 rows: W is loaded into registers,
+// dequantized there and multiplied from there.
 //
-// Defined outside: BY_ROW (one scale for a row, instead of one for each row of a unit), and `first_product` and `product` for ELEMENT and TOKENS.
+// Defined outside: BY_ROW (one scale for a row, instead of one for each row of a unit), and `first_product` and
+// `product` for ELEMENT and TOKENS.
 
 constexpr u32 UNITS = FEATURES / UNIT_ROWS, X_BYTES = 2 * X_TILE_BYTES;
 constexpr u32 VALUES_BYTES = UNITS * 512, CODES_BYTES = UNITS * 256, SCALES_BYTES = BY_ROW ? 0 : UNITS * 32;
@@ -38,7 +41,8 @@ struct Work {
         const u32 values = shared + AT_VALUES + stage * VALUES_BYTES, codes = shared + AT_CODES + stage * CODES_BYTES, scales = shared + AT_SCALES + stage * SCALES_STAGE;
         p.maps.ask(shared + stage * X_BYTES, values, codes, scales, part.feature / UNIT_ROWS, step, full);
     }
-    // Returns the unit of a warp's tile. Where the last warpgroup has fewer rows, its surplus warps load the last unit again.
+    // Returns the unit of a warp's tile. Where the last warpgroup has fewer rows, its surplus warps load the last unit
+    // again.
     static __device__ __forceinline__ u32 unit(u32 tile) { return min(sixteen(tile), UNITS - 1); }
 
     static __device__ __forceinline__ void take(Item& to, const Buffers& from, u32 lane) {
@@ -73,7 +77,8 @@ struct Work {
             asm volatile("fma.rn.f32 %0, %1, %2, %0;" : "+f"(sums[i]) : "f"(item.parts[i]), "f"(i % 4 < 2 ? low : high));
         }
     }
-    // Two items are in flight: while `wgmma` computes one, the accumulators of the one before are added and the next one is dequantized.
+    // Two items are in flight: while `wgmma` computes one, the accumulators of the one before are added and the next
+    // one is dequantized.
     __device__ __forceinline__ void multiply(Sums& sums, Buffers from, const Part& part) const {
         const u64 x = operand<ROW>(from.shared);
         #pragma unroll
@@ -81,7 +86,8 @@ struct Work {
             #pragma unroll
             for (u32 i = 0; i < TOKENS / 2; i++) sums[h][i] = 0;
         }
-        // The thread's lane of each tile. Where all warpgroups have all rows, lanes are a constant apart, which saves a register: with two, 128 rows spilled.
+        // The thread's lane of each tile. Where all warpgroups have all rows, lanes are a constant apart, which saves a
+        // register: with two, 128 rows spilled.
         u32 lanes[HEIGHT];
         #pragma unroll
         for (u32 h = 0; h < HEIGHT; h++) lanes[h] = h != 0 && UNITS % (4 * HEIGHT) == 0 ? lanes[0] + h * 4 * 32 : kept(unit(h) * 32 + threadIdx.x % 32);
@@ -91,10 +97,12 @@ struct Work {
         #pragma unroll
         for (u32 i = 0; i < TOKENS / 2; i++) items[1].parts[i] = 0;
         u32 before = 0;
-        // The number of items. Where a step has two items, the last item is always a second one, but the compiler must not know this: it tracks
-        // accumulators in flight only where either may be, and would otherwise insert a wait before each item.
+        // The number of items. Where a step has two items, the last item is always a second one, but the compiler must
+        // not know this: it tracks accumulators in flight only where either may be, and would otherwise insert a wait
+        // before each item.
         u32 left = uniform(kept((part.end - part.begin) * HEIGHT));
-        // Begins a tile of this step and ends the item before it. That is the step's tile before, or the last tile of the step before.
+        // Begins a tile of this step and ends the item before it. That is the step's tile before, or the last tile of
+        // the step before.
         const auto pass = [&](auto tile, Item& item, Item& other) {
             constexpr u32 TILE = decltype(tile)::value;
             if (TILE == 0) barrier_wait(from.full(), from.parity);

@@ -1,7 +1,7 @@
 // act(alpha * scales * W X^T + bias) with a 2:4 W and small batches on sm_90a: see stream.cuh.
 //
-// A step of 128 bytes of W's rows needs 256 bytes of X's rows, as two tiles of 128, and two atoms of metadata for every 64 features, in the order of
-// gemm/sm90/kernel.cu.
+// A step of 128 bytes of W's rows needs 256 bytes of X's rows, as two tiles of 128, and two atoms of metadata for every
+// 64 features, in the order of gemm/sm90/kernel.cu.
 //
 // Defined outside: ELEMENT, and `first_product` and `product` for ELEMENT and TOKENS.
 
@@ -37,7 +37,8 @@ struct Work {
         const u32 row = min(sixteen(0), SIXTEENS - 1) * 16 + lane % 2 * 8 + lane / 4, word = (ELEMENT_BYTES == 2 ? 2 : 4) * row + lane / 2 % 2;
         const u32 meta = kept(from.shared + AT_META + 4 * word);
         constexpr int WORDS = ELEMENT_BYTES == 2 ? 1 : 2;
-        // Computes one step. With enough stages it is complete only when the next one has begun, so that instructions of both steps overlap.
+        // Computes one step. With enough stages it is complete only when the next one has begun, so that instructions
+        // of both steps overlap.
         constexpr bool AHEAD = STAGES > 4;
         u32 before = 0;
         const auto hold = [](const u32 (&codes)[2][WORDS]) {
@@ -74,7 +75,8 @@ struct Work {
             before = from.empty();
             from.next();
         };
-        // Two sets of metadata registers, used alternately: instructions of a step still read theirs while the next step's is loaded.
+        // Two sets of metadata registers, used alternately: instructions of a step still read theirs while the next
+        // step's is loaded.
         u32 codes[2][2][WORDS] = {};
         add_step(Int<1>(), codes[0], codes[1]);
         for (u32 left = part.end - part.begin - 1; left != 0; left--) {

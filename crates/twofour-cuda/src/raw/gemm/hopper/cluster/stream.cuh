@@ -1,23 +1,28 @@
-// Shared parts of GEMM kernels for small batches on sm_90a, by clusters with split-K. They read each byte of W once and are bound by HBM bandwidth.
+// Shared parts of GEMM kernels for small batches on sm_90a, by clusters with split-K. They read each byte of W once and
+// are bound by HBM bandwidth.
 //
-// A cluster of `split` CTAs computes FEATURES rows of W by up to TOKENS rows of X (`x_rows`; the last tile may have fewer). Each CTA accumulates a
-// part of the columns, and at the end sends the other CTAs the accumulators of the rows that they store. The kernel is warp-specialized: producer
-// warps fill STAGES stages by TMA, deep enough to saturate HBM, and consumer warpgroups multiply.
+// A cluster of `split` CTAs computes FEATURES rows of W by up to TOKENS rows of X (`x_rows`; the last tile may have
+// fewer). Each CTA accumulates a part of the columns, and at the end sends the other CTAs the accumulators of the rows
+// that they store. The kernel is warp-specialized: producer warps fill STAGES stages by TMA, deep enough to saturate
+// HBM, and consumer warpgroups multiply.
 //
-// Defined outside: FEATURES, TOKENS, HEIGHT, THREADS, GIVES (whether producers release registers to consumers, which then have TAKEN), BLOCKS (CTAs
-// resident on an SM), STAGES, SUMS_BYTES, SHARED_BYTES_ASKED, OUTPUT (the results' type, or ANY_OUTPUT), COMPILED_FOR, and the `wgmma.sp` wrappers that a kernel uses.
+// Defined outside: FEATURES, TOKENS, HEIGHT, THREADS, GIVES (whether producers release registers to consumers, which
+// then have TAKEN), BLOCKS (CTAs resident on an SM), STAGES, SUMS_BYTES, SHARED_BYTES_ASKED, OUTPUT (the results' type,
+// or ANY_OUTPUT), COMPILED_FOR, and the `wgmma.sp` wrappers that a kernel uses.
 
-// A consumer warpgroup computes HEIGHT times 64 rows, a warp 16 of each. The last warpgroup may have fewer; the surplus is not stored.
+// A consumer warpgroup computes HEIGHT times 64 rows, a warp 16 of each. The last warpgroup may have fewer; the surplus
+// is not stored.
 constexpr u32 GROUPS = (FEATURES + 64 * HEIGHT - 1) / (64 * HEIGHT), MULTIPLIERS = GROUPS * 128, SIXTEENS = FEATURES / 16;
-// Producer warps. One alone takes longer to issue the copies of all stages than their first bytes take to arrive, and four are no faster than two, as
-// measured on an H200 (docs/explanation/kernels/cuda-gemm-cluster.md).
+// Producer warps. One alone takes longer to issue the copies of all stages than their first bytes take to arrive, and
+// four are no faster than two, as measured on an H200 (docs/explanation/kernels/cuda-gemm-cluster.md).
 constexpr u32 FEEDERS = 2;
 static_assert(FEEDERS <= STAGES, "a buffer for each");
 static_assert(THREADS == MULTIPLIERS + 128, "a warpgroup that feeds");
 typedef Sum Sums[HEIGHT][TOKENS / 2];
 // Tiles of X: 128 bytes of all tokens, swizzled.
 constexpr u32 ROW = 128, X_TILE_BYTES = TOKENS * ROW;
-// After the main loop the accumulators use the stages' memory. A row is a token; rows are padded against bank conflicts.
+// After the main loop the accumulators use the stages' memory. A row is a token; rows are padded against bank
+// conflicts.
 constexpr u32 SUM_ROW = GROUPS * HEIGHT * 64 + 4;
 // Bytes of a warp's accumulators, which CTAs send in the registers' layout.
 constexpr u32 SENT_BYTES = 16 * TOKENS * 4;
@@ -47,8 +52,8 @@ struct Problem {
 // Returns the type of results: where it comes with the launch, f32 or that of X.
 __device__ __forceinline__ u32 output_of(const Problem& p) { return OUTPUT != ANY_OUTPUT ? (u32)OUTPUT : p.output == F32 ? (u32)F32 : (u32)ELEMENT; }
 
-// The work of a CTA: rows of W from `feature` on, `tokens` rows of X from `token` on, and the steps from `begin` to `end`. The grid's rows are
-// clusters, first all of the first tile of X, then all of the next.
+// The work of a CTA: rows of W from `feature` on, `tokens` rows of X from `token` on, and the steps from `begin` to
+// `end`. The grid's rows are clusters, first all of the first tile of X, then all of the next.
 struct Part {
     u32 feature, token, tokens, rank, begin, end;
     // The rows that this CTA stores, in units of 16.
@@ -56,7 +61,8 @@ struct Part {
     __device__ __forceinline__ explicit Part(const Problem& p) {
         const u32 tile = blockIdx.y / p.clusters;
         feature = (blockIdx.y - tile * p.clusters) * FEATURES;
-        // The last tile starts earlier where it would not be full: results of tokens that two tiles have are computed and stored twice, with the same bits.
+        // The last tile starts earlier where it would not be full: results of tokens that two tiles have are computed
+        // and stored twice, with the same bits.
         const bool overlaps = p.tokens > p.x_rows && !p.to.accumulate;
         token = overlaps ? min(tile * p.x_rows, p.tokens - p.x_rows) : tile * p.x_rows;
         tokens = min(p.x_rows, p.tokens - token);
@@ -95,7 +101,8 @@ struct Buffers {
     }
 };
 
-// Releases a stage after a warp has read it. Any one lane arrives: to find out a specific lane would take a read of a special register.
+// Releases a stage after a warp has read it. Any one lane arrives: to find out a specific lane would take a read of a
+// special register.
 __device__ __forceinline__ void release(u32 empty) {
     __syncwarp();
     if (elected()) barrier_arrive(empty);
@@ -118,7 +125,8 @@ template <class Work> struct Feeder {
         to.skip<FEEDERS>();
         step += FEEDERS;
     }
-    // Initializes the barriers of the stages that this warp fills first, and issues their copies before any synchronization.
+    // Initializes the barriers of the stages that this warp fills first, and issues their copies before any
+    // synchronization.
     __device__ __forceinline__ void begin() {
         if (elected()) {
             #pragma unroll 1
@@ -203,7 +211,8 @@ __device__ __forceinline__ void store_sixteen(const Problem& p, const Part& part
     }
 }
 
-// Computes for each token of the CTA what the epilogue does with it, 1 and 0 where nothing, and writes them to a warp's shared memory.
+// Computes for each token of the CTA what the epilogue does with it, 1 and 0 where nothing, and writes them to a warp's
+// shared memory.
 template <int KIND> __device__ __forceinline__ void leave_tokens(const Problem& p, const Part& part, u32 at) {
     const u32 lane = threadIdx.x % 32;
     #pragma unroll
@@ -214,14 +223,15 @@ template <int KIND> __device__ __forceinline__ void leave_tokens(const Problem& 
     __syncwarp();
 }
 
-// Stores a warp's results where they are 16-bit and features are contiguous. The accumulator layout has two tokens of a row in a lane, 8x8; a transpose through shared
-// memory makes them eight rows of a token.
+// Stores a warp's results where they are 16-bit and features are contiguous. The accumulator layout has two tokens of a
+// row in a lane, 8x8; a transpose through shared memory makes them eight rows of a token.
 template <int KIND, int ACTIVATION> __device__ __forceinline__ void store_sixteens(const Sums& sums, const Problem& p, const Part& part, u32 shared) {
     // Of a warp: results, and the tokens' scales and biases.
     constexpr u32 TOKEN_BYTES = 32, AT_FACTORS = TOKENS * TOKEN_BYTES, WARP_BYTES = AT_FACTORS + (is_finished(KIND) ? TOKENS * 8 : 0);
     static_assert(MULTIPLIERS / 32 * WARP_BYTES <= AT_SUMS, "there is room for results");
     const u32 lane = threadIdx.x % 32, here = shared + threadIdx.x / 32 * WARP_BYTES, factors = here + AT_FACTORS + lane % 4 * 16;
-    // Four 8x8 matrices: two units of eight rows for eight tokens, and for the next eight tokens. With eight tokens there are two.
+    // Four 8x8 matrices: two units of eight rows for eight tokens, and for the next eight tokens. With eight tokens
+    // there are two.
     const u32 to = here + (lane / 16 * 8 + lane % 8) * TOKEN_BYTES + lane / 8 % 2 * 16;
     Rows rows;
     if constexpr (!is_plain(KIND)) rows.load<KIND>(p, part);
@@ -301,8 +311,8 @@ __device__ __forceinline__ void settle(Sums& sums) {
     }
 }
 
-// The body of a kernel. `Work` has `copied_bytes()`, the bytes of a step, `ask(shared, stage, full, part, step)`, which issues its copies, and
-// `multiply(sums, buffers, part)`, which accumulates all steps of a warpgroup.
+// The body of a kernel. `Work` has `copied_bytes()`, the bytes of a step, `ask(shared, stage, full, part, step)`, which
+// issues its copies, and `multiply(sums, buffers, part)`, which accumulates all steps of a warpgroup.
 template <class Work> __device__ __forceinline__ void run(const Work& work, const Problem& p) {
     extern __shared__ u8 memory[];
     const u32 shared = (shared_address(memory) + 1023) & ~1023u;
@@ -324,7 +334,8 @@ template <class Work> __device__ __forceinline__ void run(const Work& work, cons
     if (p.split != 1) cluster_arrive_relaxed();
     if (warp >= MULTIPLIERS / 32) {
         if (GIVES) give_registers<24>();
-        // Only for tools that follow barriers alone: no stage is released before the consumers have passed the cluster barrier.
+        // Only for tools that follow barriers alone: no stage is released before the consumers have passed the cluster
+        // barrier.
         if (p.split != 1) cluster_wait();
         if (feeds) feeder.go_on();
         return;

@@ -123,7 +123,8 @@ impl StreamTile {
         let taken = self.taken(step);
         format!(
             "#define FEATURES {features}\n#define TOKENS {tokens}\n#define HEIGHT {}\n#define THREADS {threads}\n\
-             #define GIVES {gives}\n#define TAKEN {taken}\n#define BLOCKS {blocks}\n#define STAGES {stages}\n#define SUMS_BYTES {sums}\n#define SHARED_BYTES_ASKED {shared}\n",
+             #define GIVES {gives}\n#define TAKEN {taken}\n#define BLOCKS {blocks}\n#define STAGES {stages}\n#define \
+             SUMS_BYTES {sums}\n#define SHARED_BYTES_ASKED {shared}\n",
             step.height
         )
     }

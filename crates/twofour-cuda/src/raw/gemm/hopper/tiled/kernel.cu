@@ -1,26 +1,29 @@
 // act(alpha * scales * W X^T + bias) with a 2:4 W on the tensor cores of sm_90a (`wgmma.sp`).
 //
-// A CTA computes a tile of FEATURES rows of W by TOKENS rows of X. Warp specialization: one producer warp fills a circular buffer of STAGES stages by TMA, and two
-// consumer warpgroups multiply, 64 * BLOCKS features each.
+// A CTA computes a tile of FEATURES rows of W by TOKENS rows of X. Warp specialization: one producer warp fills a
+// circular buffer of STAGES stages by TMA, and two consumer warpgroups multiply, 64 * BLOCKS features each.
 //
-// Two CTAs of a cluster may share the rows of X (`sharing`): each loads a part of them and multicasts it to both. With SPLIT_K, which is compiled for tiles that
-// leave registers for it, CTAs of a cluster may also divide the reduction among them (`parts`): each accumulates a part of K, then sends every other CTA those of its
-// accumulators that the other CTA stores (`st.async`), and adds what it received, in the order of the parts, so that results repeat bit for bit. Without SPLIT_K the
-// cluster is compiled in (CLUSTER), there is one part, and the kernel is persistent; with SPLIT_K both numbers come with the launch, and a cluster of several parts
-// computes one tile.
+// Two CTAs of a cluster may share the rows of X (`sharing`): each loads a part of them and multicasts it to both. With
+// SPLIT_K, which is compiled for tiles that leave registers for it, CTAs of a cluster may also divide the reduction
+// among them (`parts`): each accumulates a part of K, then sends every other CTA those of its accumulators that the
+// other CTA stores (`st.async`), and adds what it received, in the order of the parts, so that results repeat bit for
+// bit. Without SPLIT_K the cluster is compiled in (CLUSTER), there is one part, and the kernel is persistent; with
+// SPLIT_K both numbers come with the launch, and a cluster of several parts computes one tile.
 //
-// A stage holds ATOMS times 128 bytes of X's rows (K_ATOM elements), 64 bytes of W's rows, and an atom of metadata for every 64 features in CUTLASS's
-// order; atoms of the same columns are contiguous. TMA takes as long for 64 bytes of a row as for 128, so two atoms to a stage fill it faster where
-// three stages still fit. With 16-bit elements a thread loads one word of metadata for each atom: lanes with bit 1 unset hold that of the first
-// instruction, the others that of the second, and the instruction's selector says which lanes to read. With SPLIT_K a tile may have fewer rows of X:
-// only `x_rows` of them are loaded, and neighbouring tiles start `x_rows` apart. The last one starts earlier where it would not be full: results of tokens that two tiles
-// have are computed and stored twice, with the same bits.
+// A stage holds ATOMS times 128 bytes of X's rows (K_ATOM elements), 64 bytes of W's rows, and an atom of metadata for
+// every 64 features in CUTLASS's order; atoms of the same columns are contiguous. TMA takes as long for 64 bytes of a
+// row as for 128, so two atoms to a stage fill it faster where three stages still fit. With 16-bit elements a thread
+// loads one word of metadata for each atom: lanes with bit 1 unset hold that of the first instruction, the others that
+// of the second, and the instruction's selector says which lanes to read. With SPLIT_K a tile may have fewer rows of X:
+// only `x_rows` of them are loaded, and neighbouring tiles start `x_rows` apart. The last one starts earlier where it
+// would not be full: results of tokens that two tiles have are computed and stored twice, with the same bits.
 //
-// X is `[tokens, reduction]` (K-major) or, with X_ACROSS, `[reduction, tokens]` (MN-major) of 16-bit elements. In the latter case TMA loads a step's
-// rows of X in boxes of 64 tokens.
+// X is `[tokens, reduction]` (K-major) or, with X_ACROSS, `[reduction, tokens]` (MN-major) of 16-bit elements. In the
+// latter case TMA loads a step's rows of X in boxes of 64 tokens.
 //
-// Defined outside: ELEMENT, OUTPUT, BLOCKS, TOKENS, STAGES, ATOMS, SPLIT_K, CLUSTER, CHUNK, X_ACROSS, STORE, COMPILED_FOR, ACCUMULATE (of results that TMA stores), REGISTERS_LEFT, REGISTERS_TAKEN, `first_product`
-// and `product` for ELEMENT and TOKENS.
+// Defined outside: ELEMENT, OUTPUT, BLOCKS, TOKENS, STAGES, ATOMS, SPLIT_K, CLUSTER, CHUNK, X_ACROSS, STORE,
+// COMPILED_FOR, ACCUMULATE (of results that TMA stores), REGISTERS_LEFT, REGISTERS_TAKEN, `first_product` and `product`
+// for ELEMENT and TOKENS.
 
 constexpr int WARPGROUPS = 2;
 constexpr bool EPILOGUE = COMPILED_FOR != WITHOUT;
@@ -40,7 +43,8 @@ static_assert(!X_ACROSS || (ELEMENT_BYTES == 2 && TOKENS % PIECE_TOKENS == 0), "
 // Staging buffers for results stored by TMA: CHUNK tokens of 64 features each.
 constexpr u32 OUT_BUFFERS = STORE == STORE_ONE_BY_ONE ? 0 : 3;
 constexpr u32 OUT_BYTES = CHUNK * 128;
-// Accumulators that go through shared memory of their own. Those of results that TMA stores go through two of the three staging buffers.
+// Accumulators that go through shared memory of their own. Those of results that TMA stores go through two of the three
+// staging buffers.
 constexpr u32 SUM_BYTES = STORE == STORE_ONE_BY_ONE ? CHUNK * 64 * 4 : 0;
 
 constexpr int AT_X = STAGES * W_BYTES;
@@ -191,7 +195,8 @@ struct Finisher {
         for (int odd = 0; odd < 2; odd++) scales[odd] = p.to.token_scales[min(token + column + odd, p.tokens - 1)];
     }
 
-    // Computes the results of both features, and of the thread's tokens that are `column` after its first two, with an activation or with the launch's.
+    // Computes the results of both features, and of the thread's tokens that are `column` after its first two, with an
+    // activation or with the launch's.
     template <int ACTIVATION> __device__ __forceinline__ void finish(const Sum (&sums)[4], u32 column, Out (&results)[4]) const {
         float values[4];
         if constexpr (!EPILOGUE) {
@@ -238,7 +243,8 @@ struct Storer {
     // The start of the CTA's shared memory, and the index of the warpgroup's next staging buffer.
     u32 shared;
     u32 buffer;
-    // With split-K: the numbers of the pieces that this part stores, from `first` up to `last`. The largest tile leaves no registers for them: see `first_own`.
+    // With split-K: the numbers of the pieces that this part stores, from `first` up to `last`. The largest tile leaves
+    // no registers for them: see `first_own`.
     u32 first, last;
 
     __device__ __forceinline__ Storer(const Parameters& p, const Place& place, u32 shared) : p(p), place(place), shared(shared), buffer(0), first(0), last(0) {
@@ -254,8 +260,8 @@ struct Storer {
         return shared + of_group + threadIdx.x % 128 * 16;
     }
 
-    // Writes results to a staging buffer. `words` returns those of eight tokens: of the thread's feature `row`, and of `row + 8`. Features of a token
-    // are contiguous or, with STORE_ACROSS, tokens of a feature.
+    // Writes results to a staging buffer. `words` returns those of eight tokens: of the thread's feature `row`, and of
+    // `row + 8`. Features of a token are contiguous or, with STORE_ACROSS, tokens of a feature.
     template <bool IN_PAIRS, class Words> __device__ __forceinline__ void lay_out(u32 at, Words words) const {
         const u32 lane = threadIdx.x % 32, column = threadIdx.x % 128 / 32 * 2 + lane / 8 % 2;
         #pragma unroll
@@ -284,8 +290,9 @@ struct Storer {
         });
     }
 
-    // Writes results after scales, a bias for each feature and an activation to a staging buffer, for tokens from the finisher's on. NONE stands for ReLU, too: without it
-    // results are compared with minus infinity. The scales of the chunk's tokens are `of_chunk`, or loaded for eight tokens at a time where registers are few.
+    // Writes results after scales, a bias for each feature and an activation to a staging buffer, for tokens from the
+    // finisher's on. NONE stands for ReLU, too: without it results are compared with minus infinity. The scales of the
+    // chunk's tokens are `of_chunk`, or loaded for eight tokens at a time where registers are few.
     template <int FIRST, int ACTIVATION, bool SCALED> __device__ __forceinline__ void round_finished(const Sum (&all)[TOKENS / 2], u32 at, const Finisher& finisher, const float (&of_chunk)[CHUNK / 4]) const {
         const u32 least = p.to.activation == RELU ? 0 : OUTPUT == F16 ? 0xFC00FC00u : 0xFF80FF80u;
         lay_out<!FEW_REGISTERS>(at, [&](int eight) {
@@ -302,7 +309,8 @@ struct Storer {
         });
     }
 
-    // Writes accumulators to the thread's own shared memory. The code for a result then exists once, in a loop, and not once for every register.
+    // Writes accumulators to the thread's own shared memory. The code for a result then exists once, in a loop, and not
+    // once for every register.
     template <int FIRST> __device__ __forceinline__ void set_down(const Sum (&all)[TOKENS / 2]) const {
         #pragma unroll
         for (int eight = 0; eight < CHUNK / 8; eight++) {
@@ -333,7 +341,8 @@ struct Storer {
         }
     }
 
-    // Stores features `row` and `row + 8` of tokens `column` and `column + 1` one element at a time, in any order and for any alignment.
+    // Stores features `row` and `row + 8` of tokens `column` and `column + 1` one element at a time, in any order and
+    // for any alignment.
     __device__ __forceinline__ void store(const Out (&results)[4], u32 row, u32 column) const {
         #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -381,8 +390,8 @@ struct Storer {
         if (!SPLIT_K) return true;
         return is_stored(piece) && (FEW_REGISTERS ? owner(piece) == place.part() : number(piece) >= first && number(piece) < last);
     }
-    // Returns the address at which the accumulators of a piece arrive from another part, at the part that stores pieces from the number `first` on: in the stages, which no
-    // warp uses any more.
+    // Returns the address at which the accumulators of a piece arrive from another part, at the part that stores pieces
+    // from the number `first` on: in the stages, which no warp uses any more.
     __device__ __forceinline__ u32 received(u32 piece, u32 first, u32 slot) const {
         const u32 at = (number(piece) - first) * (place.parts - 1) + slot;
         return shared + (at * WARPGROUPS + group()) * (PIECE_UNITS * 2048) + threadIdx.x % 128 * 16;
@@ -435,8 +444,9 @@ struct Storer {
         });
     }
 
-    // Stores the tile's pieces after scales, bias and activation, which are computed in registers. The scales and bias of 64 features are loaded once for all of their
-    // pieces, and the scales of a chunk's tokens at once, because the warpgroup waits for each load.
+    // Stores the tile's pieces after scales, bias and activation, which are computed in registers. The scales and bias
+    // of 64 features are loaded once for all of their pieces, and the scales of a chunk's tokens at once, because the
+    // warpgroup waits for each load.
     template <int ACTIVATION, bool SCALED> __device__ __forceinline__ void store_finished(const Sum (&sums)[BLOCKS][TOKENS / 2], u32 feature, u32 token) {
         const u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 4;
         unrolled<BLOCKS>([&](auto block) {
@@ -459,8 +469,8 @@ struct Storer {
         });
     }
 
-    // Stores the tile in registers where the kernel has such code for its epilogue. With split-K the largest tile leaves no registers for it, and a bias of tokens is rare
-    // where features are contiguous.
+    // Stores the tile in registers where the kernel has such code for its epilogue. With split-K the largest tile
+    // leaves no registers for it, and a bias of tokens is rare where features are contiguous.
     __device__ __forceinline__ bool stores_finished(const Sum (&sums)[BLOCKS][TOKENS / 2], u32 feature, u32 token) {
         if constexpr (EPILOGUE && STORE == STORE_TILES && (!SPLIT_K || !FEW_REGISTERS)) {
             constexpr int ACTIVATION = COMPILED_FOR == ACTIVATED ? GELU : NONE;
@@ -523,8 +533,9 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, const 
     const u32 steps = place.last_step(p) - place.first_step(p);
     u32 stage = 0, parity = 0;
 
-    // Releases a stage: every thread of the cluster's consumers arrives. One arrival a warp would be enough, but compute-sanitizer's racecheck tracks
-    // bulk copies that are no tensor copies, and would not see that the other lanes have read their metadata.
+    // Releases a stage: every thread of the cluster's consumers arrives. One arrival a warp would be enough, but
+    // compute-sanitizer's racecheck tracks bulk copies that are no tensor copies, and would not see that the other
+    // lanes have read their metadata.
     const auto release = [&](u32 stage) {
         const u32 empty = shared + AT_EMPTY + 8 * stage;
         if (place.sharing == 1) {
@@ -580,7 +591,8 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, const 
             ask_for_features(p.to, OUTPUT, p.features, feature, BLOCKS * 64, thread);
             ask_for_tokens(p.to, token, min((u32)TOKENS, p.tokens - token), thread);
         }
-        // Two sets of metadata registers, used alternately: instructions of a step still read theirs while the next step's is loaded.
+        // Two sets of metadata registers, used alternately: instructions of a step still read theirs while the next
+        // step's is loaded.
         u32 codes[2][ATOMS * BLOCKS][WORDS] = {};
         step(Int<1>(), codes[0], codes[1]);
         for (u32 left = steps - 1; left != 0; left--) {
@@ -638,7 +650,8 @@ extern "C" __global__ void __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(con
         take_registers<REGISTERS_TAKEN>();
         multiply(p, shared, place);
     }
-    // No CTA exits while another of the cluster may still send to it. With several parts each CTA has already waited for what the others send.
+    // No CTA exits while another of the cluster may still send to it. With several parts each CTA has already waited
+    // for what the others send.
     if (alone || (SPLIT_K && place.parts != 1)) return;
     __syncthreads();
     cluster_sync();

@@ -40,9 +40,12 @@ impl HopperKernel {
             HopperStore::Across => 2,
         };
         format!(
-            "#define ELEMENT {}\n#define OUTPUT {}\n#define BLOCKS {blocks}\n#define TOKENS {tokens}\n#define STAGES {stages}\n\
-             #define ATOMS {atoms}\n#define SPLIT_K {split_k}\n#define CLUSTER {cluster}\n#define CHUNK {}\n#define STORE_TILES 0\n#define STORE_ONE_BY_ONE 1\n\
-             #define STORE_ACROSS 2\n#define STORE {store}\n#define X_ACROSS {}\n#define COMPILED_FOR {}\n#define ACCUMULATE {}\n\
+            "#define ELEMENT {}\n#define OUTPUT {}\n#define BLOCKS {blocks}\n#define TOKENS {tokens}\n#define STAGES \
+             {stages}\n\
+             #define ATOMS {atoms}\n#define SPLIT_K {split_k}\n#define CLUSTER {cluster}\n#define CHUNK {}\n#define \
+             STORE_TILES 0\n#define STORE_ONE_BY_ONE 1\n\
+             #define STORE_ACROSS 2\n#define STORE {store}\n#define X_ACROSS {}\n#define COMPILED_FOR {}\n#define \
+             ACCUMULATE {}\n\
              #define REGISTERS_LEFT {left}\n#define REGISTERS_TAKEN {taken}\n#define SHARED_BYTES_ASKED {}\n",
             self.element.definition(),
             self.output.definition(),

@@ -1,6 +1,8 @@
-// act(alpha * scales * W X^T + bias) with an int4 2:4 W, 16-bit X and small batches on sm_90a: see rings.cuh, maps_int4.cuh and int4.cuh.
+// act(alpha * scales * W X^T + bias) with an int4 2:4 W, 16-bit X and small batches on sm_90a: see rings.cuh,
+// maps_int4.cuh and int4.cuh.
 //
-// A step is a unit of 16 rows by 128 columns for each 16 rows, and two tiles of X. In the order of `twofour::layout::lanes` each lane's part of a unit is contiguous.
+// A step is a unit of 16 rows by 128 columns for each 16 rows, and two tiles of X. In the order of
+// `twofour::layout::lanes` each lane's part of a unit is contiguous.
 //
 // Defined outside: BY_ROW (one scale for a row, instead of one for each row of a unit).
 
@@ -31,7 +33,8 @@ struct Work {
         u32 values[HEIGHT][4], codes[HEIGHT][2];
         #pragma unroll
         for (u32 m = 0; m < HEIGHT; m++) load_unit(values[m], codes[m], buffer + AT_VALUES + (m * 32 + lane) * 16, buffer + AT_CODES + (m * 32 + lane) * 8);
-        // Large batches are multiplied in several passes, because registers cannot hold a second set of all their accumulators.
+        // Large batches are multiplied in several passes, because registers cannot hold a second set of all their
+        // accumulators.
         unrolled<EIGHTS / AT_ONCE>([&](auto group) {
             constexpr u32 FIRST = decltype(group)::value * AT_ONCE;
             Sum parts[HEIGHT][AT_ONCE][4] = {};

@@ -1,6 +1,7 @@
 // act(alpha * scales * W X^T + bias) with a 2:4 W and small batches on sm_90a: see rings.cuh.
 //
-// A step of 128 bytes of W's rows needs 256 bytes of X's rows, as two tiles, and the metadata of both halves, in the order of gemm/sm90/kernel.cu.
+// A step of 128 bytes of W's rows needs 256 bytes of X's rows, as two tiles, and the metadata of both halves, in the
+// order of gemm/sm90/kernel.cu.
 
 constexpr u32 ELEMENT_BYTES = sizeof(Bits<ELEMENT>::type), K_STEP = 256 / ELEMENT_BYTES;
 constexpr u32 W_BYTES = ROWS * ROW;

@@ -1,27 +1,30 @@
-// Shared parts of GEMM kernels for small batches on sm_90a, whose warps have a circular buffer of stages each, filled by TMA. They are bound by HBM bandwidth.
+// Shared parts of GEMM kernels for small batches on sm_90a, whose warps have a circular buffer of stages each, filled
+// by TMA. They are bound by HBM bandwidth.
 //
-// A CTA computes 16 * HEIGHT rows of W by all tokens, and each of its warps accumulates a part of the columns, step by step. One lane of a warp
-// issues its copies, with a prefetch distance of STAGES steps. Warps synchronize only at the end, to add their partial sums, and CTAs do not
-// synchronize at all.
+// A CTA computes 16 * HEIGHT rows of W by all tokens, and each of its warps accumulates a part of the columns, step by
+// step. One lane of a warp issues its copies, with a prefetch distance of STAGES steps. Warps synchronize only at the
+// end, to add their partial sums, and CTAs do not synchronize at all.
 //
-// Defined outside: HEIGHT, WARPS, TOKENS, STAGES, BLOCKS (CTAs resident on an SM), SHARED_BYTES_ASKED, and what sparse_product.cuh requires.
+// Defined outside: HEIGHT, WARPS, TOKENS, STAGES, BLOCKS (CTAs resident on an SM), SHARED_BYTES_ASKED, and what
+// sparse_product.cuh requires.
 
 constexpr u32 THREADS = WARPS * 32, ROWS = 16 * HEIGHT, EIGHTS = TOKENS / 8;
 // Tiles of X: 128 bytes of all tokens, swizzled.
 constexpr u32 ROW = 128, X_TILE_BYTES = TOKENS * ROW;
-// After the main loop the accumulators of all warps use the stages' memory. A row is a token; rows are padded against bank conflicts.
+// After the main loop the accumulators of all warps use the stages' memory. A row is a token; rows are padded against
+// bank conflicts.
 constexpr u32 SUM_ROW = ROWS + 4, WARP_SUMS = TOKENS * SUM_ROW;
 
 typedef Sum Sums[HEIGHT][EIGHTS][4];
 
-// Returns the address of a lane's row for `load_matrices`: eight tokens of a tile of X, in the half of the row that the instruction reads. Pieces of
-// 16 bytes are swizzled by the row.
+// Returns the address of a lane's row for `load_matrices`: eight tokens of a tile of X, in the half of the row that the
+// instruction reads. Pieces of 16 bytes are swizzled by the row.
 __device__ __forceinline__ u32 x_at(u32 tile, u32 eight, u32 half, u32 lane) {
     return tile + (eight * 8 + lane % 8) * ROW + ((half * 4 + lane / 8) ^ lane % 8) * 16;
 }
 
-// Multiplies all steps of a warp. `Work` has the bytes of a stage (COPIED_BYTES), `ask(to, full, step)` that issues their copies, `add(sums, buffer,
-// lane)` that multiplies a step, and `map(i)`, its tensor maps, null beyond the last.
+// Multiplies all steps of a warp. `Work` has the bytes of a stage (COPIED_BYTES), `ask(to, full, step)` that issues
+// their copies, `add(sums, buffer, lane)` that multiplies a step, and `map(i)`, its tensor maps, null beyond the last.
 template <class Work> __device__ __forceinline__ void multiply(Sums& sums, const Work& work, u32 shared, u32 steps) {
     constexpr u32 STAGE_BYTES = (Work::COPIED_BYTES + 1023) / 1024 * 1024, AT_BARRIERS = WARPS * STAGES * STAGE_BYTES;
     static_assert(WARPS * WARP_SUMS * 4 + (ROWS + TOKENS) * 8 <= AT_BARRIERS, "there is room for sums, scales and biases");
@@ -89,7 +92,8 @@ template <int KIND> __device__ __forceinline__ void store_all(const Output& to, 
     }
 }
 
-// Returns what the epilogue does with the thread's row, and with the thread's token: threads take rows first, then tokens.
+// Returns what the epilogue does with the thread's row, and with the thread's token: threads take rows first, then
+// tokens.
 __device__ __forceinline__ Factors factors_of_thread(const Output& to, u32 output, u32 features, u32 tokens, u32 feature, u32 which) {
     Factors of = {1.0f, 0.0f};
     if (!is_finished_in_eights(to, output)) return of;

@@ -31,7 +31,8 @@ const COLUMNS: [u32; 2] = [64, 16];
 const BACKWARD_STAGES: u32 = 4;
 const SUMS_BYTES: u32 = 1024;
 
-/// Bytes of L2 that the streamed tensors of concurrent CTAs may fill: well below half of it, because both halves of the L2 can have a copy.
+/// Bytes of L2 that the streamed tensors of concurrent CTAs may fill: well below half of it, because both halves of the
+/// L2 can have a copy.
 const L2_BYTES: u64 = 8 << 20;
 
 /// Warpgroups of a CTA of each kernel: as many as have registers for their tiles.
@@ -94,7 +95,8 @@ fn source(dtype: DataType, dim: u32) -> Source {
     let file = File::new;
     let Groups { forward, queries, keys } = Groups::of(dim);
     let definitions = format!(
-        "#define ELEMENT {}\n#define DIM {dim}\n#define FORWARD_GROUPS {forward}\n#define QUERIES_GROUPS {queries}\n#define KEYS_GROUPS {keys}\n",
+        "#define ELEMENT {}\n#define DIM {dim}\n#define FORWARD_GROUPS {forward}\n#define QUERIES_GROUPS \
+         {queries}\n#define KEYS_GROUPS {keys}\n",
         dtype.definition(),
     );
     Source::new(format!("attention-hopper-{dtype}-{dim}"), Support::WGMMA)
