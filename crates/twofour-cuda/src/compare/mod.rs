@@ -2,7 +2,7 @@
 //! with random data and a cold L2.
 //!
 //! Layers do not use it: they choose kernels by a model ([`crate::raw::gemm::GemmMethod::best`]). It is for `twofour
-//! advise`, for benchmarks, and for whoever wants to know what is the fastest on a device. A choice is measured once
+//! advise`, for benchmarks, and for programs that want the fastest engine of a device. A choice is measured once
 //! per device, library version and problem, and cached on disk; it can be printed with its reasons.
 //!
 //! ```no_run

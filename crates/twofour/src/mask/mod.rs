@@ -303,7 +303,7 @@ pub(crate) fn apply_row<T: Element>(values: &[T], words: &[u64], out: &mut [T]) 
 }
 
 /// Writes +0.0 in the place of the elements of a row that are not kept.
-fn zero_pruned<T: Element>(row: &mut [T], words: &[u64]) {
+pub(crate) fn zero_pruned<T: Element>(row: &mut [T], words: &[u64]) {
     widest_inlined(ZeroPruned { row, words });
 }
 

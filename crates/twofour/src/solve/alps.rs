@@ -18,12 +18,13 @@ use rayon::prelude::*;
 use super::{
     Grid, Method, Pruned, Refit, Solved, factor,
     method::hessian_of,
-    normal::{Damped, finite_weight, product, zero_pruned},
+    normal::{Damped, finite_weight, product},
     refit,
 };
 use crate::{
     Element, Error, Mask, MatrixRef, Pattern, Result,
     calibration::{Hessian, Statistic, StatisticKind},
+    mask::zero_pruned,
     select::nm,
 };
 
@@ -209,20 +210,10 @@ impl<'a> Search<'a> {
     }
 
     fn invert(&mut self) -> Result<()> {
-        let n = self.cols;
-        let with_penalty = |matrix: &mut [f32], penalty: f64| {
-            matrix.iter_mut().step_by(n + 1).for_each(|value| *value += penalty as f32);
-        };
         self.inverse.clone_from(&self.hessian);
-        with_penalty(&mut self.inverse, self.penalty);
-        if factor::invert(&mut self.inverse, n).is_ok() {
-            return Ok(());
-        }
-        let mut wide: Vec<f64> = self.hessian.par_iter().map(|value| f64::from(*value)).collect();
-        wide.iter_mut().step_by(n + 1).for_each(|value| *value += self.penalty);
+        self.inverse.iter_mut().step_by(self.cols + 1).for_each(|value| *value += self.penalty as f32);
         let failed = |feature| Error::NotPositiveDefinite { feature, damping: self.settings.damping };
-        factor::invert(&mut wide, n).map_err(failed)?;
-        self.inverse.par_iter_mut().zip(&wide).for_each(|(to, from)| *to = *from as f32);
+        self.inverse = factor::inverse(&self.inverse, self.cols).map_err(failed)?;
         Ok(())
     }
 

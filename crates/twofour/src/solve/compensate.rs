@@ -78,25 +78,15 @@ pub fn compensated<T: Element>(
     let mut right = vec![0f32; rows * cols];
     product(&weight, &difference, cols, &mut right);
     drop(difference);
-    let inverse = inverse(hessian, settings.damping)?;
+    let damping = settings.damping;
+    let damped = Damped::new(hessian, damping)?.into_values();
+    let failed = |feature| Error::NotPositiveDefinite { feature, damping };
+    let inverse = factor::inverse(&damped, cols).map_err(failed)?;
     let mut correction = vec![0f32; rows * cols];
     product(&right, &inverse, cols, &mut correction);
     let share = settings.share as f32;
     weight.par_iter_mut().zip(&correction).for_each(|(value, correction)| *value += share * correction);
     Ok(weight)
-}
-
-/// The inverse of the damped Hessian, in f64 where f32 does not suffice.
-fn inverse(hessian: &Hessian, damping: f64) -> Result<Vec<f32>> {
-    let n = hessian.features();
-    let mut inverse = Damped::new(hessian, damping)?.into_values();
-    if factor::invert(&mut inverse, n).is_ok() {
-        return Ok(inverse);
-    }
-    let damped = Damped::new(hessian, damping)?.into_values();
-    let mut wide: Vec<f64> = damped.par_iter().map(|value| f64::from(*value)).collect();
-    factor::invert(&mut wide, n).map_err(|feature| Error::NotPositiveDefinite { feature, damping })?;
-    Ok(wide.par_iter().map(|value| *value as f32).collect())
 }
 
 #[cfg(test)]

@@ -77,9 +77,21 @@ fn cholesky<T: Float>(a: &mut [T], stride: usize, at: usize, n: usize) -> Result
     cholesky(a, stride, at + half, n - half)
 }
 
+/// The inverse of a symmetric positive definite matrix `[n, n]`, computed in f64 where f32 does not suffice; the error is
+/// a row whose pivot is not positive.
+pub(super) fn inverse(matrix: &[f32], n: usize) -> Result<Vec<f32>, usize> {
+    let mut narrow = matrix.to_vec();
+    if invert(&mut narrow, n).is_ok() {
+        return Ok(narrow);
+    }
+    let mut wide: Vec<f64> = matrix.par_iter().map(|value| f64::from(*value)).collect();
+    invert(&mut wide, n)?;
+    Ok(wide.par_iter().map(|value| *value as f32).collect())
+}
+
 /// Replaces a symmetric positive definite matrix `[n, n]`, whose lower half is read, by its inverse; the error is a row
 /// whose pivot is not positive.
-pub(super) fn invert<T: Float>(matrix: &mut [T], n: usize) -> Result<(), usize> {
+fn invert<T: Float>(matrix: &mut [T], n: usize) -> Result<(), usize> {
     cholesky(matrix, n, 0, n)?;
     matrix.par_chunks_mut(n.max(1)).enumerate().for_each(|(i, row)| row[i + 1..].fill(T::default()));
     invert_triangle(matrix, n, 0, n);

@@ -12,8 +12,7 @@ use crate::{
     select::Sparsity,
 };
 
-/// A way to prune a layer's weight that has a name. The command, and whoever looks it up in [`METHODS`], finds it by
-/// that.
+/// A named way to prune a layer's weight. The command finds it in [`METHODS`] by its name.
 pub trait Method: Debug + Sync {
     /// The name, in lower case.
     fn name(&self) -> &'static str;

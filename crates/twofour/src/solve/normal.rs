@@ -91,14 +91,3 @@ pub(super) fn finite_weight<T: Element>(matrix: MatrixRef<'_, T>, hessian: &Hess
     })?;
     Ok(dense)
 }
-
-/// Sets what a row's mask does not keep to +0.0.
-pub(super) fn zero_pruned(row: &mut [f32], words: &[u64]) {
-    for (values, word) in row.chunks_mut(64).zip(words) {
-        for (bit, value) in values.iter_mut().enumerate() {
-            if word >> bit & 1 == 0 {
-                *value = 0.0;
-            }
-        }
-    }
-}

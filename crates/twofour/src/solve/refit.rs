@@ -15,8 +15,8 @@
 
 use rayon::prelude::*;
 
-use super::normal::{Damped, finite_weight, zero_pruned};
-use crate::{Element, Error, Mask, MatrixRef, Result, calibration::Hessian};
+use super::normal::{Damped, finite_weight};
+use crate::{Element, Error, Mask, MatrixRef, Result, calibration::Hessian, mask::zero_pruned};
 
 /// Rows that take their steps together: bounds the memory that directions and residuals take.
 const BAND: usize = 2048;

@@ -36,7 +36,7 @@ use crate::{load::warn_if_busy, output::Output};
 /// Measure generation by a whole model: prefill and decode, 2:4 against dense and against llama.cpp
 ///
 /// Each form of weights is a process of its own that holds a model: the same shape with weights of several types,
-/// random where the model is a name. Contenders take turns, in shuffled order, with a prompt in an empty context
+/// random where the model is a name. Models take turns, in shuffled order, with a prompt in an empty context
 /// (prefill, until the first token is chosen) and further tokens one by one (decode); all on the CPU. The result is the
 /// median over the rounds, the fastest round beside it, and the most memory that the process had.
 ///

@@ -190,8 +190,7 @@ impl<'a> Calibration<'a> {
     }
 
     /// Runs every text through the next block with its stored weights, and shows the inputs of the block's linear
-    /// layers, text by text. The texts stay in front of the
-    /// block.
+    /// layers, text by text. The texts stay in front of the block.
     ///
     /// # Errors
     /// Those of reading the block's weights and of its products; a call after the last block;
