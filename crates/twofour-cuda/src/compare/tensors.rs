@@ -198,8 +198,10 @@ impl RandomInt4 {
     /// Returns a random weight of a shape: rows must be a multiple of 16, columns of 128.
     ///
     /// # Errors
-    /// [`Error::Random`], [`Error::OutOfMemory`], [`Error::Driver`].
+    /// [`Error::Multiple`] and [`Error::Dimension`] for another shape; [`Error::Random`], [`Error::OutOfMemory`],
+    /// [`Error::Driver`].
     pub fn new(stream: &Arc<CudaStream>, rows: usize, cols: usize, granularity: Granularity) -> Result<Self> {
+        int4::expect_shape(rows, cols)?;
         let (_, values, words) = random_weight(DataType::BF16, rows, cols);
         let values = values.chunks_exact(2).map(|v| bf16::from_le_bytes([v[0], v[1]])).collect();
         let weight = Compressed::from_parts(rows, cols, values, words).map_err(wrong)?;

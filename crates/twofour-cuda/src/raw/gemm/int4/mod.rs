@@ -48,13 +48,8 @@ impl Int4Problem {
         {
             return Err(Error::Product { element, output, epilogue: true });
         }
-        for (what, size, most) in
-            [("features", features, MOST), ("tokens", tokens, MOST_TOKENS), ("reduction", reduction, MOST)]
-        {
-            expect_dimension(what, size, most)?;
-        }
-        expect_multiple("features of an int4 weight", features, UNIT.0)?;
-        expect_multiple("reduction of an int4 weight", reduction, UNIT.1)
+        expect_dimension("tokens", tokens, MOST_TOKENS)?;
+        expect_shape(features, reduction)
     }
 
     /// Returns the units of a row.
@@ -66,6 +61,14 @@ impl Int4Problem {
     pub(super) fn has_few_rows(self, multiprocessors: u32) -> bool {
         self.features <= (3 * UNIT.0) * multiprocessors as usize
     }
+}
+
+/// Checks that kernels read an int4 weight of this shape.
+pub(crate) fn expect_shape(features: usize, reduction: usize) -> Result<()> {
+    expect_dimension("features", features, MOST)?;
+    expect_dimension("reduction", reduction, MOST)?;
+    expect_multiple("features of an int4 weight", features, UNIT.0)?;
+    expect_multiple("reduction of an int4 weight", reduction, UNIT.1)
 }
 
 /// The device pointers of a weight in the order of [`twofour::layout::lanes`].
