@@ -1,6 +1,7 @@
 """Pruning and compressing models: sparsify_, fake sparsity, Wanda, masks."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -233,3 +234,53 @@ def test_types_that_no_kernel_takes_are_pruned_too():
     net = torch.nn.Linear(6, 1, bias=False).double()
     net.weight.data = weight.double()
     assert apply_fake_sparsity(net).weight.tolist() == [[0, -4, 3, 0, 5, 6]]
+
+
+def sparse_mlp(**kind):
+    net = mlp(**kind)
+    return sparsify_(net, semi_sparse_weight(), lambda module, _: isinstance(module, torch.nn.Linear), prune=True)
+
+
+def test_a_compiled_model_has_the_packed_weights_for_inputs_and_follows_new_ones(device):
+    inputs = []
+
+    def backend(graph, examples):
+        inputs.append([type(example) for example in examples])
+        return graph.forward
+
+    def compile_(net):
+        return torch.compile(net, backend=backend, fullgraph=True)
+
+    net, x = sparse_mlp(device=device), torch.randn(3, 32, device=device)
+    compiled = compile_(net)
+    with torch.no_grad():
+        close(compiled(x), net(x))
+        other = sparse_mlp(device=device)
+        weights = dict(other.named_parameters())
+        close(torch.func.functional_call(compiled, {f"_orig_mod.{k}": v for k, v in weights.items()}, (x,)), other(x))
+        close(compile_(lambda x: torch.func.functional_call(net, weights, (x,)))(x), other(x))
+        assert len(inputs) == 2, "another weight of the same kind was compiled anew"
+        net[0].weight.data = other[0].weight
+        close(compiled(x), net(x))
+        net.load_state_dict(other.state_dict())
+        close(compiled(x), net(x))
+        with torch.autocast(x.device.type, torch.bfloat16):
+            close(compiled(x), net(x))
+    x.requires_grad_()
+    (found,), (expected,) = (torch.autograd.grad(f(x).square().sum(), x) for f in (compile_(net), net))
+    close(found, expected)
+    assert not any(issubclass(kind, SparseSemiStructuredTensor) for kinds in inputs for kind in kinds)
+
+
+def test_layers_of_a_sparse_model_stay_linear_layers():
+    net, x = sparse_mlp(), torch.randn(3, 32)
+    expected = net(x)
+    for same in (copy.deepcopy(net), pickle.loads(pickle.dumps(net)), torch.fx.symbolic_trace(net)):
+        assert torch.equal(same(x), expected)
+        assert [name for name, _ in same.named_parameters()] == [name for name, _ in net.named_parameters()]
+    assert isinstance(net[0], torch.nn.Linear) and repr(net[0]) == repr(mlp()[0])
+    for strict in (False, True):
+        exported = torch.export.export(net, (x,), strict=strict)
+        assert torch.equal(exported.module()(x), expected) and "0.weight" in exported.graph_signature.parameters
+    net[0].weight = torch.nn.Parameter(net[0].weight.to_dense())
+    close(torch.compile(net, backend="aot_eager", fullgraph=True)(x), expected)

@@ -269,6 +269,8 @@ def load_model(model: Any, path: str | os.PathLike, *, strict: bool = True):
     """
     from torch import nn
 
+    from .modules.sparse_weight import set_sparse_weight
+
     tensors = load_file(path, framework="torch")
     replaced = set()
     for name, tensor in list(tensors.items()):
@@ -291,7 +293,11 @@ def load_model(model: Any, path: str | os.PathLike, *, strict: bool = True):
                 f"tensor `{name}`: the file's shape is {list(tensor.shape)}, the module's {list(old.shape)}"
             )
         device = tensor.device if old.device.type == "meta" else old.device
-        setattr(module, leaf, nn.Parameter(tensor.to(device=device, dtype=old.dtype), requires_grad=False))
+        parameter = nn.Parameter(tensor.to(device=device, dtype=old.dtype), requires_grad=False)
+        if leaf == "weight":
+            set_sparse_weight(module, parameter)
+        else:
+            setattr(module, leaf, parameter)
         replaced.add(name)
         del tensors[name]
     result = model.load_state_dict(tensors, strict=False)

@@ -86,6 +86,11 @@ def _anchor(cls: type) -> type:
     return next(ours, nn.Linear)
 
 
+def _computes_as_linear(anchor: type) -> bool:
+    """Whether a class computes ``F.linear`` with its weight as it is."""
+    return anchor is nn.Linear or getattr(anchor, "COMPUTES_AS_LINEAR", False)
+
+
 @functools.cache
 def _template(anchor: type) -> dict:
     """What every layer of a class has in its ``__dict__``; the rest is what a user or a subclass has set."""
@@ -150,7 +155,7 @@ def refusal_of(linear: nn.Module) -> str | None:
         return SHARDED
     if isinstance(linear, SparseLayer):
         return None
-    if anchor is not nn.Linear:
+    if not _computes_as_linear(anchor):
         return (
             f"it is a {kind.__name__}, which prunes its input, as no other layer does: leave it out, or call its "
             "to_dense first"
@@ -171,7 +176,7 @@ def _listed(names: list[str]) -> str:
 
 def is_training_layer(module: nn.Module) -> bool:
     """Whether a module is a linear layer of this package that prunes its weight or its input in every forward pass."""
-    if not isinstance(module, nn.Linear) or _anchor(type(module)) is nn.Linear:
+    if not isinstance(module, nn.Linear) or _computes_as_linear(_anchor(type(module))):
         return False
     return "weight" in module._parameters or nn.utils.parametrize.is_parametrized(module, "weight")
 

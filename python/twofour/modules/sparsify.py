@@ -25,6 +25,7 @@ from .conversion import (
 )
 from .linear import Linear
 from .roles import by_default
+from .sparse_weight import set_sparse_weight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +140,8 @@ def sparsify_(
         try:
             if trained:
                 weight, is_pruned = weight_of(module)
-                pairs.append((module, dense_layer(module, _parameter(weight, config, prune and not is_pruned))))
+                parameter = _parameter(weight, config, prune and not is_pruned)
+                pairs.append((module, set_sparse_weight(dense_layer(module, parameter), parameter)))
             elif id(module.weight) not in sparse:
                 sparse[id(module.weight)] = _parameter(module.weight.detach(), config, prune)
         except ValueError as error:
@@ -149,7 +151,7 @@ def sparsify_(
             raise type(error)(f"{_quoted(name)}: {error}") from error
     for _, module in layers:
         if not is_training_layer(module):
-            module.weight = sparse[id(module.weight)]
+            set_sparse_weight(module, sparse[id(module.weight)])
     replace(model, pairs)
     changed = {id(module) for _, module in layers}
     for encoder in model.modules():

@@ -14,7 +14,7 @@ from torch.compiler import is_dynamo_compiling
 
 from .. import operators
 from ..operators import masks
-from ..operators.autograd import eager_packed_linear, linear_of_tensor
+from ..operators.autograd import eager_packed_linear, linear_of_tensor, packed_linear
 from ..operators.derivatives import applied, derivable
 from ..operators.float8 import FLOAT8, saturated, scaled_product
 from ..operators.packed import Packed, pack_by_mask, pack_by_rule, pack_sparse, packed_zeros
@@ -468,6 +468,23 @@ def _checked_linear(input, weight, bias):
         )
     y = linear_of_tensor(input, weight, bias)
     return y if autocast is None else y.to(autocast)
+
+
+def linear_in_graph(x, weight, bias=None):
+    """``F.linear``, whose weight a graph of torch.compile has the tensors of for inputs, and not the sparse tensor, where
+    the weight has no gradient."""
+    if isinstance(weight, SparseSemiStructuredTensor) and not weight.requires_grad and x.is_floating_point():
+        forward, dtype = weight._forward, weight.dtype
+        if forward is not None and dtype.itemsize > 1 and x.ndim and x.shape[-1] == weight.shape[1]:
+            packed = Packed(weight.shape[0], weight.shape[1], forward, weight._transposed)
+            autocast = _autocast_dtype(x, dtype)
+            if autocast is not None:
+                bias = None if bias is None else bias.to(dtype)
+                return packed_linear(x.to(dtype), None, bias, packed).to(autocast)
+            if x.dtype == dtype:
+                return packed_linear(x, None, bias, packed)
+    # Also for what is an error.
+    return F.linear(x, weight, bias)
 
 
 def _autocast_dtype(dense: torch.Tensor, dtype: torch.dtype) -> torch.dtype | None:
