@@ -100,7 +100,7 @@ class Tutorial:
         )
 
     def eval(self, step, model):
-        return self.twofour(step, "eval", model, "--questions", "held-out.json", "--window", self.options.window)
+        return self.twofour(step, "eval", model, "--task", "held-out.json", "--window", self.options.window)
 
     def all(self):
         o = self.options

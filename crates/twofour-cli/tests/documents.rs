@@ -67,6 +67,8 @@ fn compiled() -> BTreeSet<String> {
         twofour_nn::model::Vit,
         twofour_nn::questions,
         twofour_nn::recipe,
+        twofour_nn::text,
+        twofour_nn::text::ChatTemplate,
         twofour_nn::train,
     ];
     let methods = methods![

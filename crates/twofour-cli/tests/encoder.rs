@@ -130,7 +130,7 @@ fn what_pruning_costs_an_encoder_is_measured() {
     assert!(families["rank_correlation"].as_f64().unwrap() < 0.9, "{families}");
     assert!(eval(&bert, &["--against", &vit]).bad(1).contains("vit"));
     assert!(eval(&masked, &["--stride", "3"]).bad(2).contains("--stride"));
-    assert!(eval(&masked, &["--limit", "3"]).bad(2).contains("--questions"));
+    assert!(eval(&masked, &["--limit", "3"]).bad(2).contains("--task"));
     assert!(eval(&masked, &["--window", "41"]).bad(2).contains("40 tokens"));
     fs::write(dir.path().join("text.txt"), "one line").unwrap();
     assert!(eval(&bert, &["--against", &bert]).bad(2).contains("three or more"));

@@ -125,7 +125,7 @@ fn names_and_paths_are_escaped_by_every_command() {
         &["eval", &missing, "--text", &text],
         &["eval", &decoder, "--text", &missing],
         &["eval", &decoder, "--text", &text, "--against", &missing],
-        &["eval", &encoder, "--questions", &text],
+        &["eval", &encoder, "--task", &text],
         &["eval", &broken, "--text", &text],
         &["generate", &broken],
         &["generate", &encoder],

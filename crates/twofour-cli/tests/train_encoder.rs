@@ -85,7 +85,7 @@ fn losses(at: &Path, run: &str) -> Vec<f64> {
 }
 
 fn score(at: &Path, model: &str) -> Value {
-    let mut found = run(at, &["eval", model, "--questions", "train.json", "--json"]).good().json();
+    let mut found = run(at, &["eval", model, "--task", "train.json", "--json"]).good().json();
     found.as_object_mut().unwrap().remove("seconds");
     found
 }
@@ -95,7 +95,7 @@ fn an_encoder_is_fine_tuned_pruned_fine_tuned_again_and_compressed() {
     let directory = folder();
     let at = directory.path();
     // Without a head there are no answers.
-    assert!(run(at, &["eval", "bert", "--questions", "train.json"]).bad(1).contains("qa_outputs"));
+    assert!(run(at, &["eval", "bert", "--task", "train.json"]).bad(1).contains("qa_outputs"));
     let ran = train(at, "dense", &["training.steps=80"]).good();
     assert!(ran.stdout.contains("an end of an answer") && ran.stdout.contains("as transformers loads it"), "{ran:?}");
     let all = losses(at, "dense");

@@ -6,10 +6,13 @@ use std::{
     time::Instant,
 };
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
-use twofour_nn::model::Sampling;
+use twofour_nn::{
+    model::{LanguageModel, Sampling, SavedModel},
+    text::Message,
+};
 
 use super::{model::ModelArguments, next};
 use crate::{
@@ -22,6 +25,9 @@ use crate::{
 /// Prints the text as it is generated, until the length is reached or the model ends it. The text is UTF-8: bytes that
 /// are no character become U+FFFD, and a character that the last token does not complete is left out, with a warning,
 /// or with `ends_inside_character` in JSON.
+///
+/// With --chat the prompt is what a user says to the model, written by the chat template of the checkpoint; printed is
+/// the reply, up to the token that ends the model's turn.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -30,15 +36,24 @@ Examples:
   twofour generate twofour-quickstart/dense.safetensors --prompt 'ROMEO:' \\
       --length 1000 --temperature 0.5
   twofour generate model/ --prompt 'The capital of France' --device cuda
+  twofour generate model/ --chat --prompt 'What is 2:4 sparsity?'
 
 The same seed gives the same text.")]
 pub(crate) struct Generate {
     #[command(flatten)]
     model: ModelArguments,
 
-    /// The text to go on from
+    /// The text to go on from, or with --chat what a user says
     #[arg(long, default_value = "", value_name = "TEXT", hide_default_value = true)]
     prompt: String,
+
+    /// Reply to the prompt, by the model's chat template
+    #[arg(long)]
+    chat: bool,
+
+    /// What the system says before the user
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    system: Option<String>,
 
     /// How many tokens to write; those of `quickstart` and `train` are bytes
     #[arg(long, visible_aliases = ["tokens", "bytes"], default_value_t = 400, value_name = "N")]
@@ -76,8 +91,11 @@ impl Generate {
         sampling.validate().map_err(|error| Usage(error.to_string()))?;
         let given = self.model.directory().to_owned();
         self.model = self.model.located(screen)?;
-        let model = self.model.load()?;
-        let prompt = model.prompt(&self.prompt)?;
+        let mut model = self.model.load()?;
+        let prompt = match self.chat {
+            true => self.conversation(&mut model)?,
+            false => model.prompt(&self.prompt)?,
+        };
         let context = model.decoder.config().context();
         if prompt.len() > context {
             let lost = prompt.len() - context;
@@ -88,7 +106,9 @@ impl Generate {
         }
         let (mut text, mut tokens, mut trouble) = (String::new(), Vec::new(), Ok(()));
         let mut decoder = model.tokenizer.decoder(&prompt);
-        screen.stream(self.prompt.as_bytes())?;
+        if !self.chat {
+            screen.stream(self.prompt.as_bytes())?;
+        }
         let (begin, mut first) = (Instant::now(), None);
         model.decoder.generate(&prompt, self.length, sampling, &mut |token| {
             first.get_or_insert_with(|| begin.elapsed());
@@ -129,5 +149,18 @@ impl Generate {
         }
         screen.json(&answer)?;
         Ok(Verdict::Yes)
+    }
+
+    /// The tokens of the conversation up to the reply, whose end is one of the model's ends of a text from here on.
+    fn conversation(&self, model: &mut LanguageModel) -> Result<Vec<u32>> {
+        if self.prompt.is_empty() {
+            bail!(Usage("--chat replies to what a user says: give it with --prompt TEXT".to_owned()));
+        }
+        let template = SavedModel::open(self.model.directory())?.chat_template()?;
+        let system = self.system.as_deref().map(|content| Message { role: "system", content });
+        let user = Message { role: "user", content: &self.prompt };
+        let messages: Vec<_> = system.into_iter().chain([user]).collect();
+        model.end.extend(template.end_of_turn(&model.tokenizer)?);
+        Ok(template.encode(&model.tokenizer, &messages, true)?)
     }
 }

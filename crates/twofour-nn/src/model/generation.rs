@@ -2,8 +2,8 @@
 
 use std::{fmt, ops::ControlFlow};
 
-use super::{Perplexity, Sampling, TransformerConfig, Windows};
-use crate::{Error, Result};
+use super::{Perplexity, Sampling, TransformerConfig, Windows, sampling::largest_score};
+use crate::{Error, Result, cpu::cross_entropy};
 
 /// A decoder that [`LanguageModel`](super::LanguageModel) runs, on any device and in any type.
 pub trait Decoder: fmt::Debug + Send + Sync {
@@ -44,7 +44,7 @@ pub trait Decoder: fmt::Debug + Send + Sync {
         let mut sequence = self.begin((text.len() - unread).saturating_add(count).min(context))?;
         for index in 0..count {
             if sequence.remaining() < text.len() - unread {
-                sequence.restart();
+                sequence.truncate(0);
                 unread = text.len() - (context / 2).max(1);
             }
             let token = sequence.next(&text[unread..], sampling, index as u64)?;
@@ -76,7 +76,7 @@ pub trait Decoder: fmt::Debug + Send + Sync {
         let mut sequence = self.begin(windows.window)?;
         let (mut sum, mut scored) = (0.0, 0);
         for (range, count) in windows.of(tokens.len()).filter(|(_, count)| *count > 0) {
-            sequence.restart();
+            sequence.truncate(0);
             sum += sequence.negative_log_likelihood(&tokens[range.clone()], count)?;
             scored += count;
             progress(range.end, tokens.len());
@@ -90,8 +90,8 @@ pub trait Sequence {
     /// How many more tokens fit.
     fn remaining(&self) -> usize;
 
-    /// Forgets all tokens.
-    fn restart(&mut self);
+    /// Forgets all tokens but the first `tokens`.
+    fn truncate(&mut self, tokens: usize);
 
     /// Feeds one or more tokens and chooses the next; `index` counts the tokens chosen so far.
     ///
@@ -105,4 +105,48 @@ pub trait Sequence {
     /// # Errors
     /// Those of [`Sequence::next`]; a `count` that leaves no token in front.
     fn negative_log_likelihood(&mut self, tokens: &[u32], count: usize) -> Result<f64>;
+
+    /// Feeds tokens and returns how likely `targets` are, of which the last is the token after them: each given all
+    /// tokens before it.
+    ///
+    /// # Errors
+    /// Those of [`Sequence::next`]; more targets than tokens, or targets outside the vocabulary; [`Error::NotFinite`].
+    fn likelihood(&mut self, tokens: &[u32], targets: &[u32]) -> Result<Likelihood>;
+}
+
+/// How likely a model finds tokens that it is given.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Likelihood {
+    /// The sum of `log p`, in nats.
+    pub log: f64,
+    /// Whether each of them is the most likely one in its place, so that greedy decoding writes them.
+    pub is_greedy: bool,
+}
+
+impl Likelihood {
+    /// Of no tokens.
+    pub(super) const NONE: Likelihood = Likelihood { log: 0.0, is_greedy: true };
+
+    /// That of more tokens after these: the rows of `logits: [targets, vocabulary]` score them.
+    pub(super) fn then(self, logits: &[f32], vocabulary: usize, targets: &[u32]) -> Result<Self> {
+        let Likelihood { log, mut is_greedy } = self;
+        for (row, target) in logits.chunks_exact(vocabulary).zip(targets) {
+            let largest = largest_score(row)?;
+            // Of equal scores greedy decoding takes the first.
+            is_greedy &= row.iter().position(|score| *score == largest) == Some(*target as usize);
+        }
+        Ok(Likelihood { log: log - cross_entropy::loss(logits, vocabulary, targets), is_greedy })
+    }
+
+    /// Checks the targets of [`Sequence::likelihood`].
+    pub(super) fn expect_targets(tokens: &[u32], targets: &[u32], vocabulary: usize) -> Result<()> {
+        if targets.len() > tokens.len() {
+            let found = format!("{} behind {} tokens", targets.len(), tokens.len());
+            return Err(Error::Setting { what: "targets", found, expected: "at most as many as are fed" });
+        }
+        match targets.iter().enumerate().find(|(_, token)| **token as usize >= vocabulary) {
+            None => Ok(()),
+            Some((position, &token)) => Err(Error::Token { what: "targets", token, position, vocabulary }),
+        }
+    }
 }

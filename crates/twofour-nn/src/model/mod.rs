@@ -35,7 +35,7 @@ pub use config::{
     NormConfig, NormKind, NormPlace, Positions, Rope, RopeScaling, TokenInput, TransformerConfig,
 };
 pub use encoder::{Encoder, EncoderInput, MaskedEncoder, SentenceEncoder, Similarity};
-pub use generation::{Decoder, Sequence};
+pub use generation::{Decoder, Likelihood, Sequence};
 pub(crate) use gpt::expect_trainable;
 pub use gpt::{Gpt, NextToken};
 #[cfg(feature = "cuda")]

@@ -7,7 +7,7 @@ use twofour::{Axis, DataType, Mask, MatrixRef, Pattern, file::Reader, verify::co
 use super::{
     CHECKPOINT_FILE, Checkpoint, Gpt, Tokenizer, TransformerConfig, VOCABULARY, file, language::dtype_of, run::Run,
 };
-use crate::{Error, Result, engine::Engine};
+use crate::{Error, Result, engine::Engine, text::ChatTemplate};
 
 /// The table of learned positions.
 const POSITIONS: &str = "positions.weight";
@@ -101,6 +101,14 @@ impl SavedModel {
             Source::Checkpoint(checkpoint) => checkpoint.tokenizer(),
             Source::File(reader) => tokenizer_beside(reader.path(), &self.config),
         }
+    }
+
+    /// The chat template.
+    ///
+    /// # Errors
+    /// Those of [`ChatTemplate::beside`].
+    pub fn chat_template(&self) -> Result<ChatTemplate> {
+        ChatTemplate::beside(self.reader())
     }
 
     /// Reads the weights into a model that trains on sequences of up to `context` tokens; compressed ones are

@@ -26,6 +26,17 @@ pub enum QuestionsError {
         reason: String,
     },
 
+    /// A line of a task that is no item of it.
+    #[error("{}: line {line}: {reason}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong, and what is expected.
+        reason: String,
+    },
+
     /// A question without an answer, or with one that is not where it is said to be.
     #[error("{}: question `{id}`: {reason}", path.display())]
     Answer {

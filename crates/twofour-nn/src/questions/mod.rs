@@ -1,7 +1,10 @@
-//! Extractive question answering: questions whose answers are stretches of a text.
+//! Questions for models: of a decoder it is asked how likely it finds the answers, of an encoder where in a text they
+//! are.
 //!
 //! | item | |
 //! |---|---|
+//! | [`TaskFile`] | a decoder's questions, a JSON object a line: choices, or a text to continue |
+//! | [`TaskPrompt`], [`TaskScore`] | how they are asked, and the share of right answers |
 //! | [`QuestionFile`] | questions, texts and answers in SQuAD's JSON format |
 //! | [`Windows`] | a question and as much of its text as a model reads at once |
 //! | [`AnswerFinder`] | an encoder with its head, on the CPU |
@@ -11,6 +14,7 @@ mod answer;
 mod error;
 mod file;
 pub mod score;
+mod task;
 #[cfg(test)]
 pub(crate) mod tests;
 mod windows;
@@ -18,4 +22,5 @@ mod windows;
 pub use answer::AnswerFinder;
 pub use error::QuestionsError;
 pub use file::{Answer, Question, QuestionFile};
+pub use task::{Expected, TaskFile, TaskItem, TaskPrompt, TaskScore};
 pub use windows::{Window, WindowSettings, Windows};

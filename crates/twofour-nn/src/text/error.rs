@@ -39,6 +39,24 @@ pub enum TextError {
         /// What went wrong.
         reason: String,
     },
+    /// A chat template that cannot be read, fails, or refuses a conversation.
+    #[error("{}: the chat template: {reason}", path.display())]
+    Template {
+        /// The template's file.
+        path: PathBuf,
+        /// What went wrong.
+        reason: String,
+    },
+    /// A model without a chat template.
+    #[error(
+        "{}: no chat template, in `chat_template` or beside it in chat_template.jinja; give the model plain text, or \
+         put its publisher's template there",
+        path.display()
+    )]
+    NoTemplate {
+        /// Where the template would be.
+        path: PathBuf,
+    },
     /// A tokenizer without a mask token.
     #[error("the model's tokenizer is no encoder's: {reason}")]
     NotAnEncoders {

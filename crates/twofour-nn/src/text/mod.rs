@@ -5,7 +5,9 @@
 //! | [`TextFile`] | a text file whose parts are read when they are needed |
 //! | [`Tokenizer`] | from text to tokens and back |
 //! | [`Encoding`] | the tokens of a text, in memory that does not grow with it |
+//! | [`ChatTemplate`] | a model's conversations as text |
 
+mod chat;
 mod encoding;
 mod error;
 mod file;
@@ -13,6 +15,7 @@ mod special;
 mod tokenizer;
 
 pub use self::{
+    chat::{ChatTemplate, Message},
     encoding::Encoding,
     error::TextError,
     file::TextFile,

@@ -119,6 +119,16 @@ impl Tokenizer {
         }
     }
 
+    /// Whether a token is a special one, such as the end of a text; bytes have none.
+    pub fn is_special(&self, token: u32) -> bool {
+        match self {
+            Tokenizer::Bytes => false,
+            Tokenizer::File(file) => {
+                file.inner.get_added_tokens_decoder().get(&token).is_some_and(|token| token.special)
+            }
+        }
+    }
+
     /// The tokens of a text without those that frame it, and for each the bytes of the text that it stands for.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 mod encoder;
 mod questions;
+mod task;
 
 use std::{path::PathBuf, time::Instant};
 
@@ -22,7 +23,7 @@ use crate::{
     present::Screen,
 };
 
-/// Measure a model: perplexity of a text, embeddings, answers to questions
+/// Measure a model: perplexity of a text, answers to questions, embeddings
 ///
 /// --text, for a decoder: The text is encoded whole and cut into windows. Every token is scored once, in the first
 /// window that holds it, given the tokens before it in that window; a window's first token has none and is not scored.
@@ -37,9 +38,15 @@ use crate::{
 /// of a sentence, its mean and the lowest, and the rank correlation of the cosines of all pairs of sentences: 1 where
 /// both models find the same sentences near.
 ///
-/// --questions: a BERT with a head for answers finds the answer to each question of a file in SQuAD's JSON format in
-/// its text. Answers are scored by exact match and by F1 over words, in percent, after the normalization of SQuAD's
-/// evaluation. A text longer than a window is read in windows that overlap by half.
+/// --task, for a decoder: a file of JSON lines, {"context": TEXT, "choices": [TEXT, TEXT], "answer": INDEX} with
+/// "question" beside "context" or in its place, or {"context": TEXT, "target": TEXT}. Of choices the most likely one is
+/// taken; a target is right where each of its tokens is the most likely one. Shown is the share of right answers with
+/// its standard error, for choices also by the log-likelihood of a byte: acc and acc_norm of lm-evaluation-harness. With
+/// --chat the context is what a user says, and the answer the beginning of the reply.
+///
+/// --task, for a BERT with a head for answers: a file in SQuAD's JSON format; the model finds each answer in its text.
+/// Answers are scored by exact match and by F1 over words, in percent, after the normalization of SQuAD's evaluation. A
+/// text longer than a window is read in windows that overlap by half.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -47,7 +54,9 @@ Examples:
   twofour eval model/ --text wikitext.txt --window 1024 --stride 512 --json
   twofour eval model/ --text wikitext.txt --device cuda
   twofour eval pruned-bert/ --text text.txt --against bert/
-  twofour eval answers/ --questions dev-v1.1.json --limit 500
+  twofour eval model/ --task questions.jsonl --limit 500
+  twofour eval model/ --task questions.jsonl --chat --device cuda
+  twofour eval answers/ --task dev-v1.1.json
 
 On a GPU, weights are expanded to dense bf16 or f16. Supported there are the models that `twofour train` starts from.")]
 pub(crate) struct Eval {
@@ -55,12 +64,20 @@ pub(crate) struct Eval {
     model: ModelArguments,
 
     /// The text, UTF-8
-    #[arg(long, value_name = "FILE", required_unless_present = "questions")]
+    #[arg(long, value_name = "FILE", required_unless_present = "task")]
     text: Option<PathBuf>,
 
-    /// Questions in SQuAD's JSON format
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "stride", "device"])]
-    questions: Option<PathBuf>,
+    /// Questions: JSON lines, for a BERT SQuAD's JSON format
+    #[arg(long, alias = "questions", value_name = "FILE", conflicts_with_all = ["text", "stride"])]
+    task: Option<PathBuf>,
+
+    /// Put the questions as a user's messages, by the model's chat template
+    #[arg(long, requires = "task")]
+    chat: bool,
+
+    /// What the system says before each message
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    system: Option<String>,
 
     /// A model whose sentence embeddings the model's are compared with, such as the one that it was pruned from
     #[arg(long, value_name = "MODEL", requires = "text", conflicts_with = "stride")]
@@ -70,8 +87,8 @@ pub(crate) struct Eval {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     limit: Option<u32>,
 
-    /// Tokens of a window, or the most of a line [default: the model's context, at most 2048; for questions at most
-    /// 384]
+    /// Tokens of a window, or the most of a line or a question [default: the model's context, of a text at most 2048,
+    /// of a BERT's questions at most 384]
     #[arg(long, value_name = "N")]
     window: Option<usize>,
 
@@ -121,15 +138,24 @@ impl Eval {
 
     fn measure(&self, screen: &mut Screen) -> Result<()> {
         let limit = self.limit.map(|limit| limit as usize);
-        let text = match (&self.text, &self.questions) {
-            (_, Some(questions)) => return questions::answer(screen, &self.model, questions, (self.window, limit)),
+        let directory = SavedModel::locate(self.model.directory());
+        let text = match (&self.text, &self.task) {
+            (_, Some(file)) if EncoderCheckpoint::is_at(&directory) => {
+                if self.chat || *self.model.device() != ComputeDevice::Cpu {
+                    bail!(Usage("a BERT answers on the CPU, without --chat and --device".to_owned()));
+                }
+                return questions::answer(screen, &self.model, file, (self.window, limit));
+            }
+            (_, Some(file)) => {
+                let chat = self.chat.then_some(task::Chat { system: self.system.as_deref() });
+                return task::answer(screen, &self.model, file, chat, (self.window, limit));
+            }
             (Some(text), None) => text,
-            (None, None) => bail!(Usage("give --text FILE or --questions FILE".to_owned())),
+            (None, None) => bail!(Usage("give --text FILE or --task FILE".to_owned())),
         };
         if limit.is_some() && self.against.is_none() {
-            bail!(Usage("--limit is for --questions, and for --text with --against".to_owned()));
+            bail!(Usage("--limit is for --task, and for --text with --against".to_owned()));
         }
-        let directory = SavedModel::locate(self.model.directory());
         if self.against.is_some() || EncoderCheckpoint::is_at(&directory) {
             if self.stride.is_some() || *self.model.device() != ComputeDevice::Cpu {
                 bail!(Usage(

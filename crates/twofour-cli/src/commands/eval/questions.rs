@@ -1,4 +1,4 @@
-//! `twofour eval --questions`.
+//! `twofour eval --task` of encoders.
 
 use std::{path::Path, time::Instant};
 

@@ -40,6 +40,11 @@ impl<T: KernelElement> Cache<T> {
         self.heads.iter_mut().zip(token).for_each(|(head, (key, value))| head.push(key, value));
     }
 
+    /// Forgets all tokens but the first `positions`.
+    pub(super) fn truncate(&mut self, positions: usize) {
+        self.heads.iter_mut().for_each(|head| head.truncate(positions));
+    }
+
     /// A head's keys and values.
     pub(super) fn head(&self, head: usize) -> &HeadCache<T> {
         &self.heads[head]
@@ -56,6 +61,17 @@ impl<T: KernelElement> HeadCache<T> {
         block.chunks_exact_mut(BLOCK).zip(key).for_each(|(lanes, key)| lanes[lane] = T::from_f32(*key));
         self.values.extend(value.iter().map(|value| T::from_f32(*value)));
         self.positions += 1;
+    }
+
+    fn truncate(&mut self, positions: usize) {
+        if positions >= self.positions {
+            return;
+        }
+        self.positions = positions;
+        self.values.truncate(positions * self.dim);
+        self.keys.truncate(positions.div_ceil(BLOCK) * self.dim * BLOCK);
+        let (begun, kept) = (positions / BLOCK * self.dim * BLOCK, positions % BLOCK);
+        self.keys[begun..].chunks_exact_mut(BLOCK).for_each(|lanes| lanes[kept..].fill(T::ZERO));
     }
 
     /// How many tokens it holds.

@@ -8,7 +8,7 @@ use super::{Inference, attention::Seen, cache::Cache, layer::unobserved};
 use crate::{
     Error, Result,
     cpu::cross_entropy,
-    model::{Sampling, Sequence},
+    model::{Likelihood, Sampling, Sequence},
 };
 
 /// A sequence in progress: the keys and values of what was fed so far.
@@ -126,8 +126,9 @@ impl<T: KernelElement> Sequence for Session<'_, T> {
         self.remaining()
     }
 
-    fn restart(&mut self) {
-        *self = Session::new(self.model);
+    fn truncate(&mut self, tokens: usize) {
+        self.position = self.position.min(tokens);
+        self.caches.iter_mut().for_each(|cache| cache.truncate(self.position));
     }
 
     fn next(&mut self, tokens: &[u32], sampling: Sampling, index: u64) -> Result<u32> {
@@ -136,5 +137,18 @@ impl<T: KernelElement> Sequence for Session<'_, T> {
 
     fn negative_log_likelihood(&mut self, tokens: &[u32], count: usize) -> Result<f64> {
         self.negative_log_likelihood(tokens, count)
+    }
+
+    fn likelihood(&mut self, tokens: &[u32], targets: &[u32]) -> Result<Likelihood> {
+        let (model, width, vocabulary) = (self.model, self.model.config.width, self.model.config.vocabulary());
+        Likelihood::expect_targets(tokens, targets, vocabulary)?;
+        let x = self.hidden(tokens)?;
+        let at_once = (MOST_LOGITS / vocabulary).max(1);
+        let scored = x[(tokens.len() - targets.len()) * width..].chunks(at_once * width).zip(targets.chunks(at_once));
+        let mut found = Likelihood::NONE;
+        for (x, targets) in scored {
+            found = found.then(&model.head_of(x)?, vocabulary, targets)?;
+        }
+        Ok(found)
     }
 }

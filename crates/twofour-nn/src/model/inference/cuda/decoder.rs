@@ -5,7 +5,7 @@ use std::sync::{MutexGuard, PoisonError};
 use super::{CudaInference, CudaSession};
 use crate::{
     Result,
-    model::{Decoder, Sampling, Sequence, TransformerConfig, sampling::largest_score},
+    model::{Decoder, Likelihood, Sampling, Sequence, TransformerConfig, sampling::largest_score},
 };
 
 /// Below this temperature the most likely token is taken, as on the CPU.
@@ -39,8 +39,8 @@ impl Sequence for CudaSequence<'_> {
         self.session.remaining(0)
     }
 
-    fn restart(&mut self) {
-        self.session.reset();
+    fn truncate(&mut self, tokens: usize) {
+        self.session.truncate(0, tokens);
         self.chosen = None;
     }
 
@@ -67,5 +67,10 @@ impl Sequence for CudaSequence<'_> {
 
     fn negative_log_likelihood(&mut self, tokens: &[u32], count: usize) -> Result<f64> {
         self.session.negative_log_likelihood(tokens, count)
+    }
+
+    fn likelihood(&mut self, tokens: &[u32], targets: &[u32]) -> Result<Likelihood> {
+        self.chosen = None;
+        self.session.likelihood(tokens, targets)
     }
 }

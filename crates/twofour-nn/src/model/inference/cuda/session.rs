@@ -11,7 +11,7 @@ use super::{
     CudaInference,
     work::{Caches, Step, Work},
 };
-use crate::{Error, Result, cpu::rope::Table};
+use crate::{Error, Result, cpu::rope::Table, model::Likelihood};
 
 /// Tokens that go through the layers at once.
 const MOST_AT_ONCE: usize = 512;
@@ -134,6 +134,13 @@ impl CudaSession<'_> {
         self.capacity - self.lengths.get(sequence).copied().unwrap_or(self.capacity)
     }
 
+    /// Forgets all tokens of a sequence but the first.
+    pub(super) fn truncate(&mut self, sequence: usize, tokens: usize) {
+        if let Some(length) = self.lengths.get_mut(sequence) {
+            *length = tokens.min(*length);
+        }
+    }
+
     /// Begins all sequences anew.
     pub fn reset(&mut self) {
         self.lengths.fill(0);
@@ -195,12 +202,7 @@ impl CudaSession<'_> {
     /// # Errors
     /// Those of the device.
     pub fn scores(&self, sequence: usize) -> Result<Vec<f32>> {
-        let vocabulary = self.model.config.vocabulary();
-        let all = match self.model.dtype {
-            DataType::F32 => self.logits.to_host::<f32>()?,
-            DataType::F16 => self.logits.to_host::<half::f16>()?.iter().map(|v| v.to_f32()).collect(),
-            _ => self.logits.to_host::<half::bf16>()?.iter().map(|v| v.to_f32()).collect(),
-        };
+        let (vocabulary, all) = (self.model.config.vocabulary(), on_host(&self.logits, self.model.dtype)?);
         let row = all.get(sequence * vocabulary..(sequence + 1) * vocabulary);
         Ok(row.unwrap_or_default().to_vec())
     }
@@ -348,6 +350,39 @@ impl CudaSession<'_> {
         })?;
         Ok(sum)
     }
+
+    /// Feeds tokens to the first sequence and returns how likely `targets` are, the last of which follows them.
+    pub(super) fn likelihood(&mut self, tokens: &[u32], targets: &[u32]) -> Result<Likelihood> {
+        let (model, vocabulary) = (self.model, self.model.config.vocabulary());
+        Likelihood::expect_targets(tokens, targets, vocabulary)?;
+        // The first token that a target follows.
+        let first = tokens.len() - targets.len();
+        let mut found = Likelihood::NONE;
+        self.feed(0, tokens, |work, begin, len| {
+            let from = first.saturating_sub(begin);
+            if from < len {
+                work.finish(model, len)?;
+            }
+            for from in (from..len).step_by(MOST_ROWS) {
+                let rows = MOST_ROWS.min(len - from);
+                let mut logits = DeviceBuffer::zeros(&model.context, model.dtype, rows * vocabulary)?;
+                work.scores(model, from..from + rows, logits.as_slice_mut())?;
+                let targets = &targets[begin + from - first..][..rows];
+                found = found.then(&on_host(&logits, model.dtype)?, vocabulary, targets)?;
+            }
+            Ok(())
+        })?;
+        Ok(found)
+    }
+}
+
+/// A buffer of `dtype` as f32; waits for the device.
+fn on_host(buffer: &DeviceBuffer, dtype: DataType) -> Result<Vec<f32>> {
+    Ok(match dtype {
+        DataType::F32 => buffer.to_host::<f32>()?,
+        DataType::F16 => buffer.to_host::<half::f16>()?.iter().map(|v| v.to_f32()).collect(),
+        _ => buffer.to_host::<half::bf16>()?.iter().map(|v| v.to_f32()).collect(),
+    })
 }
 
 fn rotary(tables: &[[DeviceBuffer; 2]]) -> [Option<Rotary<'_>>; 2] {
