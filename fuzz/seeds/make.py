@@ -1,9 +1,11 @@
 """Makes the fuzzers' first inputs: `python3 seeds/make.py`, with no package but the standard library."""
 
 import gzip
+import io
 import json
 import pathlib
 import struct
+import zipfile
 
 HERE = pathlib.Path(__file__).parent
 
@@ -20,6 +22,24 @@ def safetensors(tensors, metadata):
 def manifest(dtype, shape, version=1, **fields):
     weight = {"shape": shape, "dtype": dtype, "pattern": "2:4", **fields}
     return {"twofour": json.dumps({"version": version, "weights": {"w": weight}})}
+
+
+def pytorch(tensors):
+    """A file of torch.save: tensors are name, storage type, bytes, offset, shape and strides."""
+    text = lambda value: b"X" + struct.pack("<I", len(value)) + value.encode()
+    sizes = lambda values: b"(" + b"".join(b"K" + bytes([value]) for value in values) + b"t"
+    found = io.BytesIO()
+    with zipfile.ZipFile(found, "w") as archive:
+        pickle = b"\x80\x02}("
+        for place, (name, kind, data, offset, shape, strides) in enumerate(tensors):
+            storage = b"(" + text("storage") + f"ctorch\n{kind}\n".encode() + text(str(place)) + text("cpu") + b"K\x01tQ"
+            empty = b"ccollections\nOrderedDict\n)R"
+            pickle += text(name) + b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage
+            pickle += b"K" + bytes([offset]) + sizes(shape) + sizes(strides) + b"\x89" + empty + b"tR"
+            archive.writestr(f"a/data/{place}", data)
+        archive.writestr("a/data.pkl", pickle + b"u.")
+        archive.writestr("a/byteorder", "little")
+    return found.getvalue()
 
 
 def gguf_text(text):
@@ -95,6 +115,13 @@ def idx(sizes, values):
 
 
 SEEDS = {
+    # The target puts the mark in front.
+    "pytorch/plain": pytorch(
+        [("w", "FloatStorage", bytes(32), 0, [2, 4], [4, 1]), ("b", "BFloat16Storage", bytes(6), 1, [2], [1])]
+    )[4:],
+    "pytorch/strided": pytorch(
+        [("w", "HalfStorage", bytes(range(24)), 0, [4, 3], [1, 4]), ("e", "CharStorage", bytes(1), 0, [3, 2], [0, 0])]
+    )[4:],
     "reader/empty": safetensors([], {}),
     "reader/plain": safetensors(
         [("a", "F32", [2, 2], bytes(16)), ("b", "I64", [], bytes(8)), ("c", "F4", [2], b"x"), ("z", "U8", [0, 3], b"")],

@@ -38,8 +38,8 @@ Start here:
   twofour compress pruned.safetensors -o small.safetensors
   twofour quantize pruned/ -o int4/ --dtype int4   2:4 weights in four bits
 
-A model is a .safetensors file, a *.safetensors.index.json of a sharded one, a directory that holds either, or a \
-.gguf file.
+A model is a .safetensors file, a *.safetensors.index.json of a sharded one, a directory that holds either, a .gguf \
+file, or one of torch.save, such as pytorch_model.bin.
 
 Environment:
   TWOFOUR_ENGINE      kernel engine: scalar, neon, avx2, avx512 or amx

@@ -37,7 +37,8 @@ impl Name {
             part.starts_with(|c: char| c.is_ascii_alphanumeric())
                 && part.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
         };
-        let is_file = [".safetensors", ".gguf", ".json", ".toml"].iter().any(|end| name.ends_with(end));
+        let ends = [".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".json", ".toml"];
+        let is_file = ends.iter().any(|end| name.ends_with(end));
         let is_name = is_plain(owner) && is_plain(name) && !is_file && is_plain(revision);
         is_name.then(|| Name { repository: repository.into(), revision: revision.into() })
     }
@@ -48,16 +49,19 @@ impl Name {
 }
 
 /// Whether a model is made of this file of a repository: its configuration, its tokenizer and its safetensors, in the
-/// root or, of a model of sentence-transformers, in the folder of a module, as `2_Dense/`; there weights of PyTorch,
-/// too, where these have no safetensors beside them.
+/// root or, of a model of sentence-transformers, in the folder of a module, as `2_Dense/`; weights of PyTorch where they
+/// have no safetensors beside them.
 fn is_of_model(file: &str, all: &[&str]) -> bool {
     let is_text = [".json", ".txt", ".model"].iter().any(|end| file.ends_with(end));
     let is_safe = file.ends_with(".safetensors");
-    let Some((folder, name)) = file.split_once('/') else { return is_text || is_safe };
+    let safe = || all.iter().filter(|other| other.ends_with(".safetensors"));
+    let Some((folder, name)) = file.split_once('/') else {
+        let is_torch = file.starts_with("pytorch_model") && file.ends_with(".bin");
+        return is_text || is_safe || is_torch && safe().all(|other| other.contains('/'));
+    };
     let number = folder.split_once('_').map_or("", |(number, _)| number);
     let is_module = all.contains(&"modules.json") && !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
-    let has_safe =
-        || all.iter().any(|other| other.starts_with(&format!("{folder}/")) && other.ends_with(".safetensors"));
+    let has_safe = || safe().any(|other| other.starts_with(&format!("{folder}/")));
     is_module && !name.contains('/') && (is_text || is_safe || name.ends_with(".bin") && !has_safe())
 }
 
@@ -65,7 +69,7 @@ fn is_of_model(file: &str, all: &[&str]) -> bool {
 /// it, or, where nothing is there and it can be a name on the hub, the downloaded snapshot.
 ///
 /// # Errors
-/// The hub does not answer, or has no such model; the repository has no safetensors; offline, the model is not in the
+/// The hub does not answer, or has no such model; the repository has no weights; offline, the model is not in the
 /// cache.
 pub(crate) fn locate(model: &Path, screen: &Screen) -> Result<PathBuf> {
     let name = match model.to_str().and_then(Name::of) {
@@ -112,9 +116,9 @@ fn download(name: &Name, screen: &Screen) -> Result<PathBuf> {
     let info = api.repo(name.at(&name.revision)).info()?;
     let all: Vec<&str> = info.siblings.iter().map(|file| file.rfilename.as_str()).collect();
     let files: Vec<&str> = all.iter().copied().filter(|file| is_of_model(file, &all)).collect();
-    if !files.iter().any(|file| file.ends_with(".safetensors") && !file.contains('/')) {
+    if !files.iter().any(|file| [".safetensors", ".bin"].iter().any(|end| file.ends_with(end)) && !file.contains('/')) {
         let others: Vec<&str> = info.siblings.iter().map(|file| file.rfilename.as_str()).take(8).collect();
-        bail!("the repository has no .safetensors in its root; it has {}", others.join(", "));
+        bail!("the repository has no .safetensors and no pytorch_model.bin in its root; it has {}", others.join(", "));
     }
     // All files of one commit, whatever is pushed meanwhile.
     let commit = api.repo(name.at(&info.sha));
@@ -199,8 +203,13 @@ mod tests {
 
     #[test]
     fn a_model_is_what_the_root_and_its_modules_hold() {
-        let dense =
-            ["modules.json", "2_Dense/model.safetensors", "2_Dense/pytorch_model.bin", "3_Dense/pytorch_model.bin"];
+        let dense = [
+            "model.safetensors",
+            "modules.json",
+            "2_Dense/model.safetensors",
+            "2_Dense/pytorch_model.bin",
+            "3_Dense/pytorch_model.bin",
+        ];
         for file in [
             "config.json",
             "model.safetensors",
@@ -225,5 +234,7 @@ mod tests {
         ] {
             assert!(!is_of_model(file, &dense), "{file}");
         }
+        assert!(is_of_model("pytorch_model-00001-of-00002.bin", &["config.json", "onnx/model.safetensors"]));
+        assert!(!is_of_model("training_args.bin", &["config.json"]));
     }
 }

@@ -114,7 +114,20 @@ fn what_is_neither_here_nor_there_is_said() {
     let message = hub.run(home.path(), &["inspect", "owner/name"], true).bad(1);
     assert!(message.contains("HF_HUB_OFFLINE"), "{message}");
 
-    let hub = Hub::with(BTreeMap::from([("pytorch_model.bin".to_owned(), vec![0; 10])]));
+    let hub = Hub::with(BTreeMap::from([("tf_model.h5".to_owned(), vec![0; 10])]));
     let message = hub.run(home.path(), &["inspect", "owner/name"], false).bad(1);
-    assert!(message.contains("no .safetensors in its root; it has pytorch_model.bin"), "{message}");
+    assert!(message.contains("no pytorch_model.bin in its root; it has tf_model.h5"), "{message}");
+}
+
+#[test]
+fn a_model_in_files_of_pytorch_alone_is_downloaded_and_pruned() {
+    let home = tempfile::tempdir().unwrap();
+    let weights = Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour/tests/fixtures/pytorch/training.ckpt");
+    let hub = Hub::with(BTreeMap::from([
+        ("config.json".into(), br#"{"model_type":"none"}"#.to_vec()),
+        ("pytorch_model.bin".into(), fs::read(weights).unwrap()),
+    ]));
+    hub.run(home.path(), &["prune", "owner/name", "-o", "pruned"], false).good();
+    assert_eq!(support::names(&home.path().join("pruned")), ["config.json", "model.safetensors"]);
+    hub.run(home.path(), &["check", "pruned"], false).good();
 }

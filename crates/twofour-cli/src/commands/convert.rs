@@ -19,21 +19,23 @@ use crate::{
     present::{Screen, escape, units},
 };
 
-/// Write a model of llama.cpp as transformers has it
+/// Write a model of llama.cpp or of torch.save in safetensors
 ///
-/// A GGUF file of the families llama, qwen2, qwen3, gemma2, gemma3 and gpt2 becomes a directory: safetensors,
-/// config.json, the tokenizer and the chat template. Quantized weights are decoded to f16, of Gemma to bf16. What is
-/// not supported is an error that names it; nothing is written then.
+/// A GGUF file of the families llama, qwen2, qwen3, gemma2, gemma3 and gpt2 becomes a directory as transformers has it:
+/// safetensors, config.json, the tokenizer and the chat template. Quantized weights are decoded to f16, of Gemma to
+/// bf16. Of a file of torch.save (pytorch_model.bin, or a .pt, .pth or .ckpt file with a state dict) the tensors are
+/// written, and no code is run. What is not supported is an error that names it; nothing is written then.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
   twofour convert model-q4_k_m.gguf -o model/
   twofour convert model-q4_k_m.gguf -o model.safetensors
+  twofour convert lightning.ckpt -o model.safetensors
 
-Other commands read a GGUF file as it is: twofour generate model.gguf, twofour prune model.gguf -o pruned/. \
-Encodings: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K. docs/reference/models.md has the details.")]
+Other commands read such files as they are: twofour generate model.gguf, twofour prune model.gguf -o pruned/. \
+Encodings of GGUF: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K. docs/reference/models.md has the details.")]
 pub(crate) struct ConvertModel {
-    /// The model: a .gguf file
+    /// The model: a .gguf file, one of torch.save, or a directory or index of such
     input: PathBuf,
 
     #[command(flatten)]
@@ -56,7 +58,7 @@ impl ConvertModel {
         let (input, output, overwrite) = (&self.input, &self.output.output, self.output.overwrite());
         let reader = Reader::open(input)?;
         expect_model(&reader)?;
-        if reader.described().is_empty() {
+        if reader.is_safetensors() {
             bail!("{}: the model is in safetensors already, so nothing was written", input.display());
         }
         file::check_output(&reader, output, overwrite)?;

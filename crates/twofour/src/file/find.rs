@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     Index, foreign,
-    naming::{INDEX_SUFFIX, Kind, WEIGHTS_SUFFIX, is_of_weights, ordinary, shards_of},
+    naming::{INDEX_SUFFIX, Kind, PYTORCH, WEIGHTS_SUFFIX, is_of_weights, ordinary, shards_of},
     unique::quoted,
 };
 use crate::{Error, Result};
@@ -56,6 +56,11 @@ pub(super) fn find_in_directory(directory: &Path) -> Result<PathBuf> {
             )),
             _ => Ok(at(file)),
         },
+        ([], [])
+            if let Some(file) = PYTORCH.map(|name| directory.join(name)).into_iter().find(|file| file.is_file()) =>
+        {
+            Ok(file)
+        }
         ([], []) => fault(match (of_kind(Kind::Adapter).first(), folders_with_safetensors(directory).as_slice()) {
             (Some(adapter), _) => format!(
                 "the directory holds {adapter}, which changes the weights of a model, and no model; merge it into its \

@@ -17,14 +17,11 @@ pub fn what_else(bytes: &[u8]) -> Option<&'static str> {
             "a pointer of git lfs, not the file itself; run `git lfs pull` in its repository, or download the file \
              again",
         ),
-        (b"PK\x03\x04", "a zip archive, as torch.save writes; load it with PyTorch, and save it with safetensors"),
+        (b"PK\x03\x04", "a zip archive, as torch.save writes; name it as the model"),
         (b"GGUF", "a GGUF file, as llama.cpp has them; name it as the model"),
         (b"\x89HDF", "an HDF5 file, as TensorFlow saves weights; save the model with safetensors"),
         (b"\x1f\x8b", "a gzip archive; unpack it"),
-        (
-            b"\x80\x02",
-            "a pickle, as old versions of torch.save write; load it with PyTorch, and save it with safetensors",
-        ),
+        (b"\x80\x02", "a pickle, as torch.save wrote before version 1.6; load it with PyTorch, and save it again"),
         (b"\x80\x04", "a pickle; load it with Python, and save its tensors with safetensors"),
         (b"<?xml", "an XML page, as servers send in place of a file that they refuse; download it again"),
     ];
@@ -51,8 +48,7 @@ const FORMATS: [(&str, &str); 10] = [
     (".nemo", "a checkpoint of NeMo; export it for transformers"),
 ];
 
-const TORCH: &str = "weights of PyTorch; load the model with transformers, and write it with save_pretrained, or load \
-                     the file with torch.load and write it with safetensors.torch.save_file";
+const TORCH: &str = "weights of PyTorch; name the file itself";
 
 /// Returns what a directory without safetensors holds, with what to do.
 pub(super) fn instead(directory: &Path) -> String {
@@ -126,8 +122,8 @@ mod tests {
     #[test]
     fn a_directory_of_other_weights_says_what_it_holds() {
         for (names, expected) in [
-            (&["config.json", "pytorch_model.bin"][..], "`pytorch_model.bin`: weights of PyTorch"),
-            (&["pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"], "weights of PyTorch"),
+            (&["config.json", "rng_state.bin"][..], "`rng_state.bin`: weights of PyTorch"),
+            (&["pytorch_model-00001-of-00002.bin"], "weights of PyTorch; name the file itself"),
             (&["training_args.bin", "config.json"], "the weights are not"),
             (&["model.gguf"], "`model.gguf`: weights in GGUF"),
             (&["epoch=3.ckpt"], "weights of PyTorch"),

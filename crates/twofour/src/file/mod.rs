@@ -10,8 +10,9 @@
 //! in the input is found before the first byte is written, and memory holds some rows of a tensor for each thread,
 //! however large the model; where a function of the caller's prunes, the tensor.
 //!
-//! A file that holds tensors is a [`Source`]: safetensors, or GGUF of llama.cpp, whose tensors appear as transformers
-//! has them, with the configuration and the tokenizer that its metadata tell.
+//! A file that holds tensors is a [`Source`]: safetensors; GGUF of llama.cpp, whose tensors appear as transformers has
+//! them, with the configuration and the tokenizer that its metadata tell; or a state dict that `torch.save` wrote, such
+//! as `pytorch_model.bin`, of which no code is run.
 //!
 //! Where the input is a directory, so is the output, with what else the model's directory holds ([`Beside`]). An output
 //! that is named `*.safetensors` is that file alone. A directory of packed weights says that it is one: its files of
@@ -79,6 +80,7 @@ mod int8_tests;
 mod manifest;
 mod naming;
 mod plan;
+mod pytorch;
 mod reader;
 mod safetensors;
 mod source;

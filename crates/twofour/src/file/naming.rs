@@ -15,6 +15,9 @@ pub(super) const INDEX_SUFFIX: &str = ".safetensors.index.json";
 /// The end of a file name of weights.
 pub(super) const WEIGHTS_SUFFIX: &str = ".safetensors";
 
+/// The files of a model that transformers wrote with `torch.save`: its index, and the one file.
+pub(super) const PYTORCH: [&str; 2] = ["pytorch_model.bin.index.json", "pytorch_model.bin"];
+
 /// The usual name of a model's one file of weights.
 pub(super) const WEIGHTS_FILE: &str = "model.safetensors";
 
@@ -110,6 +113,22 @@ fn is_variant(name: &str, all: &[String]) -> bool {
     is_word && !base.is_empty() && all.iter().any(whole)
 }
 
+/// The name of a file in safetensors that has this one's place in another directory: of weights in any format, or of an
+/// index.
+pub(super) fn in_safetensors(name: &str) -> String {
+    if name.ends_with(WEIGHTS_SUFFIX) || name.ends_with(INDEX_SUFFIX) {
+        return name.to_owned();
+    }
+    let model = name.strip_prefix("pytorch_").unwrap_or(name);
+    match (model.strip_suffix(".bin.index.json"), model.strip_suffix(".bin")) {
+        (Some(stem), _) => format!("{stem}{INDEX_SUFFIX}"),
+        (None, Some(stem)) if shards_of(&format!("{stem}{WEIGHTS_SUFFIX}")).is_some() => {
+            format!("{stem}{WEIGHTS_SUFFIX}")
+        }
+        _ => WEIGHTS_FILE.to_owned(),
+    }
+}
+
 /// The number of shards that a name tells, as in `model-00002-of-00004.safetensors`.
 pub(super) fn shards_of(name: &str) -> Option<u32> {
     let (rest, count) = name.strip_suffix(WEIGHTS_SUFFIX)?.rsplit_once("-of-")?;
@@ -130,6 +149,21 @@ mod tests {
             assert!(is_of_weights(name) && is_of_weights(&packed(name)));
         }
         assert!(!is_of_weights("config.json") && !is_of_weights("tokenizer.json"));
+    }
+
+    #[test]
+    fn files_of_other_formats_become_safetensors() {
+        for (name, expected) in [
+            ("model-00001-of-00002.safetensors", "model-00001-of-00002.safetensors"),
+            ("pytorch_model.bin", "model.safetensors"),
+            ("pytorch_model-00002-of-00003.bin", "model-00002-of-00003.safetensors"),
+            ("pytorch_model.bin.index.json", "model.safetensors.index.json"),
+            ("model.safetensors.index.json", "model.safetensors.index.json"),
+            ("qwen-q8_0.gguf", "model.safetensors"),
+            ("epoch=3.ckpt", "model.safetensors"),
+        ] {
+            assert_eq!(in_safetensors(name), expected);
+        }
     }
 
     #[test]

@@ -14,13 +14,7 @@ use rayon::prelude::*;
 
 use super::{
     CompressedInfo, Elements, FileBytes, Index, MAX_HEADER_BYTES, Part, Source, StoredDType, StoredElement, TensorInfo,
-    ValueFormat,
-    elements::Spare,
-    find::find_in_directory,
-    manifest,
-    naming::{WEIGHTS_FILE, WEIGHTS_SUFFIX},
-    source,
-    unique::quoted,
+    ValueFormat, elements::Spare, find::find_in_directory, manifest, naming::in_safetensors, source, unique::quoted,
 };
 use crate::{
     Compressed, Element, Error, Result,
@@ -150,8 +144,7 @@ impl Shard {
 
     /// The name of a file in safetensors that has this one's place in another directory.
     pub(super) fn output_name(&self) -> String {
-        let name = self.path().file_name().unwrap_or_default().to_string_lossy();
-        if name.ends_with(WEIGHTS_SUFFIX) { name.into_owned() } else { WEIGHTS_FILE.to_owned() }
+        in_safetensors(&self.path().file_name().unwrap_or_default().to_string_lossy())
     }
 
     /// The length of the file in bytes.
@@ -186,14 +179,15 @@ impl Shard {
 }
 
 impl Reader {
-    /// Opens a model: a `.safetensors` or GGUF file, a `*.safetensors.index.json`, or a directory that holds
-    /// safetensors or an index (the index wins, but over a file of its name that is not one of its shards; without one
+    /// Opens a model: a `.safetensors` or GGUF file or one of `torch.save`, an index (`*.index.json`), or a directory that
+    /// holds safetensors or an index (the index wins, but over a file of its name that is not one of its shards; without one
     /// there must be exactly one `.safetensors` file, and not one of several shards).
     ///
     /// In a directory the names `model.safetensors` and `model.safetensors.index.json` win over others, as in
     /// transformers, and so do these names behind [`PACKED_PREFIX`](super::PACKED_PREFIX); both forms together are an
     /// error. Adapters (`adapter_model*`), weights in the format of a model's authors (`consolidated*`) and variants in
-    /// another type (`model.fp16.safetensors`) are passed over where there is a model beside them.
+    /// another type (`model.fp16.safetensors`) are passed over where there is a model beside them. Of a directory without
+    /// safetensors `pytorch_model.bin` is read, or its index.
     ///
     /// # Errors
     /// [`Error::Io`] where the system refuses, [`Error::Format`], [`Error::FormatVersion`] or [`Error::MissingShard`]
@@ -302,6 +296,11 @@ impl Reader {
     /// The index and its path, where the model is sharded.
     pub fn index(&self) -> Option<(&Path, &Index)> {
         self.index.as_ref().map(|(path, index)| (path.as_path(), index))
+    }
+
+    /// Whether all files are safetensors, the format that conversions write.
+    pub fn is_safetensors(&self) -> bool {
+        self.shards.iter().all(|shard| shard.source.is_safetensors())
     }
 
     /// The model's directory, where [`Reader::open`] was given one: the model is all of it then, configuration and

@@ -43,6 +43,10 @@ impl Source for SafeTensors {
         self.file.read_into(self.header.range(tensor).start + first, buffer)
     }
 
+    fn is_safetensors(&self) -> bool {
+        true
+    }
+
     fn in_memory(&self, tensor: &TensorInfo) -> Option<&[u8]> {
         Some(&self.file.in_memory()?[self.header.range(tensor)])
     }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use super::{FileBytes, TensorInfo, gguf::Gguf, safetensors::SafeTensors};
+use super::{FileBytes, TensorInfo, gguf::Gguf, pytorch::PyTorch, safetensors::SafeTensors};
 use crate::Result;
 
 /// A file that holds tensors, in whatever format.
@@ -30,6 +30,11 @@ pub trait Source: fmt::Debug + Send + Sync {
     /// The tensor's bytes, where they are in memory as [`Source::read`] returns them.
     fn in_memory(&self, tensor: &TensorInfo) -> Option<&[u8]>;
 
+    /// Whether the file is safetensors, the format that conversions write.
+    fn is_safetensors(&self) -> bool {
+        false
+    }
+
     /// The names of the files of a model's directory that this file describes itself, such as `config.json`.
     fn described(&self) -> &'static [&'static str] {
         &[]
@@ -49,7 +54,8 @@ pub trait Source: fmt::Debug + Send + Sync {
 type Format = (&'static [u8], fn(FileBytes) -> Result<Box<dyn Source>>);
 
 /// The formats that have a mark; a file without one is safetensors, or an error of its header.
-const FORMATS: [Format; 1] = [(b"GGUF", |file| Ok(Box::new(Gguf::open(file)?)))];
+const FORMATS: [Format; 2] =
+    [(b"GGUF", |file| Ok(Box::new(Gguf::open(file)?))), (b"PK\x03\x04", |file| Ok(Box::new(PyTorch::open(file)?)))];
 
 /// Opens a file in the format that its first bytes tell.
 pub(super) fn open(file: FileBytes) -> Result<Box<dyn Source>> {

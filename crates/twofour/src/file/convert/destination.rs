@@ -101,7 +101,7 @@ impl Destination {
         let is_packed = self.is_directory && plans.iter().any(Plan::is_packed);
         let index = reader.index().map(|(path, index)| {
             let empty = Index { metadata: index.metadata.clone(), weight_map: BTreeMap::new() };
-            (naming::named(&file_name(path), is_packed), empty)
+            (naming::named(&naming::in_safetensors(&file_name(path)), is_packed), empty)
         });
         let mut opened = Opened {
             sealed: Vec::new(),
@@ -302,7 +302,8 @@ fn expect_place(reader: &Reader, output: &Path, overwrite: Overwrite) -> Result<
 /// them for the output.
 fn expect_no_other_model(reader: &Reader, output: &Path) -> Result<()> {
     let index = reader.index().map(|(path, _)| path);
-    let names = reader.shards().iter().map(Shard::output_name).chain(index.map(file_name));
+    let index = index.map(|path| naming::in_safetensors(&file_name(path)));
+    let names = reader.shards().iter().map(Shard::output_name).chain(index);
     let beside = Beside::of(reader, output)?.weights;
     let names = names.chain(beside.iter().map(|path| file_name(path)));
     let replaced: HashSet<String> =
