@@ -4,7 +4,8 @@ prefill.
     python bench/python/models.py --model 1b --forms linear sparsify --batch 1 8 -o FILE
 
 All contenders live in one process and take turns; a figure is the median over rounds. FILE gets a list of rows
-``{model, path, batch, tokens, dense_ms, ours_ms, dense_bytes, ours_bytes, form, speedup}``, to which a further run adds.
+``{model, path, batch, tokens, dense_ms, ours_ms, dense_bytes, ours_bytes, form, speedup}``, to which a further run
+adds.
 Bytes are the most that a contender's device memory held while it was measured, above what it held without the model.
 Weights are random. ``--model tiny`` runs on a CPU.
 """

@@ -2,5 +2,6 @@
 :mod:`twofour.integrations.transformers`."""
 
 from .integrations.transformers import TwoFourConfig, TwoFourQuantizer
+from .integrations.transformers.optimized import optimize, restore
 
-__all__ = ["TwoFourConfig", "TwoFourQuantizer"]
+__all__ = ["TwoFourConfig", "TwoFourQuantizer", "optimize", "restore"]

@@ -258,8 +258,8 @@ def _attributes(linear: nn.Linear) -> dict[str, object]:
     for base in reversed(_subclasses(type(linear))):
         found |= {name: value for name, value in vars(base).items() if name not in _HARMLESS and _is_data(value)}
     own = _template(_anchor(type(linear)))
-    # What torch.compile compiled is the old class's.
-    left_out = {"_compiled_call_impl", "_dense_class"}
+    # What torch.compile compiled is the old class's, and a group of layers the old layer's.
+    left_out = {"_compiled_call_impl", "_dense_class", "_fused"}
     return found | {name: value for name, value in linear.__dict__.items() if name not in own and name not in left_out}
 
 

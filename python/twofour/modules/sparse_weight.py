@@ -27,8 +27,8 @@ class Linear(nn.Linear):
 
 
 def set_sparse_weight(module: nn.Module, weight: nn.Parameter) -> nn.Module:
-    """Gives a layer a sparse weight. An ``nn.Linear`` with a 2:4 tensor is a :class:`Linear` of this module from then on;
-    a layer of another class keeps it, and so a ``forward`` of its own.
+    """Gives a layer a sparse weight. An ``nn.Linear`` with a 2:4 tensor is a :class:`Linear` of this module from then
+    on; a layer of another class keeps it, and so a ``forward`` of its own.
 
     Returns:
         the layer.

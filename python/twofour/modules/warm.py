@@ -9,6 +9,7 @@ from torch import nn
 
 from ..operators.float8 import FLOAT8
 from ..operators.packed import Packed
+from .fused import multiplying
 from .int4 import Int4Linear
 from .int8 import QuantizedLinear
 
@@ -31,7 +32,7 @@ def warm(model: nn.Module, tokens: Iterable[int] = (1,), gradients: bool = False
         gradients: whether to plan the input gradients, too.
 
     Returns:
-        the number of sparse layers.
+        the number of sparse layers, those that :func:`twofour.transformers.optimize` made one counted as one.
 
     Raises:
         ValueError: for a number of tokens below 1, or where the model has no sparse layer.
@@ -39,7 +40,8 @@ def warm(model: nn.Module, tokens: Iterable[int] = (1,), gradients: bool = False
     tokens = sorted(set(tokens))
     if not tokens or tokens[0] < 1:
         raise ValueError(f"tokens must be numbers of at least 1, and are {tokens}")
-    layers = [(module, packed) for module in model.modules() if (packed := _packed_of(module)) is not None]
+    modules = {id(layer): layer for layer in map(multiplying, model.modules())}.values()
+    layers = [(module, packed) for module in modules if (packed := _packed_of(module)) is not None]
     if not layers:
         raise ValueError("the model has no sparse layer: compress its weights first")
     devices = {(packed.packed if isinstance(packed, _INTEGERS) else packed.tensors()[0]).device for _, packed in layers}

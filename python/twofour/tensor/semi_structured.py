@@ -471,8 +471,8 @@ def _checked_linear(input, weight, bias):
 
 
 def linear_in_graph(x, weight, bias=None):
-    """``F.linear``, whose weight a graph of torch.compile has the tensors of for inputs, and not the sparse tensor, where
-    the weight has no gradient."""
+    """``F.linear`` for torch.compile: the inputs of its graph are the tensors inside of a frozen sparse weight, not that
+    weight."""
     if isinstance(weight, SparseSemiStructuredTensor) and not weight.requires_grad and x.is_floating_point():
         forward, dtype = weight._forward, weight.dtype
         if forward is not None and dtype.itemsize > 1 and x.ndim and x.shape[-1] == weight.shape[1]:

@@ -1,0 +1,133 @@
+"""Layers of one input that are multiplied as one: twofour.transformers.optimize."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from conftest import close
+from model_types import TEXT, T
+
+import twofour
+from twofour.modules.fused import Fused, fuse
+from twofour.transformers import optimize, restore
+
+KINDS = {"linear": twofour.Linear, "int4": twofour.Int4Linear}
+CONFIGS = {
+    "llama": T.LlamaConfig,
+    "qwen2": T.Qwen2Config,
+    "qwen3": T.Qwen3Config,
+    "mistral": T.MistralConfig,
+    "gemma2": T.Gemma2Config,
+}
+
+
+def sparse_model(name, kind, dtype=torch.float32):
+    model = T.AutoModelForCausalLM.from_config(CONFIGS[name](**TEXT)).eval().to(dtype)
+    for path, layer in list(model.model.named_modules()):
+        if type(layer) is torch.nn.Linear:
+            if layer.bias is not None:
+                torch.nn.init.normal_(layer.bias)
+            model.model.set_submodule(path, KINDS[kind].from_dense(layer, prune=True))
+    return model
+
+
+def fused(model):
+    return sum(isinstance(module, Fused) for module in model.modules())
+
+
+IDS = torch.arange(1, 15).view(2, 7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.no_grad()
+def test_an_optimized_model_computes_and_saves_what_it_did(name, kind, tmp_path):
+    model = sparse_model(name, kind)
+    expected, state = model(IDS).logits, {key: value.clone() for key, value in model.state_dict().items()}
+    size = sum(buffer.nbytes for buffer in model.buffers())
+    assert optimize(optimize(model)) is model and fused(model) == 10
+    close(model(IDS).logits, expected)
+    assert sum(buffer.nbytes for buffer in model.buffers()) <= 1.05 * size
+    found = model.state_dict()
+    assert list(found) == list(state) and all(torch.equal(found[key], state[key]) for key in state)
+    for same in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert fused(same) == 0
+        close(same(IDS).logits, expected)
+    model.save_pretrained(tmp_path)
+    close(T.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)(IDS).logits, expected)
+    model.to("cpu", torch.float32)
+    assert fused(model) == 10
+    assert fused(restore(model)) == 0
+    assert torch.equal(model(IDS).logits, expected)
+
+
+@torch.no_grad()
+def test_what_replaces_weights_undoes_it_and_computes_the_same():
+    model, other = sparse_model("qwen2", "linear"), sparse_model("qwen2", "linear")
+    expected = other(IDS).logits
+    optimize(model).load_state_dict(other.state_dict())
+    assert fused(model) == 0
+    close(model(IDS).logits, expected)
+    optimize(model).to(torch.bfloat16)
+    assert fused(model) == 0
+    close(model(IDS).logits, expected)
+    layer = optimize(model).model.layers[0].self_attn.k_proj
+    layer.weight.data = other.model.layers[1].self_attn.k_proj.weight.data.to(torch.bfloat16)
+    assert torch.equal(layer.dense_weight(), other.model.layers[1].self_attn.k_proj.dense_weight().bfloat16())
+    assert fused(model) == 7
+
+
+def test_compiled_models_multiply_once_for_each_group():
+    model = optimize(sparse_model("qwen2", "linear"))
+    products = []
+
+    def backend(graph, _):
+        products.append(sum("linear" in str(node.target) for node in graph.graph.nodes if node.op == "call_function"))
+        return graph.forward
+
+    with torch.no_grad():
+        found = torch.compile(model, backend=backend, fullgraph=True)(IDS, use_cache=False).logits
+        close(found, model(IDS).logits)
+    # Of each of two blocks four weights instead of seven, and the head.
+    assert products == [9]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_of_a_group_compute_for_themselves_in_any_order_and_have_gradients(kind):
+    dense = [torch.nn.Linear(64, rows) for rows in (32, 8, 16)]
+    alone = [KINDS[kind].from_dense(layer, prune=True) for layer in dense]
+    group = copy.deepcopy(alone)
+    fuse(group)
+    for x in (torch.randn(3, 64), torch.randn(2, 3, 64)):
+        for order in ((0, 1, 2), (2, 1, 0), (1, 1, 0), (2,)):
+            for i in order:
+                close(group[i](x), alone[i](x))
+    x = torch.randn(3, 64)
+    group[0](x)
+    x.mul_(2)
+    close(group[1](x), alone[1](x))
+    x, y = torch.randn(3, 64, requires_grad=True), torch.randn(3, 32)
+    wanted = [x, *([alone[0].bias] if kind == "linear" else [])]
+    expected = torch.autograd.grad(alone[0](x), wanted, y)
+    wanted = [x, *([group[0].bias] if kind == "linear" else [])]
+    for found, each in zip(torch.autograd.grad(group[0](x), wanted, y), expected, strict=True):
+        close(found, each)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert group[0](x).dtype is torch.bfloat16
+        close(group[0](x), alone[0](x))
+    with torch.no_grad():
+        group[0](x)
+    assert group[1](x).requires_grad
+    group[0](x)
+    with torch.no_grad():
+        group[1].bias.zero_()
+        close(group[1](x), alone[1](x) - alone[1].bias)
+
+
+def test_models_without_such_layers_are_refused():
+    model = T.AutoModelForCausalLM.from_config(T.LlamaConfig(**TEXT))
+    with pytest.raises(ValueError, match="q_proj, k_proj, v_proj; gate_proj, up_proj, are not all twofour.Linear"):
+        optimize(model)
+    with pytest.raises(ValueError, match="do not exist"):
+        optimize(torch.nn.Sequential(torch.nn.Linear(8, 8)))
