@@ -4,6 +4,7 @@
 :func:`sparsify_`              weights that are 2:4, or zero in blocks, become sparse tensors
 :func:`apply_fake_sparsity`    prunes weights by magnitude, in place
 :mod:`.training`               layers that prune in every forward pass
+:mod:`.supermask`              a layer that learns which blocks of its weight to keep
 :mod:`.wanda`                  pruning by magnitude and input norm
 :mod:`.utils`                  masks and test data
 =============================  ==================================================================
@@ -23,6 +24,7 @@ from ..modules.sparsify import (
 from ..modules.wanda import PerChannelNormObserver, WandaSparsifier
 from ..tensor.blocksparse import BlockSparseTensor
 from . import training, utils
+from .supermask import SupermaskLinear
 from .utils import create_semi_structured_tensor, mask_creator
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "BlockSparseWeightConfig",
     "PerChannelNormObserver",
     "SemiSparseWeightConfig",
+    "SupermaskLinear",
     "WandaSparsifier",
     "apply_fake_sparsity",
     "block_sparse_weight",
