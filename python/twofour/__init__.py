@@ -7,6 +7,7 @@
 :func:`compress`             values and metadata of a 2:4 matrix; :func:`decompress` undoes it
 :func:`save_file`            models in the command line's file format; :func:`load_file`, :func:`load_model`
 :class:`Linear`              a linear layer with a 2:4 weight
+:class:`Conv2d`              a convolution with a 2:4 weight; :class:`Conv1d`
 :func:`warm`                 plans the GEMMs of a model before its first call
 :func:`set_tile_scheduler`   for GPUs on which other kernels, such as NCCL's, run beside ours
 :func:`linear_layers`        the layers of a model that are worth pruning
@@ -35,6 +36,8 @@ _SUBMODULES = {"pretrain", "quantization", "sparse", "sparsity", "transformers",
 _LAZY = {
     "BlockSparseTensor": "sparsity",
     "Compressed": "arrays.compression",
+    "Conv1d": "modules.convolution",
+    "Conv2d": "modules.convolution",
     "Int4Linear": "modules.int4",
     "LayerInputs": "arrays.layer",
     "Linear": "modules.linear",

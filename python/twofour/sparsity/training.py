@@ -1,5 +1,6 @@
 """Training with 2:4 weights or activations, under the names of ``torchao.sparsity.training``."""
 
+from ..modules.convolution import SemiSparseConv1d, SemiSparseConv2d
 from ..modules.training import (
     GRADIENT_TYPE,
     SemiSparseActivationLinear,
@@ -14,6 +15,8 @@ from ..modules.training import (
 __all__ = [
     "GRADIENT_TYPE",
     "SemiSparseActivationLinear",
+    "SemiSparseConv1d",
+    "SemiSparseConv2d",
     "SemiSparseLinear",
     "keep_masks",
     "semi_structured_sparsify",
