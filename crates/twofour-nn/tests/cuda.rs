@@ -13,11 +13,15 @@ use twofour::{
 };
 use twofour_nn::{
     engine::{
-        AdamWStep, Engine, Kind, Memory as _, NormGradients, NormInput, NormParameters, NormStatistics, OptimizerStep,
-        ParameterState, PrunedDecay, SecondMoment, SgdStep, SparseLayer as _, StepOperations as _, cpu::CpuEngine,
-        cuda::CudaEngine,
+        AdamWStep, Engine, Kind, Memory as _, Nonlinearity, NormGradients, NormInput, NormParameters, NormStatistics,
+        OptimizerStep, ParameterState, PrunedDecay, SecondMoment, SgdStep, SparseLayer as _, StepOperations as _,
+        cpu::CpuEngine, cuda::CudaEngine,
     },
     linear::SparsePrecision,
+    model::{
+        AttentionConfig, FeedForwardConfig, Gpt, ModelInput, ModelOutput, NormConfig, NormPlace, TokenInput,
+        TransformerConfig,
+    },
     recipe::{DecayTarget, Method, ModelKind, ModelSettings, OptimizerKind, SwitchMean, TrainingSettings},
     train::{
         BlockNorm, Corpus, Decay, LevelSchedule, SparseBegin, SparsifierPlan, SparsifierRule, SparsityPlan, Trainer,
@@ -203,10 +207,58 @@ fn heads_of_64_train_as_on_the_cpu() {
     }
 }
 
+/// Gemma 2's options: bounded scores of attention and of tokens, windows, norms around blocks, scaled embeddings.
+fn gemma() -> TransformerConfig {
+    let settings = ModelSettings { kind: ModelKind::Llama, kv_heads: Some(2), ..model() };
+    let base = TransformerConfig::from(&settings);
+    let input = TokenInput { scale: Some(11.5), ..*base.tokens().unwrap() };
+    let windows = vec![Some(17), None];
+    TransformerConfig {
+        input: ModelInput::Tokens(input),
+        attention: AttentionConfig { scale: Some(0.2), soft_cap: Some(0.5), windows, ..base.attention },
+        norm: NormConfig { place: NormPlace::Around, ..base.norm },
+        feed_forward: FeedForwardConfig { activation: Nonlinearity::TanhGelu, ..base.feed_forward },
+        // Low enough that it bends the scores of a model with random weights.
+        output: ModelOutput::Vocabulary { tied: true, soft_cap: Some(0.4) },
+        ..base
+    }
+}
+
+#[test]
+fn a_gemma_2_trains_as_on_the_cpu() {
+    let text = b"Two of every four weights are kept, and the others are zero. ".repeat(60);
+    let corpus = Arc::new(Corpus::new(text, 0.1).unwrap());
+    let cases = [
+        (DataType::F32, Method::DENSE, 1e-3, 1e-2),
+        (DataType::BF16, Method::DENSE, 0.01, 0.05),
+        (DataType::BF16, Method::STE, 0.01, 0.05),
+    ];
+    for (compute, method, of_loss, of_norm) in cases {
+        let Some(engine) = engine(compute) else { return };
+        let plan = SparsityPlan::of_method(method, if method == Method::DENSE { vec![] } else { layers() }, 60);
+        let cpu = Gpt::new(&CpuEngine, gemma(), 9).unwrap();
+        let mut cpu = Trainer::with_model(CpuEngine, cpu, &training(), plan.clone(), corpus.clone()).unwrap();
+        let cuda = Gpt::new(&engine, gemma(), 9).unwrap();
+        let mut cuda = Trainer::with_model(engine, cuda, &training(), plan, corpus.clone()).unwrap();
+        assert_eq!(masks(&cpu), masks(&cuda));
+        for step in 0..10 {
+            let (a, b) = (cpu.step().unwrap(), cuda.step().unwrap());
+            let what = format!("{compute}, {method:?}, step {step}: {a:?}, {b:?}");
+            assert!((a.loss - b.loss).abs() < of_loss * a.loss, "{what}");
+            assert!((a.gradient_norm - b.gradient_norm).abs() < of_norm * a.gradient_norm, "{what}");
+            // While weights are the same.
+            let gradients = (step == 0).then(|| gradients(&cpu, &cuda));
+            for (name, size, apart) in gradients.into_iter().flatten() {
+                assert!(apart < of_norm * size + 0.04 * of_norm * a.gradient_norm, "{what}, {name}: {apart} of {size}");
+            }
+        }
+    }
+}
+
 /// In f32, each of these operations and its gradient.
 #[test]
 fn operations_of_a_llama_are_those_of_the_cpu() {
-    use twofour_nn::{engine::Nonlinearity, random::Stream};
+    use twofour_nn::random::Stream;
     let Some(cuda) = engine(DataType::F32) else { return };
     let numbers = |len: usize, name: &str| -> Vec<f32> {
         let stream = Stream::new(3, name);

@@ -70,7 +70,9 @@ pub use optimizer::{
     AdamWPhase, AdamWTensors, ClippedGradients, GradientClip, PrunedDecay, SecondMoment, StepSchedule, adamw,
     adamw_in_phase, adamw_together, clip_gradients,
 };
-pub use pointwise::{add, add_in_place, bound_in_place, convert, copy, fill, scale_in_place};
+pub use pointwise::{
+    add, add_in_place, convert, copy, fill, scale_in_place, soft_cap, soft_cap_gradient, soft_cap_in_place,
+};
 pub use sgd::{SgdSettings, SgdTensors, sgd};
 pub use softmax::{softmax, softmax_gradient};
 pub use twofour_cuda::raw::{adamw::AdamWSettings, elementwise::ElementFunction};

@@ -115,11 +115,45 @@ pub fn scale_in_place(context: &LayerContext, factor: f32, y: DeviceSliceMut<'_>
     in_place(context, PointwiseOperation::Scale, factor, y)
 }
 
+/// Computes `y = cap · tanh(x / cap)` for tensors of one length and type: f32, f16 or bf16.
+///
+/// # Errors
+/// Those of [`add`].
+pub fn soft_cap(context: &LayerContext, cap: f32, x: DeviceSlice<'_>, y: DeviceSliceMut<'_>) -> Result<()> {
+    let (dtype, len) = (x.dtype(), x.len());
+    let parameters = PointwiseParameters {
+        a: x.at("the scores", context, dtype, len)?,
+        out: y.at("the bounded scores", context, dtype, len)?,
+        count: len as u64,
+        value: cap,
+        ..PointwiseParameters::default()
+    };
+    let kernels = Pointwise::of(context, dtype)?;
+    // SAFETY: the slices have been found to be equally long, and the stream is of their device.
+    unsafe { kernels.run(context.raw(), PointwiseOperation::Bound, &parameters) }
+}
+
+/// Computes `dy ← dy · (1 - tanh(x / cap)²)`, the gradient of [`soft_cap`], for tensors of one length and type: f32,
+/// f16 or bf16.
+///
+/// # Errors
+/// Those of [`add`].
+pub fn soft_cap_gradient(context: &LayerContext, cap: f32, x: DeviceSlice<'_>, dy: DeviceSliceMut<'_>) -> Result<()> {
+    let (dtype, len) = (x.dtype(), x.len());
+    let out = dy.at("the gradient of bounded scores", context, dtype, len)?;
+    let a = x.at("the scores", context, dtype, len)?;
+    let parameters = PointwiseParameters { a, b: out, out, count: len as u64, value: cap };
+    let kernels = Pointwise::of(context, dtype)?;
+    // SAFETY: the slices have been found to be equally long, an element is written by the thread that read it, and the
+    // stream is of their device.
+    unsafe { kernels.run(context.raw(), PointwiseOperation::BoundGradient, &parameters) }
+}
+
 /// Bounds the elements of a tensor of f32, f16 or bf16: `y ← cap · tanh(y / cap)`.
 ///
 /// # Errors
 /// Those of [`add`].
-pub fn bound_in_place(context: &LayerContext, cap: f32, y: DeviceSliceMut<'_>) -> Result<()> {
+pub fn soft_cap_in_place(context: &LayerContext, cap: f32, y: DeviceSliceMut<'_>) -> Result<()> {
     in_place(context, PointwiseOperation::Bound, cap, y)
 }
 

@@ -159,7 +159,7 @@ pub trait LayerOperations: LinearOperations {
     /// `y = cap · tanh(x / cap)`, element by element: scores that are bounded (Gemma 2).
     ///
     /// # Errors
-    /// Operands that do not fit; an engine without it.
+    /// Operands that do not fit.
     fn soft_cap(&self, cap: f32, x: &Self::Buffer, y: &mut Self::Buffer) -> Result<()>;
 
     /// `dy ← dy · (1 - tanh(x / cap)²)`.

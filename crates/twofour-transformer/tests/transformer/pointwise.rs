@@ -3,7 +3,9 @@
 use half::{bf16, f16};
 use twofour::Arithmetic;
 use twofour_cuda::{Error, layer::LayerContext};
-use twofour_transformer::cuda::{add, bound_in_place, convert, copy, fill, scale_in_place};
+use twofour_transformer::cuda::{
+    add, convert, copy, fill, scale_in_place, soft_cap, soft_cap_gradient, soft_cap_in_place,
+};
 
 use crate::{Check, context, for_each_type, reference::numbers, unwritten, up};
 
@@ -35,13 +37,24 @@ impl Check for Case {
         scale_in_place(context, 1.7, y.as_slice_mut()).unwrap();
         let scaled: Vec<T> = a.iter().map(|a| T::from_f32(a.to_f32() * 1.7)).collect();
         assert!(y.to_host::<T>().unwrap() == scaled, "{what}: scaled");
-        let mut y = up(context, &a);
-        bound_in_place(context, 0.5, y.as_slice_mut()).unwrap();
+        // Far beyond the cap, where exponentials are 0 or infinite, too.
+        let x: Vec<T> = a.iter().map(|a| T::from_f32(a.to_f32() * 3.0)).chain([T::from_f32(60_000.0)]).collect();
         let tolerance = if T::DTYPE == twofour::DataType::F32 { 1e-6 } else { 4e-3 };
-        for (found, a) in y.to_host::<T>().unwrap().iter().zip(&a) {
-            let expected = 0.5 * (2.0 * f64::from(a.to_f32())).tanh();
-            assert!((f64::from(found.to_f32()) - expected).abs() < tolerance, "{what}: {a:?} bounded is {found:?}");
-        }
+        let tanh = |x: &T| (2.0 * f64::from(x.to_f32())).tanh();
+        let expect = |found: Vec<T>, expected: &dyn Fn(&T) -> f64| {
+            for (found, x) in found.iter().zip(&x) {
+                assert!((f64::from(found.to_f32()) - expected(x)).abs() < tolerance, "{what}: {found:?} of {x:?}");
+            }
+        };
+        let (x_there, mut y) = (up(context, &x), unwritten::<T>(context, x.len()));
+        soft_cap(context, 0.5, x_there.as_slice(), y.as_slice_mut()).unwrap();
+        expect(y.to_host::<T>().unwrap(), &|x| 0.5 * tanh(x));
+        fill(context, -0.75, y.as_slice_mut()).unwrap();
+        soft_cap_gradient(context, 0.5, x_there.as_slice(), y.as_slice_mut()).unwrap();
+        expect(y.to_host::<T>().unwrap(), &|x| -0.75 * (1.0 - tanh(x).powi(2)));
+        let mut y = up(context, &x);
+        soft_cap_in_place(context, 0.5, y.as_slice_mut()).unwrap();
+        expect(y.to_host::<T>().unwrap(), &|x| 0.5 * tanh(x));
         fill(context, 0.3, out.as_slice_mut()).unwrap();
         assert!(out.to_host::<T>().unwrap() == vec![T::from_f32(0.3); self.0], "{what}: filled");
     }

@@ -9,7 +9,7 @@ use super::{
     norm, rows_of,
 };
 use crate::{
-    Error, Result, cuda as kernels,
+    Result, cuda as kernels,
     cuda::{ElementFunction, Embedding, LossFactor},
     engine::{
         AttentionShape, Buffer as _, LayerOperations, LinearOperations as _, Nonlinearity, NormGradients, NormInput,
@@ -153,12 +153,12 @@ impl LayerOperations for CudaEngine {
         Ok(kernels::scale_rows(&self.context, shape, factors.slice(), x.slice_mut())?)
     }
 
-    fn soft_cap(&self, _: f32, _: &CudaBuffer, _: &mut CudaBuffer) -> Result<()> {
-        Err(no_soft_cap())
+    fn soft_cap(&self, cap: f32, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
+        Ok(kernels::soft_cap(&self.context, cap, x.slice(), y.slice_mut())?)
     }
 
-    fn soft_cap_gradient(&self, _: f32, _: &CudaBuffer, _: &mut CudaBuffer) -> Result<()> {
-        Err(no_soft_cap())
+    fn soft_cap_gradient(&self, cap: f32, x: &CudaBuffer, dy: &mut CudaBuffer) -> Result<()> {
+        Ok(kernels::soft_cap_gradient(&self.context, cap, x.slice(), dy.slice_mut())?)
     }
 
     fn add(&self, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
@@ -187,9 +187,4 @@ impl LayerOperations for CudaEngine {
         self.pool.give(status);
         Ok(())
     }
-}
-
-fn no_soft_cap() -> Error {
-    let (engine, what, remedy) = ("cuda", "bounded scores of tokens".to_owned(), "train such a model on the CPU");
-    Error::Unsupported { engine, what, remedy }
 }

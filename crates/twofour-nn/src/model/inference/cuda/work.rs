@@ -5,12 +5,12 @@ use twofour_cuda::layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContex
 use twofour_transformer::{
     ScoreOptions,
     cuda::{
-        Rotary, activation_forward, bound_in_place,
+        Rotary, activation_forward,
         decode::{
             CachedAttention, CachedTokens, HeadNorms, Normalized, TokenEmbedding, TokenNorm, TokenNormTensors,
             embed_tokens, gate_to_i8, normalize_tokens,
         },
-        fill, gated_forward, scale_in_place,
+        fill, gated_forward, scale_in_place, soft_cap_in_place,
     },
 };
 
@@ -278,7 +278,7 @@ impl Work {
 /// Launches the bound of the head's scores, where the model has one.
 fn bounded(model: &CudaInference, logits: DeviceSliceMut<'_>) -> Result<()> {
     match model.config.logit_soft_cap() {
-        Some(cap) => Ok(bound_in_place(&model.context, cap, logits)?),
+        Some(cap) => Ok(soft_cap_in_place(&model.context, cap, logits)?),
         None => Ok(()),
     }
 }

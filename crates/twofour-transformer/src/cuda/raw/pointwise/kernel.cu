@@ -1,4 +1,4 @@
-// Sums, conversions and constants, element by element.
+// Sums, conversions, constants and soft caps, element by element.
 //
 // Defined outside: ELEMENT.
 
@@ -59,13 +59,29 @@ extern "C" __global__ void __launch_bounds__(256) scale(const __grid_constant__ 
     });
 }
 
+__device__ __forceinline__ float tanh_of(float x) { return 1.0f - 2.0f / (1.0f + expf(2.0f * x)); }
+
 extern "C" __global__ void __launch_bounds__(256) bound(const __grid_constant__ Pointwise p) {
     each(p.count, (((u64)p.a | (u64)p.out) & 15) == 0, [&](u64 at, auto n) {
         constexpr int N = decltype(n)::value;
         float a[N];
         load<N>((const Raw*)p.a + at, a);
-        unrolled<N>([&](auto i) { a[i.value] = p.value * (1.0f - 2.0f / (1.0f + expf(2.0f * a[i.value] / p.value))); });
+        unrolled<N>([&](auto i) { a[i.value] = p.value * tanh_of(a[i.value] / p.value); });
         store<N>((Raw*)p.out + at, a);
+    });
+}
+
+extern "C" __global__ void __launch_bounds__(256) bound_gradient(const __grid_constant__ Pointwise p) {
+    each(p.count, (((u64)p.a | (u64)p.b | (u64)p.out) & 15) == 0, [&](u64 at, auto n) {
+        constexpr int N = decltype(n)::value;
+        float a[N], b[N];
+        load<N>((const Raw*)p.a + at, a);
+        load<N>((const Raw*)p.b + at, b);
+        unrolled<N>([&](auto i) {
+            const float t = tanh_of(a[i.value] / p.value);
+            b[i.value] *= 1.0f - t * t;
+        });
+        store<N>((Raw*)p.out + at, b);
     });
 }
 

@@ -25,13 +25,18 @@ pub(crate) enum PointwiseOperation {
     Scale,
     /// `out = value · tanh(a / value)`.
     Bound,
+    /// `out = b · (1 - tanh(a / value)²)`.
+    BoundGradient,
 }
+
+/// The names of the kernels, in the order of the operations.
+const KERNELS: [&str; 7] = ["add", "from_f32", "to_f32", "fill", "scale", "bound", "bound_gradient"];
 
 /// The kernels for tensors of one data type, on one device.
 #[derive(Debug, Clone)]
 pub(crate) struct Pointwise {
     dtype: DataType,
-    kernels: [Kernel; 6],
+    kernels: Vec<Kernel>,
 }
 
 /// The kernels' parameters, in their memory layout.
@@ -59,9 +64,8 @@ impl Pointwise {
     pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
         expect_float_type("an element-wise operation", dtype)?;
         let source = source(dtype);
-        let kernel = |name: &str| device.kernel(&source, name);
-        let [add, from_f32, to_f32, fill] = [kernel("add")?, kernel("from_f32")?, kernel("to_f32")?, kernel("fill")?];
-        Ok(Self { dtype, kernels: [add, from_f32, to_f32, fill, kernel("scale")?, kernel("bound")?] })
+        let kernels = KERNELS.iter().map(|name| device.kernel(&source, name)).collect::<Result<_>>()?;
+        Ok(Self { dtype, kernels })
     }
 
     /// Launches an operation.
@@ -78,16 +82,8 @@ impl Pointwise {
         if parameters.count == 0 {
             return Ok(());
         }
-        let kernel = match operation {
-            PointwiseOperation::Add => &self.kernels[0],
-            PointwiseOperation::FromF32 => &self.kernels[1],
-            PointwiseOperation::ToF32 => &self.kernels[2],
-            PointwiseOperation::Fill => &self.kernels[3],
-            PointwiseOperation::Scale => &self.kernels[4],
-            PointwiseOperation::Bound => &self.kernels[5],
-        };
         let blocks = blocks_of_elements(parameters.count, 16 / self.dtype.bytes() as u64)?;
         // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
-        unsafe { kernel.launch(stream, Launch::simple((blocks, 1), BLOCK), parameters) }
+        unsafe { self.kernels[operation as usize].launch(stream, Launch::simple((blocks, 1), BLOCK), parameters) }
     }
 }
