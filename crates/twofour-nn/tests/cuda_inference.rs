@@ -184,8 +184,8 @@ fn scores_are_those_of_the_cpu() {
     for (name, config) in configs() {
         let dense = saved(directory.path(), name, &config, false);
         let sparse = saved(directory.path(), name, &config, true);
-        check(&device, &dense, DataType::F32, 1e-4);
         for path in [&dense, &sparse] {
+            check(&device, path, DataType::F32, 1e-4);
             check(&device, path, DataType::F16, 1e-2);
             check(&device, path, DataType::BF16, 6e-2);
         }
@@ -272,10 +272,7 @@ fn sequences_of_a_batch_are_those_alone() {
 fn models_that_kernels_do_not_have_are_refused() {
     let Some(device) = device() else { return };
     let directory = tempfile::tempdir().unwrap();
-    let (name, config) = &configs()[0];
-    let sparse = saved(directory.path(), name, config, true);
-    let error = CudaInference::from_reader(&device, &Reader::open(&sparse).unwrap(), DataType::F32).unwrap_err();
-    assert!(error.to_string().contains("2:4 weights in f32"), "{error}");
+    let (_, config) = &configs()[0];
     let mut narrow = config.clone();
     (narrow.attention.head_dim, narrow.attention.heads, narrow.attention.kv_heads) = (16, 8, 8);
     let path = saved(directory.path(), "narrow", &narrow, false);

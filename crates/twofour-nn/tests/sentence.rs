@@ -3,6 +3,7 @@
 
 use std::{collections::HashMap, path::Path, process::Command};
 
+use twofour::DataType;
 use twofour_nn::model::SentenceEncoder;
 
 /// Writes models of sentence-transformers with every pooling, linear layers and normalization into folders, and their
@@ -73,7 +74,7 @@ fn embeddings_are_those_of_sentence_transformers() {
     let expected: Expected = serde_json::from_slice(&text).unwrap();
     assert_eq!(expected.embeddings.len(), 10);
     for (name, embeddings) in &expected.embeddings {
-        let model = SentenceEncoder::<f32>::load(folder.path().join(name)).unwrap();
+        let model = SentenceEncoder::load(folder.path().join(name), DataType::F32).unwrap();
         for (sentence, expected) in expected.sentences.iter().zip(embeddings) {
             let found = model.embedding(sentence, model.context()).unwrap();
             let difference = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);

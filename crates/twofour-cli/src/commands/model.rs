@@ -85,6 +85,14 @@ impl ModelArguments {
         &self.device
     }
 
+    /// The GPU that it runs on, if it runs on one.
+    pub(crate) fn opened_gpu(&self) -> Result<Option<Device>> {
+        match &self.device {
+            ComputeDevice::Cpu => Ok(None),
+            ComputeDevice::Cuda(_) => Ok(Some(Device::open(self.gpu()?)?)),
+        }
+    }
+
     /// The number of the one GPU that it runs on.
     pub(crate) fn gpu(&self) -> Result<usize> {
         match &self.device {

@@ -160,7 +160,7 @@ pub(super) fn of_file(reader: &Reader) -> Result<(Tokenizer, Option<u32>)> {
     Ok((tokenizer, begin))
 }
 
-fn no_dtype(found: DataType) -> Error {
+pub(super) fn no_dtype(found: DataType) -> Error {
     Error::Setting { what: "the type to compute in", found: found.to_string(), expected: "f32, bf16 or f16" }
 }
 

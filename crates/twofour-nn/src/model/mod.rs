@@ -34,6 +34,9 @@ pub use config::{
     AttentionConfig, FeedForwardConfig, GptConfig, ImageHead, ImageHeadInput, ImageInput, ModelInput, ModelOutput,
     NormConfig, NormKind, NormPlace, Positions, Rope, RopeScaling, TokenInput, TransformerConfig,
 };
+#[cfg(feature = "cuda")]
+pub use encoder::CudaEncoder;
+pub(crate) use encoder::HiddenStates;
 pub use encoder::{Encoder, EncoderInput, MaskedEncoder, SentenceEncoder, Similarity};
 pub use generation::{Decoder, Likelihood, Sequence};
 pub(crate) use gpt::expect_trainable;

@@ -1,19 +1,24 @@
-//! Finding answers on the CPU.
+//! Finding answers.
 
 use std::path::Path;
 
-use twofour::{file::StoredElement, kernel::KernelElement};
+use twofour::DataType;
+#[cfg(feature = "cuda")]
+use twofour_cuda::Device;
 
 use super::{QuestionFile, QuestionsError, Window, WindowSettings, Windows};
+#[cfg(feature = "cuda")]
+use crate::model::CudaEncoder;
 use crate::{
     Result,
-    model::{Encoder, EncoderCheckpoint, EncoderInput, Tokenizer},
+    model::{EncoderCheckpoint, EncoderInput, HiddenStates, Tokenizer},
 };
 
-/// An encoder with the head that scores each token as the first and as the last one of an answer.
+/// An encoder with the head that scores each token as the first and as the last one of an answer, on the CPU or on a
+/// GPU.
 #[derive(Debug)]
-pub struct AnswerFinder<T: KernelElement> {
-    encoder: Encoder<T>,
+pub struct AnswerFinder {
+    encoder: Box<dyn HiddenStates>,
     tokenizer: Tokenizer,
     /// `[2, width]`.
     weight: Vec<f32>,
@@ -26,25 +31,35 @@ const LONGEST: usize = 30;
 /// Windows that go through the model together.
 const AT_ONCE: usize = 16;
 
-impl<T: KernelElement + StoredElement> AnswerFinder<T> {
-    /// Reads an encoder's directory with a head for answers.
+impl AnswerFinder {
+    /// Reads an encoder's directory with a head for answers, to compute on the CPU in `dtype`: f32, bf16 or f16.
     ///
     /// # Errors
-    /// [`QuestionsError::NoHead`]; those of [`EncoderCheckpoint::open`], of reading and packing.
-    pub fn load(directory: impl AsRef<Path>) -> Result<Self> {
-        let checkpoint = EncoderCheckpoint::open(directory.as_ref())?;
-        let Some((weight, bias)) = checkpoint.answer_head()? else {
-            return Err(QuestionsError::NoHead { path: directory.as_ref().to_owned() }.into());
-        };
-        let (encoder, tokenizer) = (checkpoint.inference()?, checkpoint.tokenizer()?);
-        Ok(AnswerFinder { encoder, tokenizer, weight, bias })
+    /// [`QuestionsError::NoHead`]; another type; those of [`EncoderCheckpoint::open`], of reading and packing.
+    pub fn load(directory: impl AsRef<Path>, dtype: DataType) -> Result<Self> {
+        Self::loaded(directory.as_ref(), |checkpoint| checkpoint.hidden_states(dtype))
     }
-}
 
-impl<T: KernelElement> AnswerFinder<T> {
-    /// The encoder.
-    pub fn encoder(&self) -> &Encoder<T> {
-        &self.encoder
+    /// [`AnswerFinder::load`], onto an NVIDIA GPU.
+    ///
+    /// # Errors
+    /// Those of [`AnswerFinder::load`] and of [`CudaEncoder::of_checkpoint`].
+    #[cfg(feature = "cuda")]
+    pub fn load_on(device: &Device, directory: impl AsRef<Path>, dtype: DataType) -> Result<Self> {
+        let encoder = |checkpoint: &EncoderCheckpoint| CudaEncoder::of_checkpoint(device, checkpoint, dtype);
+        Self::loaded(directory.as_ref(), |checkpoint| Ok(Box::new(encoder(checkpoint)?)))
+    }
+
+    fn loaded(
+        directory: &Path,
+        encoder: impl FnOnce(&EncoderCheckpoint) -> Result<Box<dyn HiddenStates>>,
+    ) -> Result<Self> {
+        let checkpoint = EncoderCheckpoint::open(directory)?;
+        let Some((weight, bias)) = checkpoint.answer_head()? else {
+            return Err(QuestionsError::NoHead { path: directory.to_owned() }.into());
+        };
+        let (encoder, tokenizer) = (encoder(&checkpoint)?, checkpoint.tokenizer()?);
+        Ok(AnswerFinder { encoder, tokenizer, weight, bias })
     }
 
     /// The answer to each question of a file: the stretch of at most 30 tokens with the highest sum of scores, over all
@@ -69,7 +84,7 @@ impl<T: KernelElement> AnswerFinder<T> {
             }
             let inputs: Vec<_> =
                 windows.iter().map(|w| EncoderInput { tokens: &w.tokens, types: Some(&w.types) }).collect();
-            for (window, hidden) in windows.iter().zip(self.encoder.forward(&inputs)?) {
+            for (window, hidden) in windows.iter().zip(self.encoder.hidden(&inputs)?) {
                 let found = self.best(window, &hidden);
                 let best = &mut best[window.question];
                 if let Some((score, bytes)) = found

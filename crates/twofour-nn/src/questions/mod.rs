@@ -7,7 +7,7 @@
 //! | [`TaskPrompt`], [`TaskScore`] | how they are asked, and the share of right answers |
 //! | [`QuestionFile`] | questions, texts and answers in SQuAD's JSON format |
 //! | [`Windows`] | a question and as much of its text as a model reads at once |
-//! | [`AnswerFinder`] | an encoder with its head, on the CPU |
+//! | [`AnswerFinder`] | an encoder with its head, on the CPU or a GPU |
 //! | [`score`] | exact match and F1, as SQuAD's evaluation has them |
 
 mod answer;

@@ -35,8 +35,8 @@ impl Check for NormCase {
         let (x, delta) = (numbers::<f32>(tokens * width, 1), numbers::<T>(tokens * width, 2));
         let (gain, bias) = (numbers::<f32>(width, 3), numbers::<f32>(width, 4));
         let (delta_there, gain_there, bias_there) = (up(context, &delta), up(context, &gain), up(context, &bias));
-        let norm = TokenNorm { kind, tokens, width, epsilon: 1e-5, every };
-        let normalized = |to: Normalized<'_>| -> Vec<f32> {
+        let norm = TokenNorm { kind, tokens, width, epsilon: 1e-5, every, replaces: false };
+        let normalized = |to: Normalized<'_>, replaces: bool| -> Vec<f32> {
             let mut x_there = up(context, &x);
             let tensors = TokenNormTensors {
                 x: x_there.as_slice_mut(),
@@ -45,11 +45,11 @@ impl Check for NormCase {
                 bias: Some(bias_there.as_slice()),
                 to,
             };
-            normalize_tokens(context, norm, tensors).unwrap();
+            normalize_tokens(context, TokenNorm { replaces, ..norm }, tensors).unwrap();
             x_there.to_host().unwrap()
         };
         let mut y = up(context, &vec![T::from_f32(f32::NAN); rows * width]);
-        let sums = normalized(Normalized::Floats(y.as_slice_mut()));
+        let sums = normalized(Normalized::Floats(y.as_slice_mut()), false);
         let mut expected = vec![];
         for row in 0..rows {
             let at = ((row + 1) * every - 1) * width;
@@ -68,7 +68,10 @@ impl Check for NormCase {
         let mut scales = up(context, &vec![f32::NAN; rows]);
         let to =
             Normalized::Integers { values: values.as_slice_mut(), scales: scales.as_slice_mut(), rounded: T::DTYPE };
-        normalized(to);
+        let replaced = normalized(to, true);
+        for (row, expected) in expected.chunks(width).enumerate() {
+            expect_close(&what, &replaced[((row + 1) * every - 1) * width..][..width], expected, 1e-4);
+        }
         let (q, s) = integers(&y, rows, width);
         assert_eq!(values.to_host::<i8>().unwrap(), q, "{what}");
         assert_eq!(scales.to_host::<f32>().unwrap(), s, "{what}");

@@ -1,17 +1,12 @@
 //! `twofour eval --text` of encoders, and of any two models that are compared.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Instant,
-};
+use std::{path::Path, time::Instant};
 
 use anyhow::{Result, bail};
-use half::{bf16, f16};
 use serde::Serialize;
-use twofour::{DataType, file::StoredElement, kernel::KernelElement};
-use twofour_nn::model::{
-    Checkpoint, EncoderCheckpoint, MaskedEncoder, Perplexity, SavedModel, SentenceEncoder, Similarity,
-};
+use twofour::DataType;
+use twofour_cuda::Device;
+use twofour_nn::model::{Checkpoint, EncoderCheckpoint, MaskedEncoder, SavedModel, SentenceEncoder, Similarity};
 
 use super::super::{model::ModelArguments, text};
 use crate::{
@@ -31,6 +26,7 @@ struct PerplexityAnswer {
     passes: usize,
     window: usize,
     dtype: String,
+    device: String,
     seconds: f64,
 }
 
@@ -41,6 +37,7 @@ struct SimilarityAnswer<'a> {
     against: &'a Path,
     window: usize,
     dtype: String,
+    device: String,
     seconds: f64,
 }
 
@@ -63,34 +60,27 @@ pub(super) fn perplexity(
     let text = text::read(path)?;
     let tokens = text::encode(&checkpoint.tokenizer()?, &text, screen)?;
     let (dtype, begin) = (model.dtype().unwrap_or_else(|| checkpoint.dtype()), Instant::now());
-    let found = match dtype {
-        DataType::F32 => masked::<f32>(screen, &checkpoint, &tokens, window)?,
-        DataType::BF16 => masked::<bf16>(screen, &checkpoint, &tokens, window)?,
-        DataType::F16 => masked::<f16>(screen, &checkpoint, &tokens, window)?,
-        other => return Err(no_dtype(other).into()),
+    let encoder = match model.opened_gpu()? {
+        Some(device) => MaskedEncoder::load_on(&device, &checkpoint, dtype)?,
+        None => {
+            memory::expect_room_for_weights(checkpoint.reader(), dtype)?;
+            MaskedEncoder::load(&checkpoint, dtype)?
+        }
     };
+    let mut progress = screen.progress();
+    let found =
+        encoder.perplexity(&tokens, window, &mut |done, total| progress.steps("tokens", done as u64, total as u64))?;
     let answer = PerplexityAnswer {
         perplexity: found.perplexity,
         tokens: found.tokens,
-        passes: MaskedEncoder::<f32>::PASSES,
+        passes: MaskedEncoder::PASSES,
         window,
         dtype: dtype.to_string(),
+        device: model.device().to_string(),
         seconds: begin.elapsed().as_secs_f64(),
     };
     screen.line(format_args!("perplexity of masked tokens {:.4} over {} tokens", answer.perplexity, answer.tokens))?;
     screen.json(&answer)
-}
-
-fn masked<T: KernelElement + StoredElement>(
-    screen: &Screen,
-    checkpoint: &EncoderCheckpoint,
-    tokens: &[u32],
-    window: usize,
-) -> Result<Perplexity> {
-    memory::expect_room_for_weights(checkpoint.reader(), T::DTYPE)?;
-    let model = MaskedEncoder::<T>::load(checkpoint)?;
-    let mut progress = screen.progress();
-    Ok(model.perplexity(tokens, window, &mut |done, total| progress.steps("tokens", done as u64, total as u64))?)
 }
 
 /// Compares the sentence embeddings of two models.
@@ -115,15 +105,18 @@ pub(super) fn compare(
     // From all over the text: neighbours are alike.
     let count = limit.unwrap_or(LINES).clamp(3, lines.len());
     let lines: Vec<&str> = (0..count).map(|index| lines[index * lines.len() / count]).collect();
-    let begin = Instant::now();
+    let (device, begin) = (model.opened_gpu()?, Instant::now());
+    let device = device.as_ref();
     let [dtype, other_dtype] = [stored, other_stored].map(|stored| model.dtype().unwrap_or(stored));
-    let one = embeddings(screen, (&directories[0], dtype), &lines, window)?;
-    let similarity = Similarity::between(&one, &embeddings(screen, (&directories[1], other_dtype), &lines, window)?)?;
+    let one = embeddings(screen, (&directories[0], dtype, device), &lines, window)?;
+    let similarity =
+        Similarity::between(&one, &embeddings(screen, (&directories[1], other_dtype, device), &lines, window)?)?;
     let answer = SimilarityAnswer {
         similarity,
         against: other,
         window,
         dtype: dtype.to_string(),
+        device: model.device().to_string(),
         seconds: begin.elapsed().as_secs_f64(),
     };
     let Similarity { mean_cosine, lowest_cosine, rank_correlation, sentences } = similarity;
@@ -151,25 +144,14 @@ fn facts(model: &Path) -> Result<(usize, DataType)> {
 
 fn embeddings(
     screen: &Screen,
-    (directory, dtype): (&PathBuf, DataType),
+    (directory, dtype, device): (&Path, DataType, Option<&Device>),
     lines: &[&str],
     window: usize,
 ) -> Result<Vec<Vec<f64>>> {
-    match dtype {
-        DataType::F32 => embedded::<f32>(screen, directory, lines, window),
-        DataType::BF16 => embedded::<bf16>(screen, directory, lines, window),
-        DataType::F16 => embedded::<f16>(screen, directory, lines, window),
-        other => Err(no_dtype(other).into()),
-    }
-}
-
-fn embedded<T: KernelElement + StoredElement>(
-    screen: &Screen,
-    directory: &Path,
-    lines: &[&str],
-    window: usize,
-) -> Result<Vec<Vec<f64>>> {
-    let model = SentenceEncoder::<T>::load(directory)?;
+    let model = match device {
+        Some(device) => SentenceEncoder::load_on(device, directory, dtype)?,
+        None => SentenceEncoder::load(directory, dtype)?,
+    };
     let mut progress = screen.progress();
     let mut found = vec![];
     for line in lines {
@@ -188,8 +170,4 @@ fn within(window: Option<usize>, context: usize) -> Result<usize, Usage> {
         }
         window => Ok(window.unwrap_or(context)),
     }
-}
-
-fn no_dtype(found: DataType) -> Usage {
-    Usage(format!("--dtype {found}: f32, bf16 and f16 are supported"))
 }

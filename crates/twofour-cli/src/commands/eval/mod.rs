@@ -58,7 +58,7 @@ Examples:
   twofour eval model/ --task questions.jsonl --chat --device cuda
   twofour eval answers/ --task dev-v1.1.json
 
-On a GPU, weights are expanded to dense bf16 or f16. Supported there are the models that `twofour train` starts from.")]
+On a GPU, a decoder's perplexity is that of its weights expanded to dense bf16 or f16.")]
 pub(crate) struct Eval {
     #[command(flatten)]
     model: ModelArguments,
@@ -141,8 +141,8 @@ impl Eval {
         let directory = SavedModel::locate(self.model.directory());
         let text = match (&self.text, &self.task) {
             (_, Some(file)) if EncoderCheckpoint::is_at(&directory) => {
-                if self.chat || *self.model.device() != ComputeDevice::Cpu {
-                    bail!(Usage("a BERT answers on the CPU, without --chat and --device".to_owned()));
+                if self.chat {
+                    bail!(Usage("a BERT answers without --chat".to_owned()));
                 }
                 return questions::answer(screen, &self.model, file, (self.window, limit));
             }
@@ -157,10 +157,9 @@ impl Eval {
             bail!(Usage("--limit is for --task, and for --text with --against".to_owned()));
         }
         if self.against.is_some() || EncoderCheckpoint::is_at(&directory) {
-            if self.stride.is_some() || *self.model.device() != ComputeDevice::Cpu {
+            if self.stride.is_some() {
                 bail!(Usage(
-                    "encoders and embeddings are measured on the CPU, in windows that do not overlap: leave out \
-                     --stride and --device"
+                    "encoders and embeddings are measured in windows that do not overlap: leave out --stride"
                         .to_owned()
                 ));
             }

@@ -3,9 +3,7 @@
 use std::{path::Path, time::Instant};
 
 use anyhow::Result;
-use half::{bf16, f16};
 use serde::Serialize;
-use twofour::{DataType, file::StoredElement, kernel::KernelElement};
 use twofour_nn::{
     model::{EncoderCheckpoint, SavedModel},
     questions::{AnswerFinder, QuestionFile, score},
@@ -24,6 +22,7 @@ struct Answer {
     questions: usize,
     window: usize,
     dtype: String,
+    device: String,
     seconds: f64,
 }
 
@@ -44,12 +43,12 @@ pub(super) fn answer(
     }
     let dtype = model.dtype().unwrap_or_else(|| checkpoint.dtype());
     let begin = Instant::now();
-    let answers = match dtype {
-        DataType::F32 => found::<f32>(screen, &directory, &file, window)?,
-        DataType::BF16 => found::<bf16>(screen, &directory, &file, window)?,
-        DataType::F16 => found::<f16>(screen, &directory, &file, window)?,
-        other => return Err(Usage(format!("--dtype {other}: f32, bf16 and f16 are supported")).into()),
+    let finder = match model.opened_gpu()? {
+        Some(device) => AnswerFinder::load_on(&device, &directory, dtype)?,
+        None => AnswerFinder::load(&directory, dtype)?,
     };
+    let mut progress = screen.progress();
+    let answers = finder.answers(&file, window, &mut |done, of| progress.steps("questions", done as u64, of as u64))?;
     let right: Vec<Vec<&str>> =
         file.questions.iter().map(|question| question.answers.iter().map(|a| a.text.as_str()).collect()).collect();
     let scores = score::scores(answers.iter().zip(&right).map(|(answer, right)| (answer.as_str(), right.as_slice())));
@@ -59,20 +58,10 @@ pub(super) fn answer(
         questions: answers.len(),
         window,
         dtype: dtype.to_string(),
+        device: model.device().to_string(),
         seconds: begin.elapsed().as_secs_f64(),
     };
     let Answer { exact_match, f1, questions, .. } = &answer;
     screen.line(format_args!("exact match {exact_match:.2} %, F1 {f1:.2} %, {questions} questions"))?;
     screen.json(&answer)
-}
-
-fn found<T: KernelElement + StoredElement>(
-    screen: &mut Screen,
-    directory: &Path,
-    file: &QuestionFile,
-    window: usize,
-) -> Result<Vec<String>> {
-    let finder = AnswerFinder::<T>::load(directory)?;
-    let mut progress = screen.progress();
-    Ok(finder.answers(file, window, &mut |done, of| progress.steps("questions", done as u64, of as u64))?)
 }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use half::{bf16, f16};
 use twofour::{
     DataType, Mask,
     file::{Overwrite, Reader, StoredElement},
@@ -20,12 +21,13 @@ use crate::{
         Bert, BertConfig, EncoderTask, SavedModel, Tokenizer,
         bert::initial,
         config::TransformerConfig,
-        encoder::Encoder,
+        encoder::{Encoder, HiddenStates},
         families::{
             Kind,
             bert::{ANSWERS, MASKED_DECODER, MASKED_TRANSFORM, OWN_DECODER, layout_of_task},
         },
         file,
+        language::no_dtype,
         run::{CheckpointModel, Run},
         saved::{beyond_mask, violation},
     },
@@ -134,6 +136,16 @@ impl EncoderCheckpoint {
     /// [`CheckpointError::DType`]; those of reading and packing.
     pub fn inference<T: KernelElement + StoredElement>(&self) -> Result<Encoder<T>> {
         Encoder::build(self.opened.config.clone(), &self.parts())
+    }
+
+    /// [`EncoderCheckpoint::inference`] in f32, bf16 or f16.
+    pub(crate) fn hidden_states(&self, dtype: DataType) -> Result<Box<dyn HiddenStates>> {
+        match dtype {
+            DataType::F32 => Ok(Box::new(self.inference::<f32>()?)),
+            DataType::BF16 => Ok(Box::new(self.inference::<bf16>()?)),
+            DataType::F16 => Ok(Box::new(self.inference::<f16>()?)),
+            other => Err(no_dtype(other)),
+        }
     }
 
     /// [`EncoderCheckpoint::inference`] with every linear layer for the dense kernel, in `T`: what a 2:4 encoder is

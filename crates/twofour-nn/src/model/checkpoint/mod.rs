@@ -45,6 +45,9 @@ use twofour::{
     kernel::KernelElement,
 };
 
+#[cfg(feature = "cuda")]
+use twofour_cuda::Device;
+
 use self::opened::Opened;
 pub(crate) use self::tensors::StoredParts;
 pub use self::{
@@ -53,6 +56,8 @@ pub use self::{
     image::ImageCheckpoint,
     new::{is_llama, save_llama},
 };
+#[cfg(feature = "cuda")]
+use super::{CudaInference, inference::cuda::repeatable};
 use super::{
     Gpt, Inference, Tokenizer,
     config::{ModelOutput, TransformerConfig},
@@ -170,10 +175,21 @@ impl Checkpoint {
 
     /// [`Checkpoint::inference`] for the hidden states: in a model without a head the embedding is in its place.
     pub(crate) fn body<T: KernelElement + StoredElement>(&self) -> Result<Inference<T>> {
+        self.with_body(|config, parts| Inference::build(config.clone(), parts))
+    }
+
+    /// [`Checkpoint::body`] on an NVIDIA GPU.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn body_on(&self, device: &Device, dtype: DataType) -> Result<CudaInference> {
+        self.with_body(|config, parts| CudaInference::of_parts(repeatable(device)?, config, parts, dtype))
+    }
+
+    fn with_body<M>(&self, read: impl FnOnce(&TransformerConfig, &StoredParts<'_>) -> Result<M>) -> Result<M> {
         let Some(table) =
             self.opened.layout.tensors.get(EMBEDDING).filter(|_| !self.opened.layout.linears.contains_key(HEAD))
         else {
-            return self.inference();
+            self.expect_head()?;
+            return read(&self.opened.config, &self.parts());
         };
         let (mut layout, mut config) = (self.opened.layout.clone(), self.opened.config.clone());
         let name = table.name.strip_suffix(".weight").unwrap_or(&table.name).to_owned();
@@ -182,7 +198,7 @@ impl Checkpoint {
         if let ModelOutput::Vocabulary { tied, .. } = &mut config.output {
             *tied = true;
         }
-        Inference::build(config, &StoredParts::new(&self.opened.reader, &layout, true))
+        read(&config, &StoredParts::new(&self.opened.reader, &layout, true))
     }
 
     /// The directory of tokenizer and configuration.

@@ -8,20 +8,13 @@ use twofour::{
 };
 
 use super::CheckpointError;
-#[cfg(feature = "cuda")]
-use crate::model::inference::stored::{StoredLinears, StoredPart, StoredWeight};
 use crate::{
     Error, Result,
     model::{
         calibration::Replace,
         families::layout::{Layout, StoredLinear},
         file,
-        inference::{
-            build::Parts,
-            linear::{Linear, LinearPart},
-            passes::narrowed,
-            weight::Weight,
-        },
+        inference::{build::Parts, linear::LinearPart, passes::narrowed, weight::Weight},
     },
 };
 
@@ -178,39 +171,11 @@ impl<T: KernelElement + StoredElement> Parts<T> for StoredParts<'_> {
         }
     }
 
-    fn linear(&self, name: &str, _: (usize, usize)) -> Result<Linear<T>> {
+    fn linear_parts(&self, name: &str, _: (usize, usize)) -> Result<Vec<LinearPart<T>>> {
         let linear = self.layout.linears.get(name).ok_or_else(|| absent(name))?;
         // The embedding reads the head's values where it is the same tensor.
         let stays_dense = self.dense || self.tied && name == "head";
-        let parts = linear.parts.iter().map(|part| self.part(linear, part, stays_dense));
-        Linear::new(parts.collect::<Result<_>>()?)
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl<T: KernelElement + StoredElement> StoredLinears<T> for StoredParts<'_> {
-    fn stored_linear(&self, name: &str, _: (usize, usize)) -> Result<Vec<StoredPart<T>>> {
-        let linear = self.layout.linears.get(name).ok_or_else(|| absent(name))?;
-        // The embedding reads the head's values where it is the same tensor.
-        let stays_dense = self.dense || self.tied && name == "head";
-        let part = |(name, outputs): &(String, usize)| {
-            let (weight, shape) = (format!("{name}.weight"), (*outputs, linear.inputs));
-            let bias = linear.has_bias.then(|| self.floats::<f32>(&format!("{name}.bias"))).transpose()?;
-            let is_compressed = file::is_compressed(self.reader, &weight);
-            let stored = linear.stored_shape(*outputs);
-            let weight = if is_compressed && !linear.is_transposed && !stays_dense {
-                StoredWeight::compressed(self.reader, &weight, shape)?
-            } else {
-                let values: Vec<T> = match is_compressed {
-                    true => narrowed(&file::values(self.reader, &weight, &stored)?),
-                    false => self.floats(&weight)?,
-                };
-                let values = if linear.is_transposed { transposed(&values, stored) } else { values };
-                if stays_dense { StoredWeight::Dense(values) } else { StoredWeight::of_values(values, shape)? }
-            };
-            Ok(StoredPart { weight, bias, outputs: *outputs })
-        };
-        linear.parts.iter().map(part).collect()
+        linear.parts.iter().map(|part| self.part(linear, part, stays_dense)).collect()
     }
 }
 

@@ -4,7 +4,7 @@ use twofour::{file::StoredElement, kernel::KernelElement};
 
 use super::{EncoderInput, TransformerConfig};
 use crate::{
-    Error, Result,
+    Result,
     model::{
         checkpoint::StoredParts,
         config::{NormKind, TokenInput},
@@ -44,37 +44,21 @@ impl<T: KernelElement> Embeddings<T> {
     ) -> Result<Vec<f32>> {
         let mut x = vec![];
         for input in inputs {
-            self.add(config, *input, &mut x)?;
+            input.expect_fit(config)?;
+            self.add(config, *input, &mut x);
         }
         Ok(self.norm.normalized(&x))
     }
 
     /// Adds the embeddings of a sequence to the end of `x`.
-    fn add(
-        &self,
-        config: &TransformerConfig,
-        EncoderInput { tokens, types }: EncoderInput<'_>,
-        x: &mut Vec<f32>,
-    ) -> Result<()> {
-        let (width, TokenInput { context, vocabulary, token_types, .. }) = (config.width, *config.tokens()?);
-        if tokens.is_empty() || tokens.len() > context {
-            let found = format!("{} tokens for a context of {context}", tokens.len());
-            return Err(Error::Setting { what: "a sequence", found, expected: "from 1 token to the context" });
-        }
-        if let Some(types) = types.filter(|types| types.len() != tokens.len()) {
-            return Err(Error::Length { what: "token types", expected: tokens.len(), found: types.len() });
-        }
-        let row = |table: &'_ [T], what: &'static str, token: u32, position: usize, vocabulary: usize| {
-            let missing = || Error::Token { what, token, position, vocabulary };
-            table.chunks_exact(width).nth(token as usize).map(widened).ok_or_else(missing)
-        };
+    fn add(&self, config: &TransformerConfig, EncoderInput { tokens, types }: EncoderInput<'_>, x: &mut Vec<f32>) {
+        let width = config.width;
+        let row = |table: &'_ [T], index: usize| widened(&table[index * width..][..width]);
         for (position, &token) in tokens.iter().enumerate() {
-            let kind = types.map_or(0, |types| types[position]);
-            let word = row(&self.words, "inputs", token, position, vocabulary)?;
-            let kind = row(&self.types, "token types", kind, position, token_types)?;
+            let (word, kind) = (row(&self.words, token as usize), types.map_or(0, |types| types[position]));
+            let kind = row(&self.types, kind as usize);
             let place = &self.positions[position * width..][..width];
             x.extend(word.iter().zip(kind).zip(place).map(|((word, kind), place)| word + kind + place.to_f32()));
         }
-        Ok(())
     }
 }

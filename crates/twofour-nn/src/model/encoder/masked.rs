@@ -1,17 +1,28 @@
-//! Predicting masked tokens on the CPU.
+//! Predicting masked tokens.
 
+use std::fmt::Debug;
+
+use half::{bf16, f16};
 use twofour::{
+    DataType,
     file::StoredElement,
     kernel::{Activation, KernelElement},
 };
+#[cfg(feature = "cuda")]
+use twofour_cuda::Device;
 
-use super::{Encoder, EncoderInput};
+#[cfg(feature = "cuda")]
+use super::cuda::{CudaEncoder, CudaMaskedHead};
+use super::{EncoderInput, HiddenStates};
 use crate::{
     Error, Result,
-    cpu::nonlinearity,
+    cpu::{cross_entropy, nonlinearity},
+    engine::Nonlinearity,
     model::{
-        CheckpointError, EncoderCheckpoint, Perplexity,
+        CheckpointError, EncoderCheckpoint, Perplexity, TransformerConfig,
+        checkpoint::StoredParts,
         config::NormKind,
+        expect_below,
         families::bert::{MASKED_TRANSFORM, OWN_DECODER},
         inference::{
             build::Parts,
@@ -20,63 +31,76 @@ use crate::{
             passes::{narrowed, widened},
             weight::Weight,
         },
+        language::no_dtype,
     },
     text::SpecialTokens,
 };
 
-/// An encoder with the head that scores the vocabulary for masked tokens: transformers' `BertForMaskedLM`.
+/// An encoder with the head that scores the vocabulary for masked tokens: transformers' `BertForMaskedLM`, on the CPU or
+/// on a GPU.
 #[derive(Debug)]
-pub struct MaskedEncoder<T: KernelElement> {
-    encoder: Encoder<T>,
+pub struct MaskedEncoder {
+    encoder: Box<dyn HiddenStates>,
+    head: Box<dyn MaskedHead>,
     special: SpecialTokens,
-    transform: Linear<T>,
-    norm: Norm,
-    decoder: Linear<T>,
 }
 
-impl<T: KernelElement + StoredElement> MaskedEncoder<T> {
-    /// Reads an encoder with its tokenizer and its head.
+/// The head that scores the vocabulary for masked tokens.
+pub(super) trait MaskedHead: Debug + Send + Sync {
+    /// The sum of `-log p` of the tokens that belong to rows of hidden states.
+    fn loss(&self, rows: &[f32], targets: &[u32]) -> Result<f64>;
+}
+
+impl MaskedEncoder {
+    /// Reads an encoder with its tokenizer and its head, to compute on the CPU in `dtype`: f32, bf16 or f16.
     ///
     /// # Errors
-    /// [`CheckpointError::NoMaskedHead`]; a tokenizer without a mask token; those of reading and packing.
-    pub fn load(checkpoint: &EncoderCheckpoint) -> Result<Self> {
-        let parts = checkpoint.parts();
+    /// [`CheckpointError::NoMaskedHead`]; a tokenizer without a mask token; another type; those of reading and packing.
+    pub fn load(checkpoint: &EncoderCheckpoint, dtype: DataType) -> Result<Self> {
+        Self::loaded(checkpoint, || {
+            Ok((
+                checkpoint.hidden_states(dtype)?,
+                match dtype {
+                    DataType::F32 => Box::new(CpuMaskedHead::<f32>::read(checkpoint)?),
+                    DataType::BF16 => Box::new(CpuMaskedHead::<bf16>::read(checkpoint)?),
+                    DataType::F16 => Box::new(CpuMaskedHead::<f16>::read(checkpoint)?),
+                    other => return Err(no_dtype(other)),
+                },
+            ))
+        })
+    }
+
+    /// [`MaskedEncoder::load`], onto an NVIDIA GPU.
+    ///
+    /// # Errors
+    /// Those of [`MaskedEncoder::load`] and of [`CudaEncoder::of_checkpoint`].
+    #[cfg(feature = "cuda")]
+    pub fn load_on(device: &Device, checkpoint: &EncoderCheckpoint, dtype: DataType) -> Result<Self> {
+        Self::loaded(checkpoint, || {
+            let encoder = CudaEncoder::of_checkpoint(device, checkpoint, dtype)?;
+            let head = CudaMaskedHead::new(&encoder, &checkpoint.parts())?;
+            Ok((Box::new(encoder), Box::new(head)))
+        })
+    }
+
+    fn loaded(
+        checkpoint: &EncoderCheckpoint,
+        read: impl FnOnce() -> Result<(Box<dyn HiddenStates>, Box<dyn MaskedHead>)>,
+    ) -> Result<Self> {
         if !checkpoint.has_masked_head() {
             return Err(CheckpointError::NoMaskedHead { path: checkpoint.reader().path().to_owned() }.into());
         }
         let special = checkpoint.tokenizer()?.special()?;
-        let (width, vocabulary) = (checkpoint.config().width, checkpoint.config().vocabulary());
-        let vector = |name: &str, len: usize| Parts::<T>::vector(&parts, name, len);
-        let values: Vec<T> = match parts.has_linear(OWN_DECODER) {
-            true => narrowed(&parts.values(&format!("{OWN_DECODER}.weight"))?),
-            false => parts.table("embedding.weight", [vocabulary, width])?,
-        };
-        let bias = Some(vector("embedding.bias", vocabulary)?);
-        let decoder = LinearPart::of(Weight::Dense(values), (vocabulary, width), bias);
-        Ok(MaskedEncoder {
-            special,
-            transform: parts.linear(MASKED_TRANSFORM, (width, width))?,
-            norm: Norm::read(NormKind::Layer, checkpoint.config().norm.epsilon, |part| {
-                vector(&format!("head.norm.{part}"), width)
-            })?,
-            decoder: Linear::new(vec![decoder])?,
-            encoder: checkpoint.inference()?,
-        })
+        let (encoder, head) = read()?;
+        Ok(MaskedEncoder { encoder, head, special })
     }
-}
 
-impl<T: KernelElement> MaskedEncoder<T> {
     /// How many times a window is read: in each pass every so manieth token is masked, one of seven, which is close to
     /// the 15 % of BERT's training.
     pub const PASSES: usize = 7;
 
     /// Rows of hidden states whose scores are in memory at once.
     const ROWS: usize = 64;
-
-    /// The encoder.
-    pub fn encoder(&self) -> &Encoder<T> {
-        &self.encoder
-    }
 
     /// The perplexity of the masked tokens of a text: the exponential of the mean of `-log p` over all of its tokens,
     /// each of which is masked once, together with every seventh token
@@ -117,6 +141,7 @@ impl<T: KernelElement> MaskedEncoder<T> {
 
     /// The sum of `-log p` of the tokens at `places`, each masked in one of the passes.
     fn negative_log_likelihood(&self, tokens: &[u32], places: std::ops::Range<usize>) -> Result<f64> {
+        expect_below("the text", tokens, self.encoder.config().vocabulary())?;
         let masked = |pass: usize| places.clone().skip(pass).step_by(Self::PASSES);
         let passes: Vec<Vec<u32>> = (0..Self::PASSES.min(places.len()))
             .map(|pass| {
@@ -127,38 +152,67 @@ impl<T: KernelElement> MaskedEncoder<T> {
             .collect();
         let inputs: Vec<_> = passes.iter().map(|tokens| EncoderInput { tokens, types: None }).collect();
         let (width, mut sum) = (self.encoder.config().width, 0.0);
-        for (pass, hidden) in self.encoder.forward(&inputs)?.iter().enumerate() {
+        for (pass, hidden) in self.encoder.hidden(&inputs)?.iter().enumerate() {
             let places: Vec<usize> = masked(pass).collect();
             for places in places.chunks(Self::ROWS) {
                 let rows: Vec<f32> =
                     places.iter().flat_map(|place| &hidden[place * width..][..width]).copied().collect();
-                let targets = places.iter().map(|place| tokens[*place]);
-                sum += self.loss(&rows, targets)?;
+                let targets: Vec<u32> = places.iter().map(|place| tokens[*place]).collect();
+                sum += self.head.loss(&rows, &targets)?;
             }
         }
         Ok(sum)
     }
+}
 
-    /// The sum of `-log p` of the tokens that belong to rows of hidden states.
-    fn loss(&self, rows: &[f32], targets: impl ExactSizeIterator<Item = u32>) -> Result<f64> {
-        let (config, count) = (self.encoder.config(), targets.len());
+/// The head on the CPU.
+#[derive(Debug)]
+struct CpuMaskedHead<T: KernelElement> {
+    transform: Linear<T>,
+    function: Nonlinearity,
+    norm: Norm,
+    decoder: Linear<T>,
+    vocabulary: usize,
+}
+
+/// The layer that scores the vocabulary: with the embedding's values where it has none of its own.
+pub(super) fn masked_decoder<T: KernelElement + StoredElement>(
+    parts: &StoredParts<'_>,
+    config: &TransformerConfig,
+) -> Result<LinearPart<T>> {
+    let shape = (config.vocabulary(), config.width);
+    let values: Vec<T> = match parts.has_linear(OWN_DECODER) {
+        true => narrowed(&parts.values(&format!("{OWN_DECODER}.weight"))?),
+        false => parts.table("embedding.weight", [shape.0, shape.1])?,
+    };
+    let bias = Parts::<T>::vector(parts, "embedding.bias", shape.0)?;
+    Ok(LinearPart::of(Weight::Dense(values), shape, Some(bias)))
+}
+
+impl<T: KernelElement + StoredElement> CpuMaskedHead<T> {
+    fn read(checkpoint: &EncoderCheckpoint) -> Result<Self> {
+        let (parts, config) = (checkpoint.parts(), checkpoint.config());
+        let width = config.width;
+        Ok(CpuMaskedHead {
+            transform: parts.linear(MASKED_TRANSFORM, (width, width))?,
+            function: config.feed_forward.activation,
+            norm: Norm::read(NormKind::Layer, config.norm.epsilon, |part| {
+                Parts::<T>::vector(&parts, &format!("head.norm.{part}"), width)
+            })?,
+            decoder: Linear::new(vec![masked_decoder(&parts, config)?])?,
+            vocabulary: config.vocabulary(),
+        })
+    }
+}
+
+impl<T: KernelElement> MaskedHead for CpuMaskedHead<T> {
+    fn loss(&self, rows: &[f32], targets: &[u32]) -> Result<f64> {
+        let count = targets.len();
         let transformed = self.transform.forward(&narrowed::<T>(rows), count, Activation::Identity)?;
         let mut transformed = widened(&transformed);
-        nonlinearity::in_place(config.feed_forward.activation, &mut transformed);
+        nonlinearity::in_place(self.function, &mut transformed);
         let normalized: Vec<T> = self.norm.forward(&transformed);
         let scores = widened(&self.decoder.forward(&normalized, count, Activation::Identity)?);
-        let mut sum = 0.0;
-        for (scores, target) in scores.chunks_exact(config.vocabulary()).zip(targets) {
-            let most = scores.iter().fold(f32::NEG_INFINITY, |most, score| most.max(*score));
-            let total: f64 = scores.iter().map(|score| f64::from(score - most).exp()).sum();
-            let own = scores.get(target as usize).ok_or(Error::Token {
-                what: "the text",
-                token: target,
-                position: 0,
-                vocabulary: config.vocabulary(),
-            })?;
-            sum += total.ln() - f64::from(own - most);
-        }
-        Ok(sum)
+        Ok(cross_entropy::loss(&scores, self.vocabulary, targets))
     }
 }

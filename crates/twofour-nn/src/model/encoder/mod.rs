@@ -1,5 +1,7 @@
-//! Encoders for inference on the CPU: BERT.
+//! Encoders for inference: BERT.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod embeddings;
 mod masked;
 mod modules;
@@ -8,19 +10,22 @@ mod similarity;
 #[cfg(test)]
 mod tests;
 
-use std::{ops::ControlFlow, path::Path};
+use std::{fmt::Debug, ops::ControlFlow, path::Path};
 
 use twofour::{
     file::StoredElement,
     kernel::{Activation, KernelElement},
 };
 
+#[cfg(feature = "cuda")]
+pub use self::cuda::CudaEncoder;
 pub(super) use self::embeddings::Embeddings;
 pub use self::{masked::MaskedEncoder, sentence::SentenceEncoder, similarity::Similarity};
 use super::{
     calibration::Observation,
     checkpoint::{EncoderCheckpoint, StoredParts},
-    config::TransformerConfig,
+    config::{TokenInput, TransformerConfig},
+    expect_below,
     inference::{
         attention::Seen,
         build::Parts,
@@ -38,6 +43,52 @@ pub struct EncoderInput<'a> {
     pub tokens: &'a [u32],
     /// The type of each token; type 0 where there are none.
     pub types: Option<&'a [u32]>,
+}
+
+impl EncoderInput<'_> {
+    /// An error unless a model of that description reads the sequence.
+    fn expect_fit(&self, config: &TransformerConfig) -> Result<()> {
+        let TokenInput { context, vocabulary, token_types, .. } = *config.tokens()?;
+        let EncoderInput { tokens, types } = *self;
+        if tokens.is_empty() || tokens.len() > context {
+            let found = format!("{} tokens for a context of {context}", tokens.len());
+            return Err(Error::Setting { what: "a sequence", found, expected: "from 1 token to the context" });
+        }
+        if let Some(types) = types.filter(|types| types.len() != tokens.len()) {
+            return Err(Error::Length { what: "token types", expected: tokens.len(), found: types.len() });
+        }
+        expect_below("inputs", tokens, vocabulary)?;
+        expect_below("token types", types.unwrap_or_default(), token_types)
+    }
+}
+
+/// A model that makes hidden states of sequences, on the CPU or on a GPU.
+pub(crate) trait HiddenStates: Debug + Send + Sync {
+    /// The model's description.
+    fn config(&self) -> &TransformerConfig;
+
+    /// The last hidden states of each sequence, `[tokens, width]`.
+    fn hidden(&self, inputs: &[EncoderInput<'_>]) -> Result<Vec<Vec<f32>>>;
+}
+
+impl<T: KernelElement> HiddenStates for Encoder<T> {
+    fn config(&self) -> &TransformerConfig {
+        self.config()
+    }
+
+    fn hidden(&self, inputs: &[EncoderInput<'_>]) -> Result<Vec<Vec<f32>>> {
+        self.forward(inputs)
+    }
+}
+
+/// The hidden states of sequences that lie one after the other.
+fn split(mut all: &[f32], inputs: &[EncoderInput<'_>], width: usize) -> Vec<Vec<f32>> {
+    let of = |input: &EncoderInput<'_>| {
+        let (own, others) = all.split_at(input.tokens.len() * width);
+        all = others;
+        own.to_vec()
+    };
+    inputs.iter().map(of).collect()
 }
 
 /// An encoder's weights packed for the CPU kernels in `T`: dense layers for the dense kernel, 2:4 and compressed ones
@@ -129,7 +180,6 @@ impl<T: KernelElement> Encoder<T> {
         inputs: &[EncoderInput<'_>],
         mut observe: Option<&mut dyn FnMut(Observation<'_>)>,
     ) -> Result<Vec<Vec<f32>>> {
-        let width = self.config.width;
         let mut x = self.embeddings.forward(&self.config, inputs)?;
         let lengths: Vec<usize> = inputs.iter().map(|input| input.tokens.len()).collect();
         let tokens = lengths.iter().sum();
@@ -143,14 +193,7 @@ impl<T: KernelElement> Encoder<T> {
                 ControlFlow::Continue(())
             })?;
         }
-        let mut rest = x.as_slice();
-        let mut parts = vec![];
-        for length in lengths {
-            let (own, others) = rest.split_at(length * width);
-            parts.push(own.to_vec());
-            rest = others;
-        }
-        Ok(parts)
+        Ok(split(&x, inputs, self.config.width))
     }
 
     /// The pooler's output for the hidden states of one sequence, `[width]`: `tanh` of a linear layer of the first

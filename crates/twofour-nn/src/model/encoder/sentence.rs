@@ -2,68 +2,103 @@
 
 use std::path::Path;
 
-use twofour::{file::StoredElement, kernel::KernelElement};
+use half::{bf16, f16};
+use twofour::{DataType, file::Reader};
+#[cfg(feature = "cuda")]
+use twofour_cuda::Device;
 
-use super::{Encoder, EncoderInput, modules::Modules};
+#[cfg(feature = "cuda")]
+use super::CudaEncoder;
+use super::{EncoderInput, HiddenStates, modules::Modules};
+#[cfg(feature = "cuda")]
+use crate::model::CudaInference;
 use crate::{
     Error, Result,
-    model::{Checkpoint, EncoderCheckpoint, Inference, Tokenizer, file, language::of_file},
+    model::{
+        Checkpoint, EncoderCheckpoint, Inference, Tokenizer, file,
+        language::{no_dtype, of_file},
+    },
 };
 
 /// A model with its tokenizer and what makes one embedding of its hidden states: an encoder, or a decoder with or
-/// without a head that scores tokens.
+/// without a head that scores tokens; on the CPU or on a GPU.
 #[derive(Debug)]
-pub struct SentenceEncoder<T: KernelElement> {
-    body: Body<T>,
+pub struct SentenceEncoder {
+    body: Box<dyn HiddenStates>,
     tokenizer: Tokenizer,
     framing: [Vec<u32>; 2],
     modules: Modules,
 }
 
-#[derive(Debug)]
-enum Body<T: KernelElement> {
-    Encoder(Encoder<T>),
-    Decoder(Inference<T>),
+/// Where a model is stored.
+enum Stored<'a> {
+    Encoder(&'a EncoderCheckpoint),
+    Decoder(&'a Checkpoint),
+    File(&'a Reader),
 }
 
-impl<T: KernelElement + StoredElement> SentenceEncoder<T> {
-    /// Reads a directory with a model of transformers that this program runs, or a file of a decoder of its own; beside
-    /// the former the modules that sentence-transformers keeps beside it: pooling, linear layers (`2_Dense`) and
-    /// normalization, in the order of `modules.json`. Without modules the embedding is the mean of the last hidden
-    /// states.
+impl SentenceEncoder {
+    /// Reads a directory with a model of transformers that this program runs, or a file of a decoder of its own, to
+    /// compute on the CPU in `dtype`: f32, bf16 or f16. Beside a directory are the modules that sentence-transformers
+    /// keeps there: pooling, linear layers (`2_Dense`) and normalization, in the order of `modules.json`. Without
+    /// modules the embedding is the mean of the last hidden states.
     ///
     /// # Errors
     /// Those of [`EncoderCheckpoint::open`] and [`Checkpoint::open`];
-    /// [`CheckpointError`](crate::model::CheckpointError) for a module that is damaged or of another kind; those of
-    /// reading and packing.
-    pub fn load(directory: impl AsRef<Path>) -> Result<Self> {
-        let directory = directory.as_ref();
+    /// [`CheckpointError`](crate::model::CheckpointError) for a module that is damaged or of another kind; another type;
+    /// those of reading and packing.
+    pub fn load(directory: impl AsRef<Path>, dtype: DataType) -> Result<Self> {
+        Self::loaded(directory.as_ref(), |stored| {
+            Ok(match (stored, dtype) {
+                (Stored::Encoder(checkpoint), _) => checkpoint.hidden_states(dtype)?,
+                (Stored::Decoder(checkpoint), DataType::F32) => Box::new(checkpoint.body::<f32>()?),
+                (Stored::Decoder(checkpoint), DataType::BF16) => Box::new(checkpoint.body::<bf16>()?),
+                (Stored::Decoder(checkpoint), DataType::F16) => Box::new(checkpoint.body::<f16>()?),
+                (Stored::File(reader), DataType::F32) => Box::new(Inference::<f32>::from_reader(reader)?),
+                (Stored::File(reader), DataType::BF16) => Box::new(Inference::<bf16>::from_reader(reader)?),
+                (Stored::File(reader), DataType::F16) => Box::new(Inference::<f16>::from_reader(reader)?),
+                (_, other) => return Err(no_dtype(other)),
+            })
+        })
+    }
+
+    /// [`SentenceEncoder::load`], onto an NVIDIA GPU.
+    ///
+    /// # Errors
+    /// Those of [`SentenceEncoder::load`], [`CudaEncoder::of_checkpoint`] and [`CudaInference::of_checkpoint`].
+    #[cfg(feature = "cuda")]
+    pub fn load_on(device: &Device, directory: impl AsRef<Path>, dtype: DataType) -> Result<Self> {
+        Self::loaded(directory.as_ref(), |stored| {
+            Ok(match stored {
+                Stored::Encoder(checkpoint) => Box::new(CudaEncoder::of_checkpoint(device, checkpoint, dtype)?),
+                Stored::Decoder(checkpoint) => Box::new(checkpoint.body_on(device, dtype)?),
+                Stored::File(reader) => Box::new(CudaInference::from_reader(device, reader, dtype)?),
+            })
+        })
+    }
+
+    fn loaded(directory: &Path, body: impl FnOnce(Stored<'_>) -> Result<Box<dyn HiddenStates>>) -> Result<Self> {
         let (body, tokenizer, modules) = if EncoderCheckpoint::is_at(directory) {
             let checkpoint = EncoderCheckpoint::open(directory)?;
             let modules = Modules::of(checkpoint.directory(), checkpoint.config().width)?;
-            (Body::Encoder(checkpoint.inference()?), checkpoint.tokenizer()?, modules)
+            (body(Stored::Encoder(&checkpoint))?, checkpoint.tokenizer()?, modules)
         } else if Checkpoint::is_at(directory) {
             let checkpoint = Checkpoint::open(directory)?;
             let modules = Modules::of(checkpoint.directory(), checkpoint.config().width)?;
-            (Body::Decoder(checkpoint.body()?), checkpoint.tokenizer()?, modules)
+            (body(Stored::Decoder(&checkpoint))?, checkpoint.tokenizer()?, modules)
         } else {
             let reader = file::open(directory)?;
-            let decoder = Inference::from_reader(&reader)?;
-            let modules = Modules::mean(decoder.config().width);
-            (Body::Decoder(decoder), of_file(&reader)?.0, modules)
+            let body = body(Stored::File(&reader))?;
+            let modules = Modules::mean(body.config().width);
+            (body, of_file(&reader)?.0, modules)
         };
         let framing = tokenizer.framing()?;
         Ok(SentenceEncoder { body, tokenizer, framing, modules })
     }
-}
 
-impl<T: KernelElement> SentenceEncoder<T> {
     /// The longest sentence, in tokens.
     pub fn context(&self) -> usize {
-        match &self.body {
-            Body::Encoder(encoder) => encoder.config().context(),
-            Body::Decoder(decoder) => decoder.config().context(),
-        }
+        self.body.config().context()
     }
 
     /// The embedding of a sentence, of which at most `length` tokens are read, with those that frame it: of unit
@@ -82,10 +117,7 @@ impl<T: KernelElement> SentenceEncoder<T> {
         })?;
         tokens.truncate(room);
         let tokens = [before.as_slice(), &tokens, after].concat();
-        let hidden = match &self.body {
-            Body::Encoder(encoder) => encoder.forward(&[EncoderInput { tokens: &tokens, types: None }])?.concat(),
-            Body::Decoder(decoder) => decoder.session().last_hidden(&tokens)?,
-        };
+        let hidden = self.body.hidden(&[EncoderInput { tokens: &tokens, types: None }])?.concat();
         let embedding = self.modules.embedding(&hidden);
         let norm = embedding.iter().map(|value| value * value).sum::<f64>().sqrt();
         if !norm.is_finite() || norm == 0.0 {

@@ -7,6 +7,7 @@ use std::{
 
 use half::bf16;
 use serde::Deserialize;
+use twofour::DataType;
 
 use super::{Encoder, EncoderInput, MaskedEncoder, SentenceEncoder};
 use crate::model::{EncoderCheckpoint, Tokenizer};
@@ -98,7 +99,7 @@ fn the_perplexity_of_masked_tokens_is_that_of_transformers() {
     let directory = directory().with_file_name("bert_masked");
     let expected: ExpectedMasked = serde_json::from_slice(&fs::read(directory.join("expected.json")).unwrap()).unwrap();
     let checkpoint = EncoderCheckpoint::open(&directory).unwrap();
-    let model = MaskedEncoder::<f32>::load(&checkpoint).unwrap();
+    let model = MaskedEncoder::load(&checkpoint, DataType::F32).unwrap();
     let tokens = checkpoint.tokenizer().unwrap().encode(&expected.text).unwrap();
     for ExpectedPerplexity { window, perplexity, tokens: count } in expected.perplexity {
         let found = model.perplexity(&tokens, window, &mut |_, _| {}).unwrap();
@@ -110,7 +111,7 @@ fn the_perplexity_of_masked_tokens_is_that_of_transformers() {
     }
     assert!(model.perplexity(&[], 12, &mut |_, _| {}).is_err());
     let headless = EncoderCheckpoint::open(self::directory()).unwrap();
-    let error = MaskedEncoder::<f32>::load(&headless).unwrap_err().to_string();
+    let error = MaskedEncoder::load(&headless, DataType::F32).unwrap_err().to_string();
     assert!(error.contains("no head for masked tokens"), "{error}");
 }
 
@@ -130,7 +131,8 @@ fn embeddings_of_sentences_are_what_their_modules_make_of_hidden_states() {
         sum.iter().map(|v| v / norm).collect()
     };
     let near = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-9);
-    let embedding = || SentenceEncoder::<f32>::load(folder.path()).unwrap().embedding("two of every four", 40).unwrap();
+    let embedding =
+        || SentenceEncoder::load(folder.path(), DataType::F32).unwrap().embedding("two of every four", 40).unwrap();
     assert!(near(&embedding(), &unit(&hidden)));
     fs::create_dir(folder.path().join("1_Pooling")).unwrap();
     let pooling = folder.path().join("1_Pooling/config.json");
@@ -140,7 +142,7 @@ fn embeddings_of_sentences_are_what_their_modules_make_of_hidden_states() {
     assert!(near(&embedding(), &unit(&hidden[hidden.len() - 16..])));
 
     // What is not supported is named.
-    let refused = || SentenceEncoder::<f32>::load(folder.path()).unwrap_err().to_string();
+    let refused = || SentenceEncoder::load(folder.path(), DataType::F32).unwrap_err().to_string();
     for wrong in [r#"{"pooling_mode": "median"}"#, r#"{"pooling_mode": ["cls", "median"]}"#, "{}"] {
         fs::write(&pooling, wrong).unwrap();
         assert!(refused().contains("1_Pooling/config.json: `pooling_mode`"), "{}", refused());

@@ -10,15 +10,9 @@ use twofour::{
 };
 
 use super::{ImageEncoder, TransformerConfig};
-#[cfg(feature = "cuda")]
-use crate::model::inference::stored::{StoredLinears, StoredPart};
 use crate::{
     Result,
-    model::inference::{
-        build::Parts,
-        linear::{Linear, LinearPart},
-        weight::Weight,
-    },
+    model::inference::{build::Parts, linear::LinearPart, weight::Weight},
     random::Stream,
 };
 
@@ -137,16 +131,8 @@ impl<T: KernelElement> Parts<T> for RandomParts<'_> {
         Ok(self.values(name, rows * width))
     }
 
-    fn linear(&self, name: &str, shape: (usize, usize)) -> Result<Linear<T>> {
+    fn linear_parts(&self, name: &str, shape: (usize, usize)) -> Result<Vec<LinearPart<T>>> {
         let (weight, bias) = self.weight(name, shape)?;
-        Linear::new(vec![LinearPart::of(weight, shape, bias)])
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl<T: KernelElement> StoredLinears<T> for RandomParts<'_> {
-    fn stored_linear(&self, name: &str, shape: (usize, usize)) -> Result<Vec<StoredPart<T>>> {
-        let (weight, bias) = self.weight(name, shape)?;
-        Ok(vec![StoredPart { weight: weight.try_into()?, bias, outputs: shape.0 }])
+        Ok(vec![LinearPart::of(weight, shape, bias)])
     }
 }

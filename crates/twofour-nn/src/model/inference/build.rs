@@ -5,7 +5,7 @@ use twofour::kernel::KernelElement;
 use super::{
     Inference,
     layer::Layer,
-    linear::Linear,
+    linear::{Linear, LinearPart},
     norm::{Norm, Residual},
     rotation::Rotations,
     weight::Weight,
@@ -29,8 +29,22 @@ pub(crate) trait Parts<T: KernelElement> {
         self.table("embedding.weight", shape).map(Weight::Dense)
     }
 
-    /// A linear layer `[outputs, inputs]`; `name` is without `.weight`.
-    fn linear(&self, name: &str, shape: (usize, usize)) -> Result<Linear<T>>;
+    /// The parts of a linear layer `[outputs, inputs]`, whose output features follow each other; `name` is without
+    /// `.weight`.
+    fn linear_parts(&self, name: &str, shape: (usize, usize)) -> Result<Vec<LinearPart<T>>>;
+
+    /// A linear layer `[outputs, inputs]`, packed for the CPU. Errors name it.
+    fn linear(&self, name: &str, shape: (usize, usize)) -> Result<Linear<T>> {
+        self.linear_parts(name, shape).and_then(Linear::new).map_err(|error| naming(error, name))
+    }
+}
+
+/// An error of a linear layer of that name, which it names.
+pub(crate) fn naming(error: Error, name: &str) -> Error {
+    match error {
+        named @ (Error::InLayer { .. } | Error::Checkpoint(_)) => named,
+        other => other.in_layer(name),
+    }
 }
 
 impl<T: KernelElement> Inference<T> {
@@ -48,7 +62,7 @@ impl<T: KernelElement> Inference<T> {
         };
         let rotations = Rotations::of(&config);
         let norm = norm(&config, parts, "norm", width, config.norm.kind)?;
-        let head = named(parts, "head", (vocabulary, width))?;
+        let head = parts.linear("head", (vocabulary, width))?;
         Ok(Inference { embedding, positions, layers, norm, head, rotations, config })
     }
 }
@@ -71,14 +85,14 @@ impl<T: KernelElement> Layer<T> {
         Ok(Layer {
             index,
             attention: Residual::build(config, parts, &at("attn"))?,
-            qkv: named(parts, &at("attn.qkv"), (config.qkv_width(), width))?,
+            qkv: parts.linear(&at("attn.qkv"), (config.qkv_width(), width))?,
             head_norms,
             relative: config.attention.relative_positions.then(relative).transpose()?,
             windows: WindowGrid::of(config, index),
-            out: named(parts, &at("attn.out"), (width, config.query_width()))?,
+            out: parts.linear(&at("attn.out"), (width, config.query_width()))?,
             feed_forward: Residual::build(config, parts, &at("mlp"))?,
-            up: named(parts, &at("mlp.up"), (config.up_width(), width))?,
-            down: named(parts, &at("mlp.down"), (width, config.feed_forward.hidden))?,
+            up: parts.linear(&at("mlp.up"), (config.up_width(), width))?,
+            down: parts.linear(&at("mlp.down"), (width, config.feed_forward.hidden))?,
         })
     }
 }
@@ -91,12 +105,4 @@ fn norm<T: KernelElement>(
     kind: NormKind,
 ) -> Result<Norm> {
     Norm::read(kind, config.norm.epsilon, |part| parts.vector(&format!("{name}.{part}"), width))
-}
-
-/// The linear layer of that name, which errors name too.
-fn named<T: KernelElement>(parts: &impl Parts<T>, name: &str, shape: (usize, usize)) -> Result<Linear<T>> {
-    parts.linear(name, shape).map_err(|error| match error {
-        named @ (Error::InLayer { .. } | Error::Checkpoint(_)) => named,
-        other => other.in_layer(name),
-    })
 }

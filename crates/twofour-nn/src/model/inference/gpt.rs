@@ -4,15 +4,7 @@ use std::{collections::HashMap, path::Path};
 
 use twofour::{file::Reader, kernel::KernelElement};
 
-#[cfg(feature = "cuda")]
-use super::stored::{StoredLinears, StoredPart, StoredWeight};
-use super::{
-    Inference,
-    build::Parts,
-    linear::{Linear, LinearPart},
-    passes::narrowed,
-    weight::Weight,
-};
+use super::{Inference, build::Parts, linear::LinearPart, passes::narrowed, weight::Weight};
 use crate::{
     Error, Result,
     engine::Engine,
@@ -68,8 +60,8 @@ impl<E: Engine, T: KernelElement> Parts<T> for InMemory<'_, E> {
         Parts::<T>::vector(self, name, rows * width).map(|values| narrowed(&values))
     }
 
-    fn linear(&self, name: &str, _: (usize, usize)) -> Result<Linear<T>> {
-        Linear::of_model(self.engine, self.linears.get(name).ok_or_else(|| absent(name))?)
+    fn linear_parts(&self, name: &str, _: (usize, usize)) -> Result<Vec<LinearPart<T>>> {
+        Ok(vec![LinearPart::of_model(self.engine, self.linears.get(name).ok_or_else(|| absent(name))?)?])
     }
 }
 
@@ -107,7 +99,7 @@ impl<T: KernelElement> Parts<T> for OfFile<'_> {
         }
     }
 
-    fn linear(&self, name: &str, (outputs, inputs): (usize, usize)) -> Result<Linear<T>> {
+    fn linear_parts(&self, name: &str, (outputs, inputs): (usize, usize)) -> Result<Vec<LinearPart<T>>> {
         let (reader, weight) = (self.reader, format!("{name}.weight"));
         let bias = match self.config.has_bias(name) {
             false => None,
@@ -120,32 +112,11 @@ impl<T: KernelElement> Parts<T> for OfFile<'_> {
             LinearPart::of(Weight::DenseInt8 { values, scales }, (outputs, inputs), bias)
         } else {
             let values = narrowed(&file::plain(reader, &weight, &[outputs, inputs])?);
-            if self.config.is_tied() && name == "head" {
-                return Linear::new(vec![LinearPart::of(Weight::Dense(values), (outputs, inputs), bias)]);
-            }
-            LinearPart::dense(values, (outputs, inputs), bias)?
-        };
-        Linear::new(vec![part])
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl<T: KernelElement> StoredLinears<T> for OfFile<'_> {
-    fn stored_linear(&self, name: &str, (outputs, inputs): (usize, usize)) -> Result<Vec<StoredPart<T>>> {
-        let (reader, weight) = (self.reader, format!("{name}.weight"));
-        let bias = match self.config.has_bias(name) {
-            false => None,
-            true => Some(file::plain(reader, &format!("{name}.bias"), &[outputs])?),
-        };
-        let weight = if file::is_compressed(reader, &weight) {
-            StoredWeight::compressed(reader, &weight, (outputs, inputs))?
-        } else {
-            let values = narrowed(&file::plain(reader, &weight, &[outputs, inputs])?);
             match self.config.is_tied() && name == "head" {
-                true => StoredWeight::Dense(values),
-                false => StoredWeight::of_values(values, (outputs, inputs))?,
+                true => LinearPart::of(Weight::Dense(values), (outputs, inputs), bias),
+                false => LinearPart::dense(values, (outputs, inputs), bias)?,
             }
         };
-        Ok(vec![StoredPart { weight, bias, outputs }])
+        Ok(vec![part])
     }
 }

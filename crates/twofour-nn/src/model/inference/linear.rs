@@ -30,10 +30,10 @@ pub(crate) struct Linear<T: KernelElement> {
 /// Some of a linear layer's output features, before they are packed.
 #[derive(Debug)]
 pub(crate) struct LinearPart<T: KernelElement> {
-    weight: Weight<T>,
-    bias: Option<Vec<f32>>,
-    outputs: usize,
-    inputs: usize,
+    pub(super) weight: Weight<T>,
+    pub(super) bias: Option<Vec<f32>>,
+    pub(super) outputs: usize,
+    pub(super) inputs: usize,
 }
 
 /// Some of a linear layer's output features.
@@ -65,18 +65,6 @@ impl<T: KernelElement> Linear<T> {
             }
         }
         Ok(Linear { parts: joined.into_iter().map(LinearPart::pack).collect::<Result<_>>()?, outputs })
-    }
-
-    /// A layer of a model in memory.
-    pub(crate) fn of_model<E: Engine>(engine: &E, linear: &linear::Linear<E>) -> Result<Self> {
-        let (outputs, inputs) = (linear.out_features(), linear.in_features());
-        let bias = linear.bias().map(|bias| engine.read(bias.master())).transpose()?;
-        let weight = if linear.is_two_of_four() {
-            Weight::Sparse(file::compressed(engine, linear)?)
-        } else {
-            Weight::Dense(narrowed(&linear.squashed(engine)?))
-        };
-        Self::new(vec![LinearPart { weight, bias, outputs, inputs }])
     }
 
     /// `activation(x · Wᵀ + bias)`, `[tokens, outputs]`, for `x: [tokens, inputs]`.
@@ -119,6 +107,18 @@ impl<T: KernelElement> Linear<T> {
 }
 
 impl<T: KernelElement> LinearPart<T> {
+    /// The layer of a model in memory.
+    pub(crate) fn of_model<E: Engine>(engine: &E, linear: &linear::Linear<E>) -> Result<Self> {
+        let (outputs, inputs) = (linear.out_features(), linear.in_features());
+        let bias = linear.bias().map(|bias| engine.read(bias.master())).transpose()?;
+        let weight = if linear.is_two_of_four() {
+            Weight::Sparse(file::compressed(engine, linear)?)
+        } else {
+            Weight::Dense(narrowed(&linear.squashed(engine)?))
+        };
+        Ok(LinearPart { weight, bias, outputs, inputs })
+    }
+
     /// A part `[outputs, inputs]` of that weight.
     pub(crate) fn of(weight: Weight<T>, (outputs, inputs): (usize, usize), bias: Option<Vec<f32>>) -> Self {
         LinearPart { weight, bias, outputs, inputs }
@@ -159,12 +159,12 @@ impl<T: KernelElement> LinearPart<T> {
     }
 
     /// Whether the part below can be packed together with this one.
-    fn is_like(&self, below: &Self) -> bool {
+    pub(super) fn is_like(&self, below: &Self) -> bool {
         self.inputs == below.inputs && self.bias.is_some() == below.bias.is_some() && self.weight.is_like(&below.weight)
     }
 
     /// Adds the output features of a part that [`LinearPart::is_like`] this one.
-    fn append(&mut self, below: Self) -> Result<()> {
+    pub(super) fn append(&mut self, below: Self) -> Result<()> {
         self.weight.append(below.weight)?;
         if let (Some(bias), Some(mut below)) = (&mut self.bias, below.bias) {
             bias.append(&mut below);

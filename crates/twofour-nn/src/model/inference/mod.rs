@@ -15,8 +15,6 @@ mod perplexity;
 mod random;
 pub(super) mod rotation;
 mod session;
-#[cfg(feature = "cuda")]
-pub(super) mod stored;
 #[cfg(test)]
 mod tests;
 pub(super) mod weight;
@@ -37,7 +35,7 @@ pub use self::{
 };
 #[cfg(doc)]
 use super::Gpt;
-use super::{Decoder, Sampling, Sequence, config::TransformerConfig};
+use super::{Decoder, EncoderInput, Sampling, Sequence, config::TransformerConfig, encoder::HiddenStates};
 use crate::{Error, Result};
 
 /// A decoder's weights packed for the CPU kernels in `T`: dense layers for the dense kernel, 2:4 and compressed ones
@@ -142,6 +140,16 @@ impl<T: KernelElement> Decoder for Inference<T> {
 
     fn begin(&self, _: usize) -> Result<Box<dyn Sequence + '_>> {
         Ok(Box::new(self.session()))
+    }
+}
+
+impl<T: KernelElement> HiddenStates for Inference<T> {
+    fn config(&self) -> &TransformerConfig {
+        self.config()
+    }
+
+    fn hidden(&self, inputs: &[EncoderInput<'_>]) -> Result<Vec<Vec<f32>>> {
+        inputs.iter().map(|input| self.session().last_hidden(input.tokens)).collect()
     }
 }
 

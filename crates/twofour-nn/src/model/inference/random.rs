@@ -11,12 +11,7 @@ use twofour::{
     kernel::KernelElement,
 };
 
-use super::{
-    Inference,
-    build::Parts,
-    linear::{Linear, LinearPart},
-    weight::Weight,
-};
+use super::{Inference, build::Parts, linear::LinearPart, weight::Weight};
 use crate::{Result, model::config::TransformerConfig, random::Stream};
 
 /// The type of weights that [`Inference::random`] makes.
@@ -132,9 +127,9 @@ impl<T: KernelElement> Parts<T> for Random<'_> {
         self.weight(self.head, "embedding.weight", shape)
     }
 
-    fn linear(&self, name: &str, (outputs, inputs): (usize, usize)) -> Result<Linear<T>> {
+    fn linear_parts(&self, name: &str, (outputs, inputs): (usize, usize)) -> Result<Vec<LinearPart<T>>> {
         let kind = if name == "head" { self.head } else { self.layers };
         let bias = self.config.has_bias(name).then(|| vec![0.0; outputs]);
-        Linear::new(vec![LinearPart::of(self.weight(kind, name, [outputs, inputs])?, (outputs, inputs), bias)])
+        Ok(vec![LinearPart::of(self.weight(kind, name, [outputs, inputs])?, (outputs, inputs), bias)])
     }
 }

@@ -15,7 +15,8 @@ use twofour_cuda::{
 use crate::cuda::raw::decode::dense::{DenseForm, DenseOperands, DenseProducts, MOST_TOKENS};
 
 /// A dense layer `y = x · Wᵀ + bias` with a weight of 8-bit integers and a scale for each row, multiplied in exact
-/// integers. It is what [`PackedLinear`](twofour_cuda::layer::PackedLinear) of 8-bit integers is compared with.
+/// integers: models whose file has dense 8-bit integers are run by it, and
+/// [`PackedLinear`](twofour_cuda::layer::PackedLinear) of 8-bit integers is compared with it.
 ///
 /// Up to 32 tokens of a multiple of 64 features have a kernel of this crate, which reads the weight once and writes
 /// results. Other GEMMs are cuBLASLt's, which writes sums in i32, and a kernel after it applies scales and bias. Both

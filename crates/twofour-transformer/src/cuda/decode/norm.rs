@@ -27,6 +27,8 @@ pub struct TokenNorm {
     /// The last token of how many is normalized: 1 for every token, the number of new tokens for the last of each
     /// sequence. A divisor of `tokens`.
     pub every: usize,
+    /// Whether the normalized values become the residual stream, in f32, as behind the blocks of post-norm models.
+    pub replaces: bool,
 }
 
 /// The destination of a normalization of `n` tokens.
@@ -62,14 +64,14 @@ pub struct TokenNormTensors<'a> {
 }
 
 /// Adds a block's output to the residual stream, and normalizes it: `x += delta`, `y = x̂ · gain + bias`. Where only
-/// some tokens are normalized, only theirs is added.
+/// some tokens are normalized, only theirs is added. Of a norm that `replaces`, `x = x̂ · gain + bias` in the end.
 ///
 /// # Errors
 /// [`Error::DataType`] for results of another type than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`],
 /// [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit; [`Error::Dimension`] for a width of 0
 /// or above 8192; [`Error::Multiple`] where `every` is no divisor of the tokens; [`Error::Driver`].
 pub fn normalize_tokens(context: &LayerContext, norm: TokenNorm, tensors: TokenNormTensors<'_>) -> Result<()> {
-    let TokenNorm { kind, tokens, width, epsilon, every } = norm;
+    let TokenNorm { kind, tokens, width, epsilon, every, replaces } = norm;
     let TokenNormTensors { x, delta, gain, bias, to } = tensors;
     twofour_cuda::arguments::expect_multiple("tokens, by those of which the last is normalized", tokens, every.max(1))?;
     let rows = tokens / every.max(1);
@@ -93,6 +95,7 @@ pub fn normalize_tokens(context: &LayerContext, norm: TokenNorm, tensors: TokenN
         first: side("tokens", every.max(1) - 1)?,
         stride: side("tokens", every.max(1))?,
         epsilon,
+        replaces: u32::from(replaces),
     };
     if rows == 0 {
         return Ok(());

@@ -1,45 +1,56 @@
 //! Reading a model onto a GPU.
 
-use std::sync::Mutex;
+use std::{marker::PhantomData, sync::Mutex};
 
 use half::{bf16, f16};
-use twofour::{DataType, file::Reader, kernel::KernelElement};
+use twofour::{
+    DataType,
+    file::Reader,
+    kernel::{Activation, KernelElement},
+};
 use twofour_cuda::{
     Device,
     layer::{DeviceBuffer, LayerContext},
 };
 
-use super::{CudaInference, CudaLayer, CudaLinear, CudaNorm};
+use super::{
+    CudaInference, CudaLinear,
+    linear::into_dense,
+    norm::CudaNorm,
+    stack::{CudaBlock, CudaLayer, CudaStack},
+};
 use crate::{
     Error, Result,
     engine::Nonlinearity,
     model::{
         Checkpoint,
-        config::{NormKind, NormPlace, Positions, TokenInput, TransformerConfig},
+        config::{NormKind, NormPlace, Positions, TransformerConfig},
         file,
-        inference::{gpt::OfFile, rotation::Rotations, stored::StoredLinears},
+        image::RelativePositions,
+        inference::{
+            build::{Parts, naming},
+            gpt::OfFile,
+            linear::LinearPart,
+            passes::narrowed,
+            rotation::Rotations,
+            weight::Weight,
+        },
+        language::no_dtype,
     },
 };
 
 /// Most elements of the residual stream: what the norm's kernel has.
-pub(in crate::model) const MOST_WIDTH: usize = 8192;
+const MOST_WIDTH: usize = 8192;
 
 impl CudaInference {
     /// Reads a checkpoint's weights onto a device, to compute in `dtype`: f32, f16 or bf16. It times no GEMMs to choose
     /// among them, so that texts repeat bit for bit.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for heads of another size than 32, 64, 128 and 256, a width above 8192, 2:4 weights in
-    /// f32; another type; those of [`Checkpoint::expect_head`], of reading and of the device's memory.
+    /// [`Error::Unsupported`] for heads of another size than 32, 64, 128 and 256, or a width above 8192; another type; those of [`Checkpoint::expect_head`], of reading and of the device's memory.
     pub fn of_checkpoint(device: &Device, checkpoint: &Checkpoint, dtype: DataType) -> Result<Self> {
         checkpoint.expect_head()?;
-        let (context, config, parts) = (repeatable(device)?, checkpoint.config(), checkpoint.parts());
-        match dtype {
-            DataType::F32 => Self::build::<f32>(context, config, &parts),
-            DataType::BF16 => Self::build::<bf16>(context, config, &parts),
-            DataType::F16 => Self::build::<f16>(context, config, &parts),
-            other => Err(no_dtype(other)),
-        }
+        Self::of_parts(repeatable(device)?, checkpoint.config(), &checkpoint.parts(), dtype)
     }
 
     /// Reads a file that [`Gpt::save`](crate::model::Gpt::save) wrote onto a device, as
@@ -50,91 +61,190 @@ impl CudaInference {
     /// [`CudaInference::of_checkpoint`].
     pub fn from_reader(device: &Device, reader: &Reader, dtype: DataType) -> Result<Self> {
         let config = file::config_of(reader)?;
-        let (context, parts) = (repeatable(device)?, OfFile { reader, config: &config });
+        Self::of_parts(repeatable(device)?, &config, &OfFile { reader, config: &config }, dtype)
+    }
+
+    pub(in crate::model) fn of_parts(
+        context: LayerContext,
+        config: &TransformerConfig,
+        parts: &(impl Parts<f32> + Parts<bf16> + Parts<f16>),
+        dtype: DataType,
+    ) -> Result<Self> {
         match dtype {
-            DataType::F32 => Self::build::<f32>(context, &config, &parts),
-            DataType::BF16 => Self::build::<bf16>(context, &config, &parts),
-            DataType::F16 => Self::build::<f16>(context, &config, &parts),
+            DataType::F32 => Self::build(Build::<f32, _>::new(context, config, parts)?),
+            DataType::BF16 => Self::build(Build::<bf16, _>::new(context, config, parts)?),
+            DataType::F16 => Self::build(Build::<f16, _>::new(context, config, parts)?),
             other => Err(no_dtype(other)),
         }
     }
 
-    fn build<T: KernelElement>(
-        context: LayerContext,
-        config: &TransformerConfig,
-        parts: &impl StoredLinears<T>,
-    ) -> Result<Self> {
+    fn build<T: KernelElement>(build: Build<'_, T, impl Parts<T>>) -> Result<Self> {
+        let (config, parts) = (build.config, build.parts);
+        let (width, vocabulary) = (config.width, config.vocabulary());
+        let mut head = parts.linear_parts("head", (vocabulary, width))?;
+        if config.is_tied() {
+            // The embedding reads its values.
+            let dense = |part: LinearPart<T>| LinearPart { weight: Weight::Dense(into_dense(part.weight)), ..part };
+            head = head.into_iter().map(dense).collect();
+        }
+        // transformers multiplies in the type that the model computes in.
+        let embedding_scale = config.tokens()?.scale.map(|scale| T::from_f32(scale).to_f32());
+        Ok(CudaInference {
+            embedding: (!config.is_tied()).then(|| build.table("embedding.weight", [vocabulary, width])).transpose()?,
+            learned: match config.positions {
+                Positions::Rotary(_) => None,
+                Positions::Learned => Some(build.table("positions.weight", [config.context(), width])?),
+            },
+            norm: build.last_norm()?,
+            head: CudaLinear::new(&build.context, head, Activation::Identity).map_err(|error| naming(error, "head"))?.0,
+            embedding_scale,
+            rotations: Rotations::of(config),
+            busy: Mutex::default(),
+            stack: build.stack()?,
+        })
+    }
+}
+
+/// What the parts of a model are made of.
+pub(in crate::model) struct Build<'a, T, P> {
+    context: LayerContext,
+    config: &'a TransformerConfig,
+    parts: &'a P,
+    element: PhantomData<T>,
+}
+
+impl<'a, T: KernelElement, P: Parts<T>> Build<'a, T, P> {
+    /// The parts of a model that the kernels have.
+    pub(in crate::model) fn new(context: LayerContext, config: &'a TransformerConfig, parts: &'a P) -> Result<Self> {
         config.validate()?;
         expect_supported(config)?;
-        let (width, head_dim, tokens) = (config.width, config.attention.head_dim, config.tokens()?);
-        let TokenInput { vocabulary, context: positions, .. } = *tokens;
-        let vector = |name: &str, len: usize| -> Result<DeviceBuffer> {
-            Ok(DeviceBuffer::from_host(&context, &parts.vector(name, len)?)?)
-        };
-        let norm = |name: &str| -> Result<CudaNorm> {
-            let bias = match config.norm.kind {
-                NormKind::Layer => Some(vector(&format!("{name}.bias"), width)?),
-                NormKind::RootMeanSquare => None,
-            };
-            Ok(CudaNorm { gain: vector(&format!("{name}.weight"), width)?, bias })
-        };
-        let post_norm = |name: &str| (config.norm.place == NormPlace::Around).then(|| norm(name)).transpose();
-        let linear = |name: &str, shape: (usize, usize)| -> Result<CudaLinear> {
-            let linear = parts.stored_linear(name, shape).and_then(|parts| CudaLinear::new(&context, parts, shape));
-            linear.map_err(|error| match error {
-                named @ (Error::InLayer { .. } | Error::Checkpoint(_)) => named,
-                other => other.in_layer(name),
-            })
-        };
-        let layer = |layer: usize| -> Result<CudaLayer> {
-            let at = |part: &str| format!("blocks.{layer}.{part}");
-            let of_head = |part: &str| vector(&format!("{}.weight", at(part)), head_dim);
-            Ok(CudaLayer {
-                attention_norm: norm(&at("attn.norm"))?,
-                attention_post_norm: post_norm(&at("attn.post_norm"))?,
-                qkv: linear(&at("attn.qkv"), (config.qkv_width(), width))?,
-                head_norms: match config.attention.head_norms {
-                    true => Some([of_head("attn.query_norm")?, of_head("attn.key_norm")?]),
-                    false => None,
-                },
-                out: linear(&at("attn.out"), (width, config.query_width()))?,
-                feed_forward_norm: norm(&at("mlp.norm"))?,
-                feed_forward_post_norm: post_norm(&at("mlp.post_norm"))?,
-                up: linear(&at("mlp.up"), (config.up_width(), width))?,
-                down: linear(&at("mlp.down"), (width, config.feed_forward.hidden))?,
-            })
-        };
-        let table = |name: &str, shape: [usize; 2]| -> Result<DeviceBuffer> {
-            Ok(DeviceBuffer::from_host(&context, &parts.table(name, shape)?)?)
-        };
-        let layers = (0..config.layers).map(layer).collect::<Result<_>>()?;
-        let embedding = match config.is_tied() {
-            true => None,
-            false => Some(table("embedding.weight", [vocabulary, width])?),
-        };
-        let learned = match config.positions {
-            Positions::Rotary(_) => None,
-            Positions::Learned => Some(table("positions.weight", [positions, width])?),
-        };
-        // transformers multiplies in the type that the model computes in.
-        let embedding_scale = tokens.scale.map(|scale| T::from_f32(scale).to_f32());
-        let rotations = Rotations::of(config);
-        let (norm, head) = (norm("norm")?, linear("head", (vocabulary, width))?);
-        let config = config.clone();
-        let (dtype, busy) = (T::DTYPE, Mutex::default());
-        Ok(CudaInference {
-            context,
-            config,
-            dtype,
-            embedding,
-            learned,
-            layers,
-            norm,
-            head,
-            embedding_scale,
-            rotations,
-            busy,
+        Ok(Build { context, config, parts, element: PhantomData })
+    }
+
+    /// Values in the type to compute in.
+    pub(in crate::model) fn matrix(&self, values: &[f32]) -> Result<DeviceBuffer> {
+        Ok(DeviceBuffer::from_host(&self.context, &narrowed::<T>(values))?)
+    }
+
+    /// A table of embeddings, in the type to compute in.
+    pub(in crate::model) fn table(&self, name: &str, shape: [usize; 2]) -> Result<DeviceBuffer> {
+        Ok(DeviceBuffer::from_host(&self.context, &self.parts.table(name, shape)?)?)
+    }
+
+    /// Values in f32.
+    pub(in crate::model) fn floats(&self, values: &[f32]) -> Result<DeviceBuffer> {
+        Ok(DeviceBuffer::from_host(&self.context, values)?)
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<DeviceBuffer> {
+        self.floats(&self.parts.vector(name, len)?)
+    }
+
+    /// A norm of that kind.
+    pub(in crate::model) fn norm_of(
+        &self,
+        name: &str,
+        width: usize,
+        (kind, epsilon): (NormKind, f32),
+    ) -> Result<CudaNorm> {
+        let of = |part: &str| self.vector(&format!("{name}.{part}"), width);
+        let bias = (kind == NormKind::Layer).then(|| of("bias")).transpose()?;
+        Ok(CudaNorm { gain: of("weight")?, bias, epsilon })
+    }
+
+    fn norm(&self, name: &str) -> Result<CudaNorm> {
+        self.norm_of(name, self.config.width, (self.config.norm.kind, self.config.norm.epsilon))
+    }
+
+    /// The norm behind the last layer.
+    pub(in crate::model) fn last_norm(&self) -> Result<CudaNorm> {
+        match self.config.norm.place {
+            NormPlace::After => self.norm(&format!("blocks.{}.mlp.norm", self.config.layers - 1)),
+            NormPlace::Before | NormPlace::Around => self.norm("norm"),
+        }
+    }
+
+    /// A linear layer `[outputs, inputs]`, with an activation in the GEMM's epilogue; and whether its GEMM has one.
+    pub(in crate::model) fn linear(
+        &self,
+        name: &str,
+        shape: (usize, usize),
+        activation: Activation,
+    ) -> Result<(CudaLinear, bool)> {
+        let parts = self.parts.linear_parts(name, shape);
+        let linear = parts.and_then(|parts| CudaLinear::new(&self.context, parts, activation));
+        linear.map_err(|error| naming(error, name))
+    }
+
+    /// The layers.
+    pub(in crate::model) fn stack(self) -> Result<CudaStack> {
+        let layers = (0..self.config.layers).map(|layer| self.layer(layer)).collect::<Result<_>>()?;
+        Ok(CudaStack { layers, context: self.context, config: self.config.clone(), dtype: T::DTYPE })
+    }
+
+    /// A block, with the norm of that name before it.
+    fn block(&self, name: &str, norm: &str) -> Result<CudaBlock> {
+        let around = self.config.norm.place == NormPlace::Around;
+        let factors = || self.vector(&format!("{name}.scale"), self.config.width);
+        Ok(CudaBlock {
+            norm: self.norm(norm)?,
+            post_norm: around.then(|| self.norm(&format!("{name}.post_norm"))).transpose()?,
+            factors: self.config.layer_scale.then(factors).transpose()?,
         })
+    }
+
+    fn layer(&self, layer: usize) -> Result<CudaLayer> {
+        let config = self.config;
+        let (width, head_dim) = (config.width, config.attention.head_dim);
+        let at = |part: &str| format!("blocks.{layer}.{part}");
+        let plain = |name: &str, shape: (usize, usize)| -> Result<CudaLinear> {
+            Ok(self.linear(&at(name), shape, Activation::Identity)?.0)
+        };
+        let of_head = |part: &str| self.vector(&at(&format!("{part}.weight")), head_dim);
+        let head_norms = || -> Result<_> { Ok([of_head("attn.query_norm")?, of_head("attn.key_norm")?]) };
+        let relative = || -> Result<[DeviceBuffer; 2]> {
+            let [rows, columns] = config.span(layer).map(|span| (2 * span - 1) * head_dim);
+            let [of_rows, of_columns] = RelativePositions::NAMES;
+            Ok([self.vector(&at(of_rows), rows)?, self.vector(&at(of_columns), columns)?])
+        };
+        let qkv_bias = || -> Result<Option<DeviceBuffer>> {
+            let parts = self.parts.linear_parts(&at("attn.qkv"), (config.qkv_width(), width))?;
+            let bias: Vec<f32> = parts.into_iter().flat_map(|part| part.bias.unwrap_or_default()).collect();
+            if bias.is_empty() { Ok(None) } else { self.matrix(&bias).map(Some) }
+        };
+        let is_cut = !config.attention.is_causal && config.window(layer).is_some();
+        // The norms of a post-norm model are before the next block here.
+        let before = match (config.norm.place, layer) {
+            (NormPlace::Before | NormPlace::Around, _) => [at("attn.norm"), at("mlp.norm")],
+            (NormPlace::After, 0) => ["embedding.norm".to_owned(), at("attn.norm")],
+            (NormPlace::After, _) => [format!("blocks.{}.mlp.norm", layer - 1), at("attn.norm")],
+        };
+        // A gate's function is of half of the outputs.
+        let fused =
+            if config.feed_forward.gated { Activation::Identity } else { fused(config.feed_forward.activation) };
+        let (up, up_activates) = self.linear(&at("mlp.up"), (config.up_width(), width), fused)?;
+        Ok(CudaLayer {
+            attention: self.block(&at("attn"), &before[0])?,
+            qkv: plain("attn.qkv", (config.qkv_width(), width))?,
+            qkv_bias: if is_cut { qkv_bias()? } else { None },
+            head_norms: config.attention.head_norms.then(head_norms).transpose()?,
+            relative: config.attention.relative_positions.then(relative).transpose()?,
+            out: plain("attn.out", (width, config.query_width()))?,
+            feed_forward: self.block(&at("mlp"), &before[1])?,
+            up,
+            up_activates,
+            down: plain("mlp.down", (width, config.feed_forward.hidden))?,
+        })
+    }
+}
+
+/// The activation that a GEMM's epilogue has.
+pub(in crate::model) fn fused(function: Nonlinearity) -> Activation {
+    match function {
+        Nonlinearity::Relu => Activation::Relu,
+        Nonlinearity::Gelu => Activation::Gelu,
+        Nonlinearity::Silu => Activation::Silu,
+        Nonlinearity::TanhGelu | Nonlinearity::SquaredRelu => Activation::Identity,
     }
 }
 
@@ -143,31 +253,44 @@ pub(in crate::model) fn repeatable(device: &Device) -> Result<LayerContext> {
     Ok(LayerContext::repeatable(device, stream))
 }
 
-pub(in crate::model) fn no_dtype(found: DataType) -> Error {
-    Error::Setting { what: "the type to compute in", found: found.to_string(), expected: "f32, bf16 or f16" }
-}
-
 /// An error for a model that the kernels do not have.
 pub(super) fn expect_supported(config: &TransformerConfig) -> Result<()> {
-    let unsupported =
-        |what: String| Err(Error::Unsupported { engine: "CUDA inference", what, remedy: "run the model on the CPU" });
-    if config.norm.place == NormPlace::After {
-        return unsupported("norms after blocks".into());
+    let attention = &config.attention;
+    let (width, head_dim) = (config.width, attention.head_dim);
+    let tokens = config.tokens().ok();
+    let is_full = !attention.is_causal;
+    let bends_scores = attention.soft_cap.is_some() || attention.scale.is_some() || attention.head_norms;
+    let checks = [
+        (width > MOST_WIDTH, format!("a width of {width}, but at most {MOST_WIDTH}")),
+        (
+            config.feed_forward.gated && config.feed_forward.activation == Nonlinearity::SquaredRelu,
+            "squared ReLU with a gate".into(),
+        ),
+        (
+            tokens.is_some_and(|tokens| tokens.is_normalized != (config.norm.place == NormPlace::After)),
+            "norms after blocks without a norm of the embeddings, or one without the other".into(),
+        ),
+        (
+            config.positions == Positions::Learned && tokens.is_some_and(|tokens| tokens.scale.is_some()),
+            "scaled embeddings with learned positions".into(),
+        ),
+        (
+            !is_full && ![32, 64, 128, 256].contains(&head_dim),
+            format!("heads of {head_dim} elements, but those of 32, 64, 128 and 256"),
+        ),
+        (
+            is_full && (bends_scores || attention.kv_heads != attention.heads),
+            "full attention with shared keys and values, norms of heads, or another scale or bound of scores".into(),
+        ),
+        (
+            is_full && tokens.is_some() && (config.positions != Positions::Learned || !attention.windows.is_empty()),
+            "full attention over text with rotated queries and keys, or with windows".into(),
+        ),
+    ];
+    match checks.into_iter().find(|(is_unsupported, _)| *is_unsupported) {
+        Some((_, what)) => {
+            Err(Error::Unsupported { engine: "CUDA inference", what, remedy: "run the model on the CPU" })
+        }
+        None => Ok(()),
     }
-    if config.positions == Positions::Learned && config.tokens()?.scale.is_some() {
-        return unsupported("scaled embeddings with learned positions".into());
-    }
-    if ![32, 64, 128, 256].contains(&config.attention.head_dim) {
-        return unsupported(format!(
-            "heads of {} elements, but those of 32, 64, 128 and 256",
-            config.attention.head_dim
-        ));
-    }
-    if config.width > MOST_WIDTH {
-        return unsupported(format!("a width of {}, but at most {MOST_WIDTH}", config.width));
-    }
-    if config.feed_forward.gated && config.feed_forward.activation == Nonlinearity::SquaredRelu {
-        return unsupported("squared ReLU with a gate".into());
-    }
-    Ok(())
 }

@@ -5,7 +5,10 @@ use std::sync::{MutexGuard, PoisonError};
 use super::{CudaInference, CudaSession};
 use crate::{
     Result,
-    model::{Decoder, Likelihood, Sampling, Sequence, TransformerConfig, sampling::largest_score},
+    model::{
+        Decoder, EncoderInput, Likelihood, Sampling, Sequence, TransformerConfig, encoder::HiddenStates,
+        sampling::largest_score,
+    },
 };
 
 /// Below this temperature the most likely token is taken, as on the CPU.
@@ -23,6 +26,17 @@ impl Decoder for CudaInference {
     fn begin(&self, capacity: usize) -> Result<Box<dyn Sequence + '_>> {
         let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(Box::new(CudaSequence { session: self.session(1, capacity)?, chosen: None, _busy: busy }))
+    }
+}
+
+impl HiddenStates for CudaInference {
+    fn config(&self) -> &TransformerConfig {
+        self.config()
+    }
+
+    fn hidden(&self, inputs: &[EncoderInput<'_>]) -> Result<Vec<Vec<f32>>> {
+        let _busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        inputs.iter().map(|input| self.session(1, input.tokens.len())?.last_hidden(input.tokens)).collect()
     }
 }
 

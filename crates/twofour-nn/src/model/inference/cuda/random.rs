@@ -7,7 +7,11 @@ use twofour::DataType;
 use twofour_cuda::layer::{DeviceBuffer, LayerContext, PackedLinear, RandomForm, random_buffer};
 use twofour_transformer::cuda::decode::{DenseInt8Linear, WeightOnlyLinear};
 
-use super::{CudaInference, CudaLayer, CudaLinear, CudaNorm, build::expect_supported};
+use super::{
+    CudaInference, CudaLinear, CudaNorm, CudaStack,
+    build::expect_supported,
+    stack::{CudaBlock, CudaLayer},
+};
 use crate::{
     Error, Result,
     model::{
@@ -69,19 +73,22 @@ impl CudaInference {
             (width, feed_forward),
         ];
         let norm = || -> Result<CudaNorm> {
-            Ok(CudaNorm { gain: DeviceBuffer::from_host(&context, &vec![1f32; width])?, bias: None })
+            let gain = DeviceBuffer::from_host(&context, &vec![1f32; width])?;
+            Ok(CudaNorm { gain, bias: None, epsilon: config.norm.epsilon })
         };
+        let block = || -> Result<CudaBlock> { Ok(CudaBlock { norm: norm()?, post_norm: None, factors: None }) };
         let layer = |_| -> Result<CudaLayer> {
             let [qkv, out, up, down] = linears(&context, form, shapes, dtype)?;
             Ok(CudaLayer {
-                attention_norm: norm()?,
-                attention_post_norm: None,
+                attention: block()?,
                 qkv,
+                qkv_bias: None,
                 head_norms: None,
+                relative: None,
                 out,
-                feed_forward_norm: norm()?,
-                feed_forward_post_norm: None,
+                feed_forward: block()?,
                 up,
+                up_activates: false,
                 down,
             })
         };
@@ -93,14 +100,11 @@ impl CudaInference {
         Ok(CudaInference {
             embedding: table(config.is_tied())?,
             learned: None,
-            layers,
             norm: norm()?,
             head,
             embedding_scale: None,
             rotations: Rotations::of(config),
-            context: context.clone(),
-            config: config.clone(),
-            dtype,
+            stack: CudaStack { context: context.clone(), config: config.clone(), dtype, layers },
             busy: Mutex::default(),
         })
     }

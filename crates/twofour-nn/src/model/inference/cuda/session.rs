@@ -1,6 +1,5 @@
 //! Sequences that are being read and written on a GPU.
 
-use twofour::DataType;
 use twofour_cuda::layer::{Accumulate, CapturedWork, DeviceBuffer, DeviceSliceMut};
 use twofour_transformer::cuda::{
     IGNORED_TARGET, Rotary, cross_entropy_loss,
@@ -8,8 +7,9 @@ use twofour_transformer::cuda::{
 };
 
 use super::{
-    CudaInference,
-    work::{Caches, Step, Work},
+    CudaInference, CudaStack, Work,
+    cached::{Caches, Step},
+    hidden::{download, first},
 };
 use crate::{Error, Result, cpu::rope::Table, model::Likelihood};
 
@@ -54,11 +54,12 @@ impl CudaInference {
         if batch == 0 {
             return Err(Error::Setting { what: "sequences", found: "0".into(), expected: "one or more" });
         }
-        if capacity == 0 || capacity > self.config.context() {
-            let found = format!("{capacity} for a context of {}", self.config.context());
+        if capacity == 0 || capacity > self.config().context() {
+            let found = format!("{capacity} for a context of {}", self.config().context());
             return Err(Error::Setting { what: "the capacity of a cache", found, expected: "from 1 to the context" });
         }
-        let (config, context, dtype) = (&self.config, &self.context, self.dtype);
+        let CudaStack { config, context, dtype, .. } = &self.stack;
+        let dtype = *dtype;
         let shape = CacheShape {
             batch,
             heads: config.attention.heads,
@@ -95,7 +96,7 @@ impl CudaInference {
             ids: ids(batch)?,
             history: ids(batch * capacity)?,
             logits: zeros(batch * config.vocabulary())?,
-            work: Work::new(self, batch.max(MOST_AT_ONCE.min(capacity)))?,
+            work: Work::new(&self.stack, batch.max(MOST_AT_ONCE.min(capacity)), self.head.takes_integers())?,
             graph: None,
             is_warm: false,
         })
@@ -153,10 +154,10 @@ impl CudaSession<'_> {
     /// [`Error::Token`] for one outside the vocabulary.
     pub fn prefill(&mut self, sequence: usize, tokens: &[u32]) -> Result<()> {
         let last = self.feed(sequence, tokens, |_, _, _| Ok(()))?;
-        let vocabulary = self.model.config.vocabulary();
+        let vocabulary = self.model.config().vocabulary();
         let mut logits = self.logits.as_slice_mut();
         let logits = logits.part(sequence * vocabulary..(sequence + 1) * vocabulary)?;
-        self.work.head(self.model, (last, last), logits)
+        self.model.head(&mut self.work, (last, last), logits)
     }
 
     /// Runs tokens through the layers, in chunks, and calls `f` with each chunk's first token and length; returns the
@@ -171,15 +172,15 @@ impl CudaSession<'_> {
             let found = format!("{} for sequence {sequence}, where {} fit", tokens.len(), self.remaining(sequence));
             return Err(Error::Setting { what: "number of tokens to feed", found, expected: "from 1 to what fits" });
         }
-        let (model, vocabulary) = (self.model, self.model.config.vocabulary());
+        let (model, vocabulary) = (self.model, self.model.config().vocabulary());
         if let Some((position, &token)) = tokens.iter().enumerate().find(|(_, token)| **token as usize >= vocabulary) {
             return Err(Error::Token { what: "inputs", token, position, vocabulary });
         }
         let most = self.work.tokens().min(MOST_AT_ONCE);
         let mut last = 0;
         for (index, chunk) in tokens.chunks(most).enumerate() {
-            let ids = DeviceBuffer::from_ids(&model.context, chunk)?;
-            let positions = DeviceBuffer::from_ids(&model.context, &[self.lengths[sequence] as u32])?;
+            let ids = DeviceBuffer::from_ids(model.context(), chunk)?;
+            let positions = DeviceBuffer::from_ids(model.context(), &[self.lengths[sequence] as u32])?;
             let step = Step {
                 attention: &self.prefill,
                 count: chunk.len(),
@@ -189,7 +190,7 @@ impl CudaSession<'_> {
             };
             let each = self.prefill.shape().len()?;
             let caches = caches(&mut self.caches, sequence * each..(sequence + 1) * each)?;
-            self.work.run(model, step, caches)?;
+            model.run(&mut self.work, step, caches)?;
             self.lengths[sequence] += chunk.len();
             last = chunk.len();
             f(&mut self.work, index * most, last)?;
@@ -202,7 +203,7 @@ impl CudaSession<'_> {
     /// # Errors
     /// Those of the device.
     pub fn scores(&self, sequence: usize) -> Result<Vec<f32>> {
-        let (vocabulary, all) = (self.model.config.vocabulary(), on_host(&self.logits, self.model.dtype)?);
+        let (vocabulary, all) = (self.model.config().vocabulary(), download(&self.logits)?);
         let row = all.get(sequence * vocabulary..(sequence + 1) * vocabulary);
         Ok(row.unwrap_or_default().to_vec())
     }
@@ -250,7 +251,7 @@ impl CudaSession<'_> {
             };
             if !replayed {
                 self.graph = None;
-                let context = self.model.context.clone();
+                let context = self.model.context().clone();
                 let mut graph = CapturedWork::capture(&context, || self.launch_step())?;
                 graph.replay()?;
                 self.graph = Some(graph);
@@ -288,8 +289,8 @@ impl CudaSession<'_> {
             rotary: rotary(&self.rotary),
         };
         let all = self.step.shape().len()?;
-        self.work.run(self.model, step, caches(&mut self.caches, 0..all)?)?;
-        self.work.head(self.model, (self.batch, 1), self.logits.as_slice_mut())?;
+        self.model.run(&mut self.work, step, caches(&mut self.caches, 0..all)?)?;
+        self.model.head(&mut self.work, (self.batch, 1), self.logits.as_slice_mut())?;
         self.launch_choice()
     }
 
@@ -299,8 +300,25 @@ impl CudaSession<'_> {
             positions: self.positions.as_slice_mut(),
             history: self.history.as_slice_mut(),
         };
-        let shape = (self.batch, self.model.config.vocabulary(), self.capacity);
-        Ok(choose_tokens(&self.model.context, shape, self.logits.as_slice(), to)?)
+        let shape = (self.batch, self.model.config().vocabulary(), self.capacity);
+        Ok(choose_tokens(self.model.context(), shape, self.logits.as_slice(), to)?)
+    }
+
+    /// Feeds tokens to an empty first sequence and returns their last hidden states, behind the last norm, `[tokens,
+    /// width]`.
+    ///
+    /// # Errors
+    /// Those of [`CudaSession::prefill`].
+    pub fn last_hidden(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        let (model, width) = (self.model, self.model.config().width);
+        let mut hidden = DeviceBuffer::zeros(model.context(), model.dtype(), self.work.tokens() * width)?;
+        let mut all = Vec::with_capacity(tokens.len() * width);
+        self.feed(0, tokens, |work, _, len| {
+            work.finish_to(&model.stack, &model.norm, len, first(&mut hidden, len * width)?)?;
+            all.extend_from_slice(&download(&hidden)?[..len * width]);
+            Ok(())
+        })?;
+        Ok(all)
     }
 
     /// The tokens that were chosen after each prompt.
@@ -324,26 +342,26 @@ impl CudaSession<'_> {
             let found = format!("{count} of {}", tokens.len());
             return Err(Error::Setting { what: "tokens to score", found, expected: "fewer than are fed" });
         }
-        let (model, vocabulary) = (self.model, self.model.config.vocabulary());
+        let (model, vocabulary) = (self.model, self.model.config().vocabulary());
         let targets: Vec<u32> = (1..=tokens.len())
             .map(|next| if next + count >= tokens.len() && next < tokens.len() { tokens[next] } else { IGNORED_TARGET })
             .collect();
-        let targets = DeviceBuffer::from_ids(&model.context, &targets)?;
-        let mut logits = DeviceBuffer::zeros(&model.context, model.dtype, MOST_ROWS.min(tokens.len()) * vocabulary)?;
-        let mut loss = DeviceBuffer::from_host(&model.context, &[0f32])?;
-        let mut status = DeviceBuffer::from_ids(&model.context, &[0])?;
+        let targets = DeviceBuffer::from_ids(model.context(), &targets)?;
+        let mut logits = DeviceBuffer::zeros(model.context(), model.dtype(), MOST_ROWS.min(tokens.len()) * vocabulary)?;
+        let mut loss = DeviceBuffer::from_host(model.context(), &[0f32])?;
+        let mut status = DeviceBuffer::from_ids(model.context(), &[0])?;
         let mut sum = 0.0;
         self.feed(0, tokens, |work, begin, len| {
-            work.finish(model, len)?;
+            work.finish(&model.stack, &model.norm, model.head.takes_integers(), (len, 1))?;
             loss.write(&[0f32])?;
             for from in (0..len).step_by(MOST_ROWS) {
                 let rows = MOST_ROWS.min(len - from);
                 let there = || -> Result<_> { Ok(targets.as_slice().part(begin + from..begin + from + rows)?) };
                 let mut all = logits.as_slice_mut();
-                work.scores(model, from..from + rows, all.part(0..rows * vocabulary)?)?;
+                model.scores(work, from..from + rows, all.part(0..rows * vocabulary)?)?;
                 let (scores, shape) = (logits.as_slice().part(0..rows * vocabulary)?, (rows, vocabulary));
                 let (to, add) = (loss.as_slice_mut(), Accumulate::Add);
-                cross_entropy_loss(&model.context, shape, scores, there()?, to, add, status.as_slice_mut())?;
+                cross_entropy_loss(model.context(), shape, scores, there()?, to, add, status.as_slice_mut())?;
             }
             sum += f64::from(loss.to_host::<f32>()?[0]);
             Ok(())
@@ -353,7 +371,7 @@ impl CudaSession<'_> {
 
     /// Feeds tokens to the first sequence and returns how likely `targets` are, the last of which follows them.
     pub(super) fn likelihood(&mut self, tokens: &[u32], targets: &[u32]) -> Result<Likelihood> {
-        let (model, vocabulary) = (self.model, self.model.config.vocabulary());
+        let (model, vocabulary) = (self.model, self.model.config().vocabulary());
         Likelihood::expect_targets(tokens, targets, vocabulary)?;
         // The first token that a target follows.
         let first = tokens.len() - targets.len();
@@ -361,28 +379,19 @@ impl CudaSession<'_> {
         self.feed(0, tokens, |work, begin, len| {
             let from = first.saturating_sub(begin);
             if from < len {
-                work.finish(model, len)?;
+                work.finish(&model.stack, &model.norm, model.head.takes_integers(), (len, 1))?;
             }
             for from in (from..len).step_by(MOST_ROWS) {
                 let rows = MOST_ROWS.min(len - from);
-                let mut logits = DeviceBuffer::zeros(&model.context, model.dtype, rows * vocabulary)?;
-                work.scores(model, from..from + rows, logits.as_slice_mut())?;
+                let mut logits = DeviceBuffer::zeros(model.context(), model.dtype(), rows * vocabulary)?;
+                model.scores(work, from..from + rows, logits.as_slice_mut())?;
                 let targets = &targets[begin + from - first..][..rows];
-                found = found.then(&on_host(&logits, model.dtype)?, vocabulary, targets)?;
+                found = found.then(&download(&logits)?, vocabulary, targets)?;
             }
             Ok(())
         })?;
         Ok(found)
     }
-}
-
-/// A buffer of `dtype` as f32; waits for the device.
-fn on_host(buffer: &DeviceBuffer, dtype: DataType) -> Result<Vec<f32>> {
-    Ok(match dtype {
-        DataType::F32 => buffer.to_host::<f32>()?,
-        DataType::F16 => buffer.to_host::<half::f16>()?.iter().map(|v| v.to_f32()).collect(),
-        _ => buffer.to_host::<half::bf16>()?.iter().map(|v| v.to_f32()).collect(),
-    })
 }
 
 fn rotary(tables: &[[DeviceBuffer; 2]]) -> [Option<Rotary<'_>>; 2] {

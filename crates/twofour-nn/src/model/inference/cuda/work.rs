@@ -1,284 +1,243 @@
-//! One pass of new tokens through a model.
+//! One pass of tokens through the layers of a model.
+
+use std::ops::Range;
 
 use twofour::DataType;
-use twofour_cuda::layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext};
-use twofour_transformer::{
-    ScoreOptions,
-    cuda::{
-        Rotary, activation_forward,
-        decode::{
-            CachedAttention, CachedTokens, HeadNorms, Normalized, TokenEmbedding, TokenNorm, TokenNormTensors,
-            embed_tokens, gate_to_i8, normalize_tokens,
-        },
-        fill, gated_forward, scale_in_place, soft_cap_in_place,
-    },
+use twofour_cuda::layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
+use twofour_transformer::cuda::{
+    activation_forward, add_in_place, convert,
+    decode::{Normalized, gate_to_i8},
+    gated_forward, scale_rows,
 };
 
 use super::{
-    CudaInference, CudaLinear, CudaNorm,
+    CudaLinear,
     hidden::{Hidden, first},
     linear::Input,
+    norm::{CudaNorm, Rows},
+    stack::{CudaBlock, CudaLayer, CudaStack},
 };
 use crate::{
-    Error, Result,
+    Result,
     engine::cuda::functions::{element_function, gate},
     model::config::NormPlace,
 };
 
 /// The tensors between the layers, for a number of tokens.
 #[derive(Debug)]
-pub(super) struct Work {
+pub(in crate::model) struct Work {
     tokens: usize,
     x: DeviceBuffer,
     h: Hidden,
     qkv: DeviceBuffer,
     o: DeviceBuffer,
+    /// The output of the last block, which the next norm adds to `x`.
     delta: DeviceBuffer,
     /// Zeros in f32, and the output of a block behind its own norm, where blocks have one.
     normalized: Option<[DeviceBuffer; 2]>,
     up: DeviceBuffer,
-    gated: Hidden,
+    /// The hidden layer with its function applied, where the GEMM before it does not apply it.
+    activated: Hidden,
 }
 
-/// Keys and values of each layer.
-pub(super) type Caches<'a> = Vec<[DeviceSliceMut<'a>; 2]>;
-
-/// Where new tokens go.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Step<'a> {
-    pub(super) attention: &'a CachedAttention,
-    /// New tokens of each of the attention's sequences.
-    pub(super) count: usize,
-    pub(super) ids: DeviceSlice<'a>,
-    pub(super) positions: DeviceSlice<'a>,
-    /// The rotation of layers over the whole sequence, and that of layers with a window, where it is another.
-    pub(super) rotary: [Option<Rotary<'a>>; 2],
-}
+/// Launches the attention of the layer of that number: of queries, keys and values to their results.
+pub(in crate::model) type Attend<'a> = dyn FnMut(usize, &DeviceBuffer, &mut DeviceBuffer) -> Result<()> + 'a;
 
 impl Work {
-    /// Tensors for up to `tokens` tokens.
-    pub(super) fn new(model: &CudaInference, tokens: usize) -> Result<Self> {
-        let (config, context, dtype) = (&model.config, &model.context, model.dtype);
+    /// Tensors for up to `tokens` tokens; and whether what follows the last norm reads integers.
+    pub(in crate::model) fn new(stack: &CudaStack, tokens: usize, head_takes_integers: bool) -> Result<Self> {
+        let (config, context, dtype) = (&stack.config, &stack.context, stack.dtype);
+        let (width, hidden) = (config.width, config.feed_forward.hidden);
         let zeros = |width: usize| DeviceBuffer::zeros(context, dtype, tokens * width);
-        let quantizes = |of: fn(&super::CudaLayer) -> &CudaLinear| model.layers.iter().any(|l| of(l).takes_integers());
-        let h = quantizes(|l| &l.qkv) || quantizes(|l| &l.up) || model.head.takes_integers();
+        let stream = || DeviceBuffer::zeros(context, DataType::F32, tokens * width);
+        let h = head_takes_integers || stack.quantizes(|l| &l.qkv) || stack.quantizes(|l| &l.up);
+        let activated = if stack.layers.iter().all(|layer| layer.up_activates) { 0 } else { hidden };
+        let gated = config.feed_forward.gated && stack.quantizes(|l| &l.down);
         Ok(Work {
             tokens,
-            x: DeviceBuffer::zeros(context, DataType::F32, tokens * config.width)?,
-            h: Hidden::new(context, dtype, (tokens, config.width), h)?,
+            x: stream()?,
+            h: Hidden::new(context, dtype, (tokens, width), h)?,
             qkv: zeros(config.qkv_width())?,
             o: zeros(config.query_width())?,
-            delta: zeros(config.width)?,
+            delta: zeros(width)?,
             normalized: match config.norm.place {
-                NormPlace::Around => {
-                    Some([DeviceBuffer::zeros(context, DataType::F32, tokens * config.width)?, zeros(config.width)?])
-                }
+                NormPlace::Around => Some([stream()?, zeros(width)?]),
                 NormPlace::Before | NormPlace::After => None,
             },
             up: zeros(config.up_width())?,
-            gated: Hidden::new(
-                context,
-                dtype,
-                (tokens, config.feed_forward.hidden),
-                config.feed_forward.gated && quantizes(|l| &l.down),
-            )?,
+            activated: Hidden::new(context, dtype, (tokens, activated), gated)?,
         })
     }
 
     /// How many tokens fit.
-    pub(super) fn tokens(&self) -> usize {
+    pub(in crate::model) fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Launches new tokens' way through all layers; what is left is [`Work::head`]. Launches of a step of one token:
-    /// norm, GEMM, attention, GEMM, norm, GEMM, gate, GEMM.
-    pub(super) fn run(&mut self, model: &CudaInference, step: Step<'_>, caches: Caches<'_>) -> Result<()> {
-        let (config, context) = (&model.config, &model.context);
-        let batch = step.attention.shape().batch;
-        let (tokens, width) = (batch * step.count, config.width);
-        let embedding = TokenEmbedding {
-            batch,
-            count: step.count,
-            vocabulary: config.vocabulary(),
-            width,
-            context: if model.learned.is_some() { config.context() } else { 0 },
-        };
-        let table = model.embedding.as_ref().or_else(|| model.head.dense_values());
-        let table = table.ok_or_else(|| Error::Unsupported {
-            engine: "CUDA inference",
-            what: "a head that is the embedding and not dense".into(),
-            remedy: "keep the embedding dense",
-        })?;
-        let tables = (table.as_slice(), model.learned.as_ref().map(DeviceBuffer::as_slice));
-        embed_tokens(context, embedding, (step.ids, step.positions), tables, first(&mut self.x, tokens * width)?)?;
-        if let Some(scale) = model.embedding_scale {
-            scale_in_place(context, scale, first(&mut self.x, tokens * width)?)?;
-        }
-        for (index, (layer, [keys, values])) in model.layers.iter().zip(caches).enumerate() {
-            self.normalize(model, &layer.attention_norm, &layer.qkv, (tokens, 1), index > 0)?;
+    /// The residual stream, f32 `[tokens, width]`.
+    pub(in crate::model) fn stream(&mut self) -> &mut DeviceBuffer {
+        &mut self.x
+    }
+
+    /// What the first norm adds to the residual stream, `[tokens, width]`.
+    pub(in crate::model) fn added(&mut self) -> &mut DeviceBuffer {
+        &mut self.delta
+    }
+
+    /// Launches the way of so many tokens of the residual stream through all layers; the output of the last block is
+    /// left for the next norm. `adds` says whether there is something to add to the stream before the first norm.
+    /// Launches of a layer: norm, GEMM, attention, GEMM, norm, GEMM, the hidden layer's function where the GEMM does not
+    /// apply it, GEMM.
+    pub(in crate::model) fn layers(
+        &mut self,
+        stack: &CudaStack,
+        tokens: usize,
+        adds: bool,
+        attend: &mut Attend<'_>,
+    ) -> Result<()> {
+        let (config, context, width) = (&stack.config, &stack.context, stack.config.width);
+        for (index, layer) in stack.layers.iter().enumerate() {
+            let adds = adds || index > 0;
+            self.normalize(stack, &layer.attention.norm, layer.qkv.takes_integers(), (tokens, 1), adds)?;
             let input = self.h.input(&layer.qkv, (tokens, width))?;
             layer.qkv.forward(context, input, tokens, first(&mut self.qkv, tokens * config.qkv_width())?)?;
-            let norms = layer.head_norms.as_ref().map(|[query, key]| HeadNorms {
-                query: query.as_slice(),
-                key: key.as_slice(),
-                epsilon: config.norm.epsilon,
-            });
-            let out_len = tokens * config.query_width();
-            let attended = CachedTokens {
-                qkv: self.qkv.as_slice().part(0..tokens * config.qkv_width())?,
-                positions: step.positions,
-                rotary: step.rotary[1].filter(|_| config.window(index).is_some()).or(step.rotary[0]),
-                norms,
-                scores: ScoreOptions {
-                    window: config.window(index),
-                    scale: config.attention.scale,
-                    soft_cap: config.attention.soft_cap,
-                },
-                keys,
-                values,
-                out: first(&mut self.o, out_len)?,
-            };
-            step.attention.run(step.count, attended)?;
-            self.output(context, &layer.out, (tokens, width))?;
-            self.normalize_output(model, layer.attention_post_norm.as_ref(), tokens)?;
-            self.normalize(model, &layer.feed_forward_norm, &layer.up, (tokens, 1), true)?;
+            attend(index, &self.qkv, &mut self.o)?;
+            // An int8 layer quantizes its input itself.
+            let o = Input::Floats(self.o.as_slice().part(0..tokens * config.query_width())?);
+            layer.out.forward(context, o, tokens, first(&mut self.delta, tokens * width)?)?;
+            self.finish_block(stack, &layer.attention, tokens)?;
+            self.normalize(stack, &layer.feed_forward.norm, layer.up.takes_integers(), (tokens, 1), true)?;
             let input = self.h.input(&layer.up, (tokens, width))?;
             layer.up.forward(context, input, tokens, first(&mut self.up, tokens * config.up_width())?)?;
-            self.activate(model, &layer.down, tokens)?;
-            let input = match config.feed_forward.gated {
-                true => self.gated.input(&layer.down, (tokens, config.feed_forward.hidden))?,
-                // An int8 layer quantizes it itself.
-                false => Input::Floats(self.gated.floats.as_slice().part(0..tokens * config.feed_forward.hidden)?),
-            };
-            layer.down.forward(context, input, tokens, first(&mut self.delta, tokens * width)?)?;
-            self.normalize_output(model, layer.feed_forward_post_norm.as_ref(), tokens)?;
+            self.down(stack, layer, tokens)?;
+            self.finish_block(stack, &layer.feed_forward, tokens)?;
         }
         Ok(())
     }
 
-    /// Launches the output projection of attention. An int8 layer quantizes its input itself.
-    fn output(&mut self, context: &LayerContext, out: &CudaLinear, (tokens, width): (usize, usize)) -> Result<()> {
-        let o = self.o.as_slice().part(0..tokens * (self.o.len() / self.tokens))?;
-        out.forward(context, Input::Floats(o), tokens, first(&mut self.delta, tokens * width)?)
+    /// Launches the function of the hidden layer, where it is left, and the feed-forward block's last layer.
+    fn down(&mut self, stack: &CudaStack, layer: &CudaLayer, tokens: usize) -> Result<()> {
+        let (feed_forward, context) = (stack.config.feed_forward, &stack.context);
+        let (shape, len) = ((tokens, feed_forward.hidden), tokens * feed_forward.hidden);
+        let x = self.up.as_slice().part(0..tokens * stack.config.up_width())?;
+        let to = &mut self.activated;
+        let input = match (feed_forward.gated, layer.up_activates) {
+            (false, true) => Input::Floats(x),
+            (false, false) => {
+                let function = element_function(feed_forward.activation);
+                activation_forward(context, function, x, first(&mut to.floats, len)?)?;
+                // An int8 layer quantizes it itself.
+                Input::Floats(to.floats.as_slice().part(0..len)?)
+            }
+            (true, _) => {
+                let gate = gate(feed_forward.activation)?;
+                match layer.down.takes_integers() {
+                    true => {
+                        let integers = (first(&mut to.integers, len)?, first(&mut to.scales, tokens)?);
+                        gate_to_i8(context, gate, shape, x, integers)?;
+                    }
+                    false => gated_forward(context, gate, shape, x, first(&mut to.floats, len)?)?,
+                }
+                to.input(&layer.down, shape)?
+            }
+        };
+        layer.down.forward(context, input, tokens, first(&mut self.delta, tokens * stack.config.width)?)
     }
 
-    /// Launches the norm of a block's output, where it has one. The kernel normalizes a residual stream, here zeros, to
-    /// which the output is added.
-    fn normalize_output(&mut self, model: &CudaInference, norm: Option<&CudaNorm>, tokens: usize) -> Result<()> {
-        let (Some(norm), Some([sums, output])) = (norm, &mut self.normalized) else { return Ok(()) };
-        let (width, context) = (model.config.width, &model.context);
-        fill(context, 0.0, first(sums, tokens * width)?)?;
-        let (kind, epsilon) = (model.norm_kind(), model.config.norm.epsilon);
-        let tensors = TokenNormTensors {
-            x: first(sums, tokens * width)?,
-            delta: Some(self.delta.as_slice().part(0..tokens * width)?),
-            gain: norm.gain.as_slice(),
-            bias: norm.bias.as_ref().map(DeviceBuffer::as_slice),
-            to: Normalized::Floats(first(output, tokens * width)?),
-        };
-        normalize_tokens(context, TokenNorm { kind, tokens, width, epsilon, every: 1 }, tensors)?;
-        // Each layer swaps twice, so a replayed step finds the buffers where it was captured.
-        std::mem::swap(&mut self.delta, output);
+    /// Launches the norm of a block's output, and its multiplication by factors, where it has them.
+    fn finish_block(&mut self, stack: &CudaStack, block: &CudaBlock, tokens: usize) -> Result<()> {
+        let (width, context) = (stack.config.width, &stack.context);
+        if let (Some(norm), Some([sums, output])) = (&block.post_norm, &mut self.normalized) {
+            let len = tokens * width;
+            let x = (first(sums, len)?, self.delta.as_slice().part(0..len)?);
+            norm.apart(context, tokens, x, first(output, len)?)?;
+            // Each layer swaps twice, so a replayed step finds the buffers where it was captured.
+            std::mem::swap(&mut self.delta, output);
+        }
+        if let Some(factors) = &block.factors {
+            let to = first(&mut self.delta, tokens * width)?;
+            scale_rows(context, (tokens, width), factors.as_slice(), to)?;
+        }
         Ok(())
     }
 
-    /// Launches the addition of the last block's output and the norm in front of a layer, for the last of every `every`
-    /// tokens.
+    /// Launches the addition of the last block's output, where there is one, and the norm in front of a layer, for the
+    /// last of every `every` tokens.
     fn normalize(
         &mut self,
-        model: &CudaInference,
+        stack: &CudaStack,
         norm: &CudaNorm,
-        before: &CudaLinear,
+        integers: bool,
         (tokens, every): (usize, usize),
         adds: bool,
     ) -> Result<()> {
-        let (width, dtype) = (model.config.width, model.dtype);
-        let rows = tokens / every.max(1);
-        let kind = model.norm_kind();
-        let shape = TokenNorm { kind, tokens, width, epsilon: model.config.norm.epsilon, every };
-        let delta = match adds {
-            true => Some(self.delta.as_slice().part(0..tokens * width)?),
-            false => None,
-        };
-        let to = match before.takes_integers() {
+        let (width, rows) = (stack.config.width, tokens / every.max(1));
+        let to = match integers {
             true => Normalized::Integers {
                 values: first(&mut self.h.integers, rows * width)?,
                 scales: first(&mut self.h.scales, rows)?,
-                rounded: dtype,
+                rounded: stack.dtype,
             },
             false => Normalized::Floats(first(&mut self.h.floats, rows * width)?),
         };
-        let tensors = TokenNormTensors {
-            x: first(&mut self.x, tokens * width)?,
-            delta,
-            gain: norm.gain.as_slice(),
-            bias: norm.bias.as_ref().map(DeviceBuffer::as_slice),
-            to,
-        };
-        Ok(normalize_tokens(&model.context, shape, tensors)?)
+        let delta = adds.then(|| self.delta.as_slice().part(0..tokens * width)).transpose()?;
+        let rows = Rows { tokens, every, replaces: stack.replaces() };
+        norm.launch(&stack.context, rows, (first(&mut self.x, tokens * width)?, delta), to)
     }
 
-    /// Launches the function of the hidden layer.
-    fn activate(&mut self, model: &CudaInference, down: &CudaLinear, tokens: usize) -> Result<()> {
-        let (config, context) = (&model.config, &model.context);
-        let hidden = config.feed_forward.hidden;
-        let x = self.up.as_slice().part(0..tokens * config.up_width())?;
-        if !config.feed_forward.gated {
-            let function = element_function(config.feed_forward.activation);
-            return Ok(activation_forward(context, function, x, first(&mut self.gated.floats, tokens * hidden)?)?);
-        }
-        let gate = gate(config.feed_forward.activation)?;
-        if down.takes_integers() {
-            let to = (first(&mut self.gated.integers, tokens * hidden)?, first(&mut self.gated.scales, tokens)?);
-            return Ok(gate_to_i8(context, gate, (tokens, hidden), x, to)?);
-        }
-        Ok(gated_forward(context, gate, (tokens, hidden), x, first(&mut self.gated.floats, tokens * hidden)?)?)
-    }
-
-    /// Launches the last norm and the head for the last of every `every` tokens: logits `[tokens / every, vocabulary]`.
-    pub(super) fn head(
+    /// Launches the addition of the last block's output and the norm behind the last layer, to `to`.
+    pub(in crate::model) fn finish_to(
         &mut self,
-        model: &CudaInference,
-        (tokens, every): (usize, usize),
-        mut logits: DeviceSliceMut<'_>,
+        stack: &CudaStack,
+        norm: &CudaNorm,
+        tokens: usize,
+        to: DeviceSliceMut<'_>,
     ) -> Result<()> {
-        self.normalize(model, &model.norm, &model.head, (tokens, every), true)?;
-        let rows = tokens / every.max(1);
-        let input = self.h.input(&model.head, (rows, model.config.width))?;
-        model.head.forward(&model.context, input, rows, logits.reborrow())?;
-        bounded(model, logits)
+        let len = tokens * stack.config.width;
+        let rows = Rows { tokens, every: 1, replaces: stack.replaces() };
+        let delta = Some(self.delta.as_slice().part(0..len)?);
+        norm.launch(&stack.context, rows, (first(&mut self.x, len)?, delta), Normalized::Floats(to))
     }
 
-    /// Launches the last norm for all tokens, before [`Work::scores`].
-    pub(super) fn finish(&mut self, model: &CudaInference, tokens: usize) -> Result<()> {
-        self.normalize(model, &model.norm, &model.head, (tokens, 1), true)
+    /// Launches the sum of the residual stream and of the last block's output, and returns it in the type to compute in,
+    /// `[tokens, width]`.
+    pub(in crate::model) fn sum(&mut self, stack: &CudaStack, tokens: usize) -> Result<DeviceSlice<'_>> {
+        let (len, context, h) = (tokens * stack.config.width, &stack.context, &mut self.h.floats);
+        convert(context, self.x.as_slice().part(0..len)?, first(h, len)?)?;
+        add_in_place(context, self.delta.as_slice().part(0..len)?, first(h, len)?)?;
+        Ok(self.h.floats.as_slice().part(0..len)?)
     }
 
-    /// Launches the head for some of the tokens that [`Work::finish`] normalized.
+    /// Launches the addition of the last block's output and the norm behind the last layer for the last of every so many
+    /// tokens, to integers where what follows reads such.
+    pub(in crate::model) fn finish(
+        &mut self,
+        stack: &CudaStack,
+        norm: &CudaNorm,
+        integers: bool,
+        (tokens, every): (usize, usize),
+    ) -> Result<()> {
+        self.normalize(stack, norm, integers, (tokens, every), true)
+    }
+
+    /// Launches a layer for some of the tokens that [`Work::finish`] normalized: of the last of every so many tokens
+    /// each is one.
     pub(super) fn scores(
         &self,
-        model: &CudaInference,
-        rows: std::ops::Range<usize>,
-        mut logits: DeviceSliceMut<'_>,
+        stack: &CudaStack,
+        head: &CudaLinear,
+        rows: Range<usize>,
+        to: DeviceSliceMut<'_>,
     ) -> Result<()> {
-        let width = model.config.width;
+        let width = stack.config.width;
         let elements = rows.start * width..rows.end * width;
-        let input = match model.head.takes_integers() {
+        let input = match head.takes_integers() {
             true => Input::Integers(
                 self.h.integers.as_slice().part(elements)?,
                 self.h.scales.as_slice().part(rows.clone())?,
             ),
             false => Input::Floats(self.h.floats.as_slice().part(elements)?),
         };
-        model.head.forward(&model.context, input, rows.len(), logits.reborrow())?;
-        bounded(model, logits)
-    }
-}
-
-/// Launches the bound of the head's scores, where the model has one.
-fn bounded(model: &CudaInference, logits: DeviceSliceMut<'_>) -> Result<()> {
-    match model.config.logit_soft_cap() {
-        Some(cap) => Ok(soft_cap_in_place(&model.context, cap, logits)?),
-        None => Ok(()),
+        head.forward(&stack.context, input, rows.len(), to)
     }
 }

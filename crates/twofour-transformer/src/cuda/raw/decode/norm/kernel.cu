@@ -14,6 +14,7 @@ struct TokenNorm {
     u32 width;
     u32 first, stride;   // the rows of x that are normalized: first, first + stride, ...
     float epsilon;
+    u32 replaces;        // whether normalized values become the residual stream
 };
 
 // Returns the sum over the CTA's threads, to the bit that of `sum_of_block`: the warps' sums are added one by one, but
@@ -73,6 +74,12 @@ template <bool CENTERED, bool QUANTIZES, int N> __device__ __forceinline__ void 
         if constexpr (AHEAD) x[i.value] = normal * gain[i.value] + bias[i.value];
         else if (at < p.width) x[i.value] = normal * p.gain[at] + (p.bias ? p.bias[at] : 0.0f);
     });
+    if (p.replaces) {
+        unrolled<N>([&](auto i) {
+            const u32 at = threadIdx.x + i.value * blockDim.x;
+            if (at < p.width) p.x[from + at] = x[i.value];
+        });
+    }
     if constexpr (QUANTIZES) {
         unrolled<N>([&](auto i) { x[i.value] = widen<ELEMENT>(narrow<ELEMENT>(x[i.value])); });
         u32 amax = 0;

@@ -42,6 +42,7 @@ pub(crate) struct TokenNormParameters {
     pub(crate) first: u32,
     pub(crate) stride: u32,
     pub(crate) epsilon: f32,
+    pub(crate) replaces: u32,
 }
 
 fn source(dtype: DataType) -> Source {

@@ -1,0 +1,65 @@
+//! The layers of a model on a GPU.
+
+use twofour::DataType;
+use twofour_cuda::layer::{DeviceBuffer, LayerContext};
+
+use super::{CudaLinear, norm::CudaNorm};
+use crate::model::config::{NormPlace, TransformerConfig};
+
+/// The layers of a decoder, an encoder or a model of images in the memory of a GPU, and the type that they compute in.
+#[derive(Debug)]
+pub(in crate::model) struct CudaStack {
+    pub(in crate::model) context: LayerContext,
+    pub(in crate::model) config: TransformerConfig,
+    pub(in crate::model) dtype: DataType,
+    pub(in crate::model) layers: Vec<CudaLayer>,
+}
+
+/// Attention and feed-forward block.
+#[derive(Debug)]
+pub(in crate::model) struct CudaLayer {
+    pub(super) attention: CudaBlock,
+    pub(super) qkv: CudaLinear,
+    /// The bias of queries, keys and values, which padded positions of an image's windows have.
+    pub(super) qkv_bias: Option<DeviceBuffer>,
+    /// Gains of queries and of keys.
+    pub(super) head_norms: Option<[DeviceBuffer; 2]>,
+    /// The vectors of the distances of rows and of columns, f32.
+    pub(super) relative: Option<[DeviceBuffer; 2]>,
+    pub(super) out: CudaLinear,
+    pub(super) feed_forward: CudaBlock,
+    pub(super) up: CudaLinear,
+    /// Whether the GEMM of `up` applies the hidden layer's function.
+    pub(super) up_activates: bool,
+    pub(super) down: CudaLinear,
+}
+
+/// What is before and behind a block.
+#[derive(Debug)]
+pub(super) struct CudaBlock {
+    /// The norm of what the block reads. Where a model has norms behind its blocks it is that of the block before, or of
+    /// the embeddings.
+    pub(super) norm: CudaNorm,
+    /// The norm of the block's output, where it has one.
+    pub(super) post_norm: Option<CudaNorm>,
+    /// The factors of the block's output, where it has some.
+    pub(super) factors: Option<DeviceBuffer>,
+}
+
+impl CudaStack {
+    /// Bytes of the layers' linear weights.
+    pub(in crate::model) fn weight_bytes(&self) -> usize {
+        let layer = |l: &CudaLayer| l.qkv.bytes() + l.out.bytes() + l.up.bytes() + l.down.bytes();
+        self.layers.iter().map(layer).sum()
+    }
+
+    /// Whether normalized values become the residual stream.
+    pub(super) fn replaces(&self) -> bool {
+        self.config.norm.place == NormPlace::After
+    }
+
+    /// Whether a linear layer of some layer reads integers.
+    pub(super) fn quantizes(&self, of: fn(&CudaLayer) -> &CudaLinear) -> bool {
+        self.layers.iter().any(|layer| of(layer).takes_integers())
+    }
+}
