@@ -8,6 +8,7 @@
 :func:`save_file`            models in the command line's file format; :func:`load_file`, :func:`load_model`
 :class:`Linear`              a linear layer with a 2:4 weight
 :class:`Conv2d`              a convolution with a 2:4 weight; :class:`Conv1d`
+:func:`to_dense`             makes a model dense again, for exporters to ONNX and the like
 :func:`warm`                 plans the GEMMs of a model before its first call
 :func:`set_tile_scheduler`   for GPUs on which other kernels, such as NCCL's, run beside ours
 :func:`linear_layers`        the layers of a model that are worth pruning
@@ -55,6 +56,7 @@ _LAZY = {
     "prune": "arrays.pruning",
     "quantize_": "quantization",
     "save_file": "files",
+    "to_dense": "modules.dense",
     "uninstall": "compat.install",
     "verify": "arrays.verification",
     "warm": "modules.warm",
