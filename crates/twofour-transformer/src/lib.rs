@@ -3,6 +3,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`AttentionShape`], [`ScoreOptions`] | the shape of attention: heads, mask, window, scale, soft cap |
+//! | [`DistillationWeights`], [`ErrorMeasure`] | losses beside the cross-entropy |
 //! | [`random`] | counter-based random numbers |
 //! | [`cpu`] | operations over f32 slices on the CPU |
 //! | `cuda` | operations over device memory, and their kernels (feature `cuda`) |
@@ -14,7 +15,9 @@ pub mod cpu;
 pub mod cuda;
 pub mod engine;
 mod error;
+mod loss;
 pub mod random;
 
 pub use attention::{AttentionShape, ScoreOptions};
 pub use error::{Error, Result};
+pub use loss::{DistillationWeights, ErrorMeasure};

@@ -10,7 +10,7 @@
 //! | [`layer_norm`], [`rms_norm`] | normalization |
 //! | [`attention`], [`heads`], [`rope`] | attention, its layouts, rotary position embedding |
 //! | [`activation`], [`nonlinearity`] | GELU, SiLU, ReLU; the functions of feed-forward blocks, plain and gated |
-//! | [`cross_entropy`] | the loss |
+//! | [`cross_entropy`], [`distillation`], [`squared_error`] | losses |
 //! | [`embedding`] | rows of a table |
 //! | [`adamw`] | the optimizer's step |
 //! | [`soft_cap`] | bounded scores |
@@ -21,6 +21,7 @@ pub mod adamw;
 pub mod attention;
 pub mod cross_entropy;
 pub mod dense;
+pub mod distillation;
 pub mod embedding;
 pub mod float8;
 pub mod heads;
@@ -35,4 +36,5 @@ pub mod rows;
 pub mod sgd;
 pub mod soft_cap;
 pub mod softmax;
+pub mod squared_error;
 pub mod vector;

@@ -25,6 +25,7 @@ use super::raw::{
     pointwise::Pointwise,
     sgd::Sgd,
     softmax::Softmax,
+    squared_error::SquaredError,
 };
 
 macro_rules! loaded {
@@ -41,6 +42,7 @@ macro_rules! loaded {
 loaded! {
     Norms(dtype: DataType);
     CrossEntropy(dtype: DataType);
+    SquaredError(dtype: DataType);
     Embeddings(dtype: DataType);
     Heads(dtype: DataType);
     ImageWindows(dtype: DataType);

@@ -1,4 +1,4 @@
-//! Cross-entropy.
+//! Cross-entropy, alone or with the divergence from a teacher.
 
 use twofour_cuda::{
     DataType, DevicePtr, Result,
@@ -6,7 +6,10 @@ use twofour_cuda::{
     layer::{Accumulate, DeviceSlice, DeviceSliceMut, LayerContext},
 };
 
-use crate::cuda::raw::cross_entropy::{CrossEntropy, CrossEntropyParameters};
+use crate::{
+    DistillationWeights,
+    cuda::raw::cross_entropy::{CrossEntropy, CrossEntropyParameters},
+};
 
 /// The target of a row that has neither loss nor gradient.
 pub const IGNORED_TARGET: u32 = u32::MAX;
@@ -54,7 +57,32 @@ pub fn cross_entropy(
 ) -> Result<()> {
     let at = logits.at("the logits", context, logits.dtype(), product(rows, classes)?)?;
     let target = LossTarget { loss, accumulate, status };
-    run(context, (rows, classes), (at, logits.dtype()), targets, Some(factor), target)
+    run(context, (rows, classes), (at, logits.dtype()), (targets, None), Some(factor), target)
+}
+
+/// Computes the losses of a student with these logits over the rows, adds them up, and replaces the logits by their
+/// gradient: [`cross_entropy`] with the divergence from the probabilities of `teacher`, `[rows, classes]` of the type
+/// of the logits. Ignored targets have no divergence either.
+///
+/// # Errors
+/// Those of [`cross_entropy`].
+#[expect(clippy::too_many_arguments, reason = "each is a tensor of its own")]
+pub fn distillation(
+    context: &LayerContext,
+    weights: DistillationWeights,
+    (rows, classes): (usize, usize),
+    (logits, teacher): (DeviceSliceMut<'_>, DeviceSlice<'_>),
+    targets: DeviceSlice<'_>,
+    factor: LossFactor<'_>,
+    loss: DeviceSliceMut<'_>,
+    accumulate: Accumulate,
+    status: DeviceSliceMut<'_>,
+) -> Result<()> {
+    let (dtype, len) = (logits.dtype(), product(rows, classes)?);
+    let at = logits.at("the logits", context, dtype, len)?;
+    let teacher = teacher.at("the teacher's logits", context, dtype, len)?;
+    let target = LossTarget { loss, accumulate, status };
+    run(context, (rows, classes), (at, dtype), (targets, Some((teacher, weights))), Some(factor), target)
 }
 
 /// Computes the sum of the losses of [`cross_entropy`] and leaves the logits as they are.
@@ -71,21 +99,24 @@ pub fn cross_entropy_loss(
     status: DeviceSliceMut<'_>,
 ) -> Result<()> {
     let at = logits.at("the logits", context, logits.dtype(), product(rows, classes)?)?;
-    run(context, (rows, classes), (at, logits.dtype()), targets, None, LossTarget { loss, accumulate, status })
+    let target = LossTarget { loss, accumulate, status };
+    run(context, (rows, classes), (at, logits.dtype()), (targets, None), None, target)
 }
 
 fn run(
     context: &LayerContext,
     (rows, classes): (usize, usize),
     (logits, dtype): (DevicePtr, DataType),
-    targets: DeviceSlice<'_>,
+    (targets, teacher): (DeviceSlice<'_>, Option<(DevicePtr, DistillationWeights)>),
     factor: Option<LossFactor<'_>>,
     to: LossTarget<'_>,
 ) -> Result<()> {
     let kernels = CrossEntropy::of(context, dtype)?;
+    let weights = teacher.map_or(DistillationWeights { divergence: 0.0, cross_entropy: 1.0 }, |(_, weights)| weights);
     let device_factor = factor.and_then(|factor| factor.device);
     let mut parameters = CrossEntropyParameters {
         logits,
+        teacher: teacher.map_or(0, |(at, _)| at),
         targets: targets.at("the targets", context, DataType::I32, rows)?,
         device_factor: at_if(device_factor.as_ref(), "the factor of the gradient", context, DataType::F32, 1)?,
         losses: 0,
@@ -94,6 +125,8 @@ fn run(
         rows: side("rows of logits", rows)?,
         classes: positive("classes", classes)?,
         factor: factor.map_or(0.0, |factor| factor.host),
+        divergence: weights.divergence,
+        cross_entropy: weights.cross_entropy,
         writes_gradient: u32::from(factor.is_some()),
         adds_loss: u32::from(to.accumulate == Accumulate::Add),
     };

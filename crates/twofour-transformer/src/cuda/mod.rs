@@ -20,7 +20,7 @@
 //! | attention over images, whole or in windows, with relative positions; neighbours in a grid; factors of columns | [`ImageAttention`], [`image_attention`], [`neighbours`], [`scale_rows`] |
 //! | activations | [`ElementFunction`], [`activation_forward`], [`activation_backward`] |
 //! | gated activations | [`Gate`], [`gated_forward`], [`gated_backward`] |
-//! | the loss | [`cross_entropy`], [`cross_entropy_loss`] |
+//! | losses | [`cross_entropy`], [`cross_entropy_loss`], [`distillation`], [`squared_error`] |
 //! | gradient norm and AdamW | [`clip_gradients`], [`StepSchedule`], [`adamw`], [`adamw_in_phase`], [`adamw_together`] |
 //! | gradient descent with momentum | [`sgd`] |
 //! | pruning to `N:4`, masks of any pattern | [`keep_of_four`], [`apply_mask`], [`apply_mask_in_place`] |
@@ -48,6 +48,7 @@ mod raw;
 mod sgd;
 mod shape;
 mod softmax;
+mod squared_error;
 
 pub use activation::{activation_backward, activation_backward_in_place, activation_forward};
 pub use attention::{
@@ -63,7 +64,7 @@ pub use heads::{
 pub use image::{ImageAttention, ImageAttentionTensors, image_attention, neighbours, scale_rows};
 pub use keep_of_four::keep_of_four;
 pub use kernels::{prepare, sources};
-pub use loss::{IGNORED_TARGET, LossFactor, cross_entropy, cross_entropy_loss};
+pub use loss::{IGNORED_TARGET, LossFactor, cross_entropy, cross_entropy_loss, distillation};
 pub use masking::{apply_mask, apply_mask_in_place, mask_words_of_row};
 pub use norm::{Norm, NormBackward, NormForward, NormInput, NormKind, norm_backward, norm_forward};
 pub use optimizer::{
@@ -75,4 +76,5 @@ pub use pointwise::{
 };
 pub use sgd::{SgdSettings, SgdTensors, sgd};
 pub use softmax::{softmax, softmax_gradient};
+pub use squared_error::squared_error;
 pub use twofour_cuda::raw::{adamw::AdamWSettings, elementwise::ElementFunction};

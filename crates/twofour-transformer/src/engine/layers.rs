@@ -4,7 +4,10 @@ use std::fmt::Debug;
 
 use twofour::layer::Accumulate;
 
-use super::{AttentionShape, LinearOperations, Nonlinearity, NormGradients, NormInput, NormParameters, NormStatistics};
+use super::{
+    AttentionShape, DistillationWeights, ErrorMeasure, LinearOperations, Nonlinearity, NormGradients, NormInput,
+    NormParameters, NormStatistics,
+};
 use crate::Result;
 
 /// What is between linear layers: embeddings, norms, attention, activations, sums, the loss; and their gradients.
@@ -186,6 +189,38 @@ pub trait LayerOperations: LinearOperations {
         logits: &mut Self::Buffer,
         targets: &Self::Buffer,
         gradient_scale: Option<f32>,
+        loss: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// The loss of a student: adds the sum over the rows of `logits` and `teacher`, both `[tokens, classes]`, of
+    /// [`DistillationWeights`]' loss to `loss`, [`Kind::Wide`](super::Kind::Wide) of one element. `logits` are
+    /// overwritten with their gradient times `gradient_scale`. Targets must be below `classes`.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn distillation(
+        &self,
+        weights: DistillationWeights,
+        classes: usize,
+        scores: (&mut Self::Buffer, &Self::Buffer),
+        targets: &Self::Buffer,
+        gradient_scale: f32,
+        loss: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// Adds the sum over the rows of `x` and `target`, both `[tokens, width]`, of `weight` times their error to `loss`,
+    /// [`Kind::Wide`](super::Kind::Wide) of one element, and writes the gradient for `x`, times `gradient_scale`, to
+    /// `dx`.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn squared_error(
+        &self,
+        measure: ErrorMeasure,
+        width: usize,
+        rows: (&Self::Buffer, &Self::Buffer),
+        scaling: (f32, f32),
+        dx: &mut Self::Buffer,
         loss: &mut Self::Buffer,
     ) -> Result<()>;
 }

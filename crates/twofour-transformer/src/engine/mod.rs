@@ -50,7 +50,7 @@ pub use phase::StepPhase;
 pub use sparse::SparseLayer;
 pub use step::StepOperations;
 
-pub use crate::{AttentionShape, ScoreOptions, cpu::masking::mask_words_of_row};
+pub use crate::{AttentionShape, DistillationWeights, ErrorMeasure, ScoreOptions, cpu::masking::mask_words_of_row};
 
 /// Memory and operations of a device.
 pub trait Engine: StepOperations {

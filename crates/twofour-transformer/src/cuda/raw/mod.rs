@@ -15,12 +15,14 @@ pub(crate) mod norm;
 pub(crate) mod pointwise;
 pub(crate) mod sgd;
 pub(crate) mod softmax;
+pub(crate) mod squared_error;
 
 use twofour_cuda::source::Source;
 
 /// Returns the source of every kernel.
 pub(crate) fn sources() -> Vec<Source> {
-    let rows = norm::sources().into_iter().chain(cross_entropy::sources()).chain(embedding::sources());
+    let losses = cross_entropy::sources().into_iter().chain(squared_error::sources());
+    let rows = norm::sources().into_iter().chain(losses).chain(embedding::sources());
     let masks = keep_of_four::sources().into_iter().chain(masking::sources());
     let heads =
         heads::sources().into_iter().chain(softmax::sources()).chain(attention::sources()).chain(image::sources());

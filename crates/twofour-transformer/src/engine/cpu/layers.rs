@@ -7,8 +7,8 @@ use crate::{
     Error, Result,
     cpu::{self, rope::Table, rows},
     engine::{
-        AttentionShape, Buffer as _, LayerOperations, Nonlinearity, NormGradients, NormInput, NormParameters,
-        NormStatistics,
+        AttentionShape, Buffer as _, DistillationWeights, ErrorMeasure, LayerOperations, Nonlinearity, NormGradients,
+        NormInput, NormParameters, NormStatistics,
     },
 };
 
@@ -172,6 +172,45 @@ impl LayerOperations for CpuEngine {
         if let Some(scale) = gradient_scale {
             cpu::cross_entropy::gradient_in_place(logits, classes, targets, scale);
         }
+        Ok(())
+    }
+
+    fn distillation(
+        &self,
+        weights: DistillationWeights,
+        classes: usize,
+        (logits, teacher): (&mut CpuBuffer, &CpuBuffer),
+        targets: &CpuBuffer,
+        gradient_scale: f32,
+        loss: &mut CpuBuffer,
+    ) -> Result<()> {
+        expect_length("logits", targets.len() * classes, logits.len())?;
+        expect_length("the teacher's logits", logits.len(), teacher.len())?;
+        expect_length("the loss", 1, loss.len())?;
+        let targets = targets.ids()?;
+        expect_tokens("targets", targets, classes)?;
+        let scores = (logits.floats_mut()?, teacher.floats()?);
+        let sum = cpu::distillation::loss_and_gradient(weights, classes, scores, targets, gradient_scale);
+        loss.floats_mut()?[0] += sum as f32;
+        Ok(())
+    }
+
+    fn squared_error(
+        &self,
+        measure: ErrorMeasure,
+        width: usize,
+        (x, target): (&CpuBuffer, &CpuBuffer),
+        scaling: (f32, f32),
+        dx: &mut CpuBuffer,
+        loss: &mut CpuBuffer,
+    ) -> Result<()> {
+        rows_of("rows with an error", x, width)?;
+        expect_length("target rows", x.len(), target.len())?;
+        expect_length("the gradient of rows", x.len(), dx.len())?;
+        expect_length("the loss", 1, loss.len())?;
+        let rows = (x.floats()?, target.floats()?);
+        let sum = cpu::squared_error::loss_and_gradient(measure, width, rows, scaling, dx.floats_mut()?);
+        loss.floats_mut()?[0] += sum as f32;
         Ok(())
     }
 }

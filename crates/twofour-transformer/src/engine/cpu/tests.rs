@@ -5,9 +5,10 @@ use twofour::layer::{Accumulate, SparseLinearSettings, WeightGradient};
 use super::{CpuBuffer, CpuEngine};
 use crate::{
     engine::{
-        AdamWStep, AttentionShape, Kind, LayerOperations as _, LinearOperations as _, LinearShape, Memory as _,
-        Nonlinearity, NormGradients, NormInput, NormParameters, NormStatistics, OptimizerStep, ParameterState,
-        PrunedDecay, ScoreOptions, SecondMoment, SparseLayer as _, StepOperations as _,
+        AdamWStep, AttentionShape, DistillationWeights, ErrorMeasure, Kind, LayerOperations as _,
+        LinearOperations as _, LinearShape, Memory as _, Nonlinearity, NormGradients, NormInput, NormParameters,
+        NormStatistics, OptimizerStep, ParameterState, PrunedDecay, ScoreOptions, SecondMoment, SparseLayer as _,
+        StepOperations as _,
     },
     random::Stream,
 };
@@ -316,6 +317,66 @@ fn gradients_of_embedding_and_loss() {
     let error = ENGINE.cross_entropy(4, &mut buffer(&logits), &ids(&[3, 4, 0]), None, &mut zeros(1)).unwrap_err();
     assert!(error.to_string().contains("token 4 at position 1"), "{error}");
     assert!(ENGINE.embedding(&buffer(&table), 3, &ids(&[4]), &mut zeros(3)).is_err());
+}
+
+#[test]
+fn the_loss_of_a_student_is_divergence_and_cross_entropy_with_their_gradients() {
+    let (targets, logits, teacher) = ([3u32, 0, 1], random(3 * 5, 16), random(3 * 5, 17));
+    let log_probabilities = |scores: &[f32]| -> Vec<f64> {
+        let rows = scores.chunks(5).flat_map(|row| {
+            let sum = row.iter().map(|v| f64::from(*v).exp()).sum::<f64>().ln();
+            row.iter().map(move |v| f64::from(*v) - sum)
+        });
+        rows.collect()
+    };
+    for (divergence, cross_entropy) in [(1.0, 0.0), (0.0, 1.0), (0.7, 1.5)] {
+        let weights = DistillationWeights { divergence, cross_entropy };
+        let expected = |logits: &[f32]| -> f64 {
+            let (own, taught) = (log_probabilities(logits), log_probabilities(&teacher));
+            let apart: f64 = taught.iter().zip(&own).map(|(t, o)| t.exp() * (t - o)).sum();
+            let missed: f64 = targets.iter().enumerate().map(|(row, at)| -own[5 * row + *at as usize]).sum();
+            f64::from(divergence) * apart + f64::from(cross_entropy) * missed
+        };
+        let (mut gradient, mut loss) = (buffer(&logits), buffer(&[10.0]));
+        let scores = (&mut gradient, &buffer(&teacher));
+        ENGINE.distillation(weights, 5, scores, &ids(&targets), 0.5, &mut loss).unwrap();
+        assert!((f64::from(read(&loss)[0]) - 10.0 - expected(&logits)).abs() < 1e-5, "{weights:?}");
+        check(&format!("{weights:?}"), &logits, &read(&gradient), |logits| 0.5 * expected(logits));
+    }
+    // A teacher of the same opinion has nothing to say, and what it rules out counts for nothing.
+    let (alone, mut loss) = (DistillationWeights { divergence: 1.0, cross_entropy: 0.0 }, zeros(1));
+    let sure = [0.0, f32::NEG_INFINITY, 0.0, 0.0, 0.0].repeat(3);
+    let mut same = buffer(&sure);
+    ENGINE.distillation(alone, 5, (&mut same, &buffer(&sure)), &ids(&targets), 1.0, &mut loss).unwrap();
+    assert!(read(&loss)[0].abs() < 1e-6 && read(&same).iter().all(|v| v.abs() < 1e-6), "{loss:?} {same:?}");
+    let scores = (&mut buffer(&logits), &zeros(14));
+    assert!(ENGINE.distillation(alone, 5, scores, &ids(&targets), 1.0, &mut loss).is_err());
+    let scores = (&mut buffer(&logits), &zeros(15));
+    assert!(ENGINE.distillation(alone, 5, scores, &ids(&[3, 5, 0]), 1.0, &mut loss).is_err());
+}
+
+#[test]
+fn errors_of_rows_have_their_gradients() {
+    let (x, target) = (random(21, 18), [random(14, 19), vec![0.0; 7]].concat());
+    for measure in [ErrorMeasure::Squared, ErrorMeasure::RelativeSquared] {
+        let expected = |x: &[f32]| -> f64 {
+            let of_row = |(x, t): (&[f32], &[f32])| {
+                let error: f64 = x.iter().zip(t).map(|(x, t)| (f64::from(*x) - f64::from(*t)).powi(2)).sum();
+                match (measure, dot(t, t)) {
+                    (ErrorMeasure::Squared, _) => error,
+                    (ErrorMeasure::RelativeSquared, 0.0) => 0.0,
+                    (ErrorMeasure::RelativeSquared, size) => error / size,
+                }
+            };
+            3.0 * x.chunks(7).zip(target.chunks(7)).map(of_row).sum::<f64>()
+        };
+        let (mut dx, mut loss) = (buffer(&[1.0; 21]), buffer(&[10.0]));
+        ENGINE.squared_error(measure, 7, (&buffer(&x), &buffer(&target)), (3.0, 0.5), &mut dx, &mut loss).unwrap();
+        assert!((f64::from(read(&loss)[0]) - 10.0 - expected(&x)).abs() < 1e-4, "{measure:?}");
+        check(&format!("{measure:?}"), &x, &read(&dx), |x| 0.5 * expected(x));
+        let rows = (&buffer(&x), &zeros(20));
+        assert!(ENGINE.squared_error(measure, 7, rows, (1.0, 1.0), &mut dx, &mut loss).is_err());
+    }
 }
 
 #[test]

@@ -12,8 +12,8 @@ use crate::{
     Result, cuda as kernels,
     cuda::{ElementFunction, Embedding, LossFactor},
     engine::{
-        AttentionShape, Buffer as _, LayerOperations, LinearOperations as _, Nonlinearity, NormGradients, NormInput,
-        NormParameters, NormStatistics,
+        AttentionShape, Buffer as _, DistillationWeights, ErrorMeasure, LayerOperations, LinearOperations as _,
+        Nonlinearity, NormGradients, NormInput, NormParameters, NormStatistics,
     },
 };
 
@@ -186,5 +186,37 @@ impl LayerOperations for CudaEngine {
         }
         self.pool.give(status);
         Ok(())
+    }
+
+    fn distillation(
+        &self,
+        weights: DistillationWeights,
+        classes: usize,
+        (logits, teacher): (&mut CudaBuffer, &CudaBuffer),
+        targets: &CudaBuffer,
+        gradient_scale: f32,
+        loss: &mut CudaBuffer,
+    ) -> Result<()> {
+        let (context, shape) = (&self.context, (targets.len(), classes));
+        let factor = LossFactor { host: gradient_scale, device: None };
+        let (scores, loss) = ((logits.slice_mut(), teacher.slice()), loss.slice_mut());
+        let mut status = self.pool.take(context, DataType::I32, 1)?;
+        let at = status.as_slice_mut();
+        kernels::distillation(context, weights, shape, scores, targets.slice(), factor, loss, Accumulate::Add, at)?;
+        self.pool.give(status);
+        Ok(())
+    }
+
+    fn squared_error(
+        &self,
+        measure: ErrorMeasure,
+        width: usize,
+        (x, target): (&CudaBuffer, &CudaBuffer),
+        scaling: (f32, f32),
+        dx: &mut CudaBuffer,
+        loss: &mut CudaBuffer,
+    ) -> Result<()> {
+        let (shape, rows) = ((rows_of(x, width), width), (x.slice(), target.slice()));
+        Ok(kernels::squared_error(&self.context, measure, shape, rows, scaling, dx.slice_mut(), loss.slice_mut())?)
     }
 }

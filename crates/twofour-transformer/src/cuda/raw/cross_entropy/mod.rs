@@ -1,4 +1,4 @@
-//! Cross-entropy and its gradient in place of the logits.
+//! Cross-entropy, alone or with a teacher's divergence, and its gradient in place of the logits.
 
 use twofour_cuda::{
     DataType, Device, DevicePtr, Result, Stream,
@@ -15,6 +15,7 @@ use twofour_cuda::{
 pub(crate) struct CrossEntropy {
     dtype: DataType,
     rows: Kernel,
+    student: Kernel,
     sum_losses: Kernel,
 }
 
@@ -22,6 +23,7 @@ pub(crate) struct CrossEntropy {
 #[repr(C)]
 pub(crate) struct CrossEntropyParameters {
     pub(crate) logits: DevicePtr,
+    pub(crate) teacher: DevicePtr,
     pub(crate) targets: DevicePtr,
     pub(crate) device_factor: DevicePtr,
     pub(crate) losses: DevicePtr,
@@ -30,12 +32,17 @@ pub(crate) struct CrossEntropyParameters {
     pub(crate) rows: u32,
     pub(crate) classes: u32,
     pub(crate) factor: f32,
+    pub(crate) divergence: f32,
+    pub(crate) cross_entropy: f32,
     pub(crate) writes_gradient: u32,
     pub(crate) adds_loss: u32,
 }
 
+/// The sum of the losses of rows, by one CTA of 1024 threads.
+pub(crate) const SUM: File = File::new("cross_entropy/sum.cuh", include_str!("sum.cuh"));
+
 fn source(dtype: DataType) -> Source {
-    row_source("cross-entropy", dtype, [File::new("cross_entropy/kernel.cu", include_str!("kernel.cu"))])
+    row_source("cross-entropy", dtype, [SUM, File::new("cross_entropy/kernel.cu", include_str!("kernel.cu"))])
 }
 
 /// Returns every source.
@@ -48,21 +55,22 @@ impl CrossEntropy {
     pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
         expect_float_type("cross-entropy", dtype)?;
         let source = source(dtype);
-        let (rows, sum_losses) = (device.kernel(&source, "rows")?, device.kernel(&source, "sum_losses")?);
-        Ok(Self { dtype, rows, sum_losses })
+        let kernel = |name: &str| device.kernel(&source, name);
+        Ok(Self { dtype, rows: kernel("rows")?, student: kernel("student")?, sum_losses: kernel("sum_losses")? })
     }
 
-    /// Launches the rows' losses and gradients, and the sum of the losses.
+    /// Launches the rows' losses and gradients, those of a student where there is a teacher, and the sum of the losses.
     ///
     /// # Safety
     /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this
     /// call; the stream is of this device.
     pub(crate) unsafe fn run(&self, stream: Stream, parameters: &CrossEntropyParameters) -> Result<()> {
         if parameters.rows > 0 {
+            let rows = if parameters.teacher == 0 { &self.rows } else { &self.student };
             let threads = threads_of_row(parameters.classes as usize * self.dtype.bytes(), 1024);
             let launch = Launch::simple((parameters.rows, 1), threads);
             // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
-            unsafe { self.rows.launch(stream, launch, parameters) }?;
+            unsafe { rows.launch(stream, launch, parameters) }?;
         }
         // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
         unsafe { self.sum_losses.launch(stream, Launch::simple((1, 1), 1024), parameters) }
