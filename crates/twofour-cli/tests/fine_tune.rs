@@ -234,3 +234,103 @@ fn training_goes_on_from_the_folder_of_another_run() {
     assert!(inspected.contains("2:4"), "{inspected}");
     assert!(train(at, "other", &["model.from=dense", "data.tokenizer=checkpoint"]).bad(2).contains("tokenizer.json"));
 }
+
+/// The arguments that make a run of the repository's recipe small enough.
+fn recovery(teacher: &str) -> Vec<String> {
+    let sets = [
+        "model.from=pruned",
+        "model.context=16",
+        "data.text=text.txt",
+        "data.validation=0.2",
+        "training.steps=30",
+        "training.batch=4",
+        "training.learning_rate=3e-3",
+        "training.warm_up=2",
+        "training.validate_every=15",
+        "training.validation_sequences=4",
+    ];
+    let teacher = format!("distillation.teacher={teacher}");
+    sets.iter().map(|set| (*set).to_owned()).chain([teacher]).flat_map(|set| ["--set".to_owned(), set]).collect()
+}
+
+fn recover(at: &Path, teacher: &str, more: &[&str]) -> support::Ran {
+    let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes/recover.toml").display().to_string();
+    let sets = recovery(teacher);
+    let sets = sets.iter().map(String::as_str);
+    let more = more.iter().flat_map(|set| ["--set", set]);
+    let arguments: Vec<&str> = ["train", &recipe, "-o", "run"].into_iter().chain(sets).chain(more).collect();
+    run(at, &arguments)
+}
+
+#[test]
+fn a_pruned_model_of_every_family_recovers_from_its_dense_one() {
+    // A tied head, biases of queries, keys and values, norms of heads, windows, bounded scores, learned positions.
+    for family in ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2"] {
+        let directory = folder(family);
+        let (at, dense) = (directory.path(), checkpoint(family));
+        let ran = recover(at, &dense, &["distillation.hidden=0.1"]).good();
+        let losses: Vec<f64> = fs::read_to_string(at.join("run/metrics.jsonl"))
+            .unwrap()
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap()["loss"].as_f64().unwrap())
+            .collect();
+        let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+        assert!(mean(&losses[25..]) < 0.7 * mean(&losses[..3]), "{family}: {losses:?} {ran:?}");
+        run(at, &["check", "run/model"]).good();
+        // Done: the same command again changes nothing, and another teacher is another run.
+        recover(at, &dense, &["distillation.hidden=0.1"]).good();
+        let message = recover(at, "pruned", &["distillation.hidden=0.1"]).bad(2);
+        assert!(message.contains("distillation.teacher"), "{message}");
+    }
+}
+
+#[test]
+fn a_teacher_that_does_not_fit_is_told_at_once() {
+    let directory = folder("llama");
+    let at = directory.path();
+    let dense = checkpoint("llama");
+    let bad = |teacher: &str, sets: &[&str]| recover(at, teacher, sets).bad(2);
+    assert!(bad("absent", &[]).contains("absent"));
+    assert!(bad("text.txt", &[]).contains("text.txt"));
+    scratch(at);
+    train(at, "bytes", &LLAMA).good();
+    let vocabulary = bad("bytes", &[]);
+    assert!(vocabulary.contains("bytes has 256 tokens, where the model that learns has 80"), "{vocabulary}");
+    // The same number of tokens, two of which have changed places.
+    fs::create_dir(at.join("other")).unwrap();
+    for file in fs::read_dir(&dense).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), at.join("other").join(file.file_name())).unwrap();
+    }
+    let text = fs::read_to_string(at.join("other/tokenizer.json")).unwrap();
+    let mut tokenizer: Value = serde_json::from_str(&text).unwrap();
+    let vocabulary = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+    let last: Vec<String> = vocabulary.iter().rev().take(2).map(|(token, _)| token.clone()).collect();
+    let numbers = [vocabulary[&last[0]].clone(), vocabulary[&last[1]].clone()];
+    (vocabulary[&last[1]], vocabulary[&last[0]]) = (numbers[0].clone(), numbers[1].clone());
+    fs::write(at.join("other/tokenizer.json"), tokenizer.to_string()).unwrap();
+    let message = bad("other", &[]);
+    assert!(message.contains("another tokenizer"), "{message}");
+    let message = bad(&dense, &["distillation.divergence=0"]);
+    assert!(message.contains("one of them above 0"), "{message}");
+    let message = bad(&dense, &["distillation.divergence=-1", "distillation.cross_entropi=1"]);
+    for words in ["from 0 up", "did you mean `cross_entropy`?"] {
+        assert!(message.contains(words), "{words}: {message}");
+    }
+    let message = bad(&dense, &["sparsity.method=fst", "sparsity.decay=auto"]);
+    assert!(message.contains("trial runs have no teacher"), "{message}");
+    assert!(fs::read_dir(at.join("run")).is_err(), "nothing was begun");
+}
+
+#[test]
+fn a_dry_run_shows_the_teacher_and_its_memory() {
+    let directory = folder("llama");
+    let at = directory.path();
+    let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes/recover.toml").display().to_string();
+    let sets = recovery(&checkpoint("llama"));
+    let all = ["train", &recipe, "--dry-run"].into_iter().chain(sets.iter().map(String::as_str));
+    let shown = run(at, &all.collect::<Vec<_>>()).good();
+    for words in ["learns from", "the teacher and its logits"] {
+        assert!(shown.stdout.contains(words), "{words}: {shown:?}");
+    }
+}

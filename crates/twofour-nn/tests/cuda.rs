@@ -19,8 +19,8 @@ use twofour_nn::{
     },
     linear::SparsePrecision,
     model::{
-        AttentionConfig, FeedForwardConfig, Gpt, ModelInput, ModelOutput, NormConfig, NormPlace, TokenInput,
-        TransformerConfig,
+        AttentionConfig, DistillationLoss, FeedForwardConfig, Gpt, ModelInput, ModelOutput, NormConfig, NormPlace,
+        TokenInput, TransformerConfig,
     },
     recipe::{DecayTarget, Method, ModelKind, ModelSettings, OptimizerKind, SwitchMean, TrainingSettings},
     train::{
@@ -179,6 +179,49 @@ fn a_llama_trains_as_on_the_cpu() {
             assert!((norms.0 - norms.1).abs() < 0.05 * norms.0, "{method:?}, step {step}: {a:?}, {b:?}");
         }
     }
+}
+
+/// A student of a teacher with other weights; the steps are captured with the teacher's pass.
+#[test]
+fn students_learn_as_on_the_cpu() {
+    let settings = ModelSettings { kind: ModelKind::Llama, kv_heads: Some(2), ..model() };
+    let text = b"Two of every four weights are kept, and the others are zero. ".repeat(60);
+    let corpus = Arc::new(Corpus::new(text, 0.1).unwrap());
+    let loss = DistillationLoss { divergence: 1.0, cross_entropy: 0.3, hidden: 0.5 };
+    for method in [Method::DENSE, Method::FIXED] {
+        let plan = SparsityPlan::of_method(method, layers(), 60);
+        let (Some(one), Some(other)) = (engine(DataType::BF16), engine(DataType::BF16)) else { return };
+        other.capture_steps(false);
+        let mut cpu = student(CpuEngine, &settings, &plan, &corpus, loss);
+        let mut cuda = student(one, &settings, &plan, &corpus, loss);
+        let mut launched = student(other, &settings, &plan, &corpus, loss);
+        for step in 0..20 {
+            let (a, b, c) = (cpu.step().unwrap(), cuda.step().unwrap(), launched.step().unwrap());
+            assert!((a.loss - b.loss).abs() < 0.02 * a.loss, "{method:?}, step {step}: {a:?}, {b:?}");
+            let norms = (a.gradient_norm, b.gradient_norm);
+            assert!((norms.0 - norms.1).abs() < 0.05 * norms.0, "{method:?}, step {step}: {a:?}, {b:?}");
+            assert_eq!((b.loss.to_bits(), b.gradient_norm.to_bits()), (c.loss.to_bits(), c.gradient_norm.to_bits()));
+            // While weights are the same.
+            let gradients = (step == 0).then(|| gradients(&cpu, &cuda));
+            for (name, size, apart) in gradients.into_iter().flatten() {
+                assert!(apart < 0.05 * size + 0.002 * a.gradient_norm, "{method:?}, {name}: {apart} of {size}");
+            }
+        }
+        assert!(masters(&cuda) == masters(&launched), "{method:?}");
+        assert!(cuda.engine().replayed_steps() > 10 && cuda.take_note().is_none(), "{method:?}");
+    }
+}
+
+fn student<E: Engine>(
+    engine: E,
+    model: &ModelSettings,
+    plan: &SparsityPlan,
+    corpus: &Arc<Corpus>,
+    loss: DistillationLoss,
+) -> Trainer<E> {
+    let trainer = Trainer::new(engine, model, &training(), plan.clone(), corpus.clone()).unwrap();
+    let teacher = Gpt::new(trainer.engine(), trainer.model().config().clone(), 77).unwrap();
+    trainer.learn_from(teacher, loss).unwrap()
 }
 
 /// Causal attention with two heads of 64, with keys of their own or shared, over a context that no tile of attention

@@ -150,11 +150,19 @@ impl<E: Engine> Stream<E> {
             (Stream::Plain(x), Some(norm)) => {
                 Ok(Stream::Normalized(Normalized::new(engine, workspace, norm, x, tokens)?))
             }
-            (Stream::Normalized(Normalized { x, y, statistics }), None) => {
-                workspace.give(std::iter::once(y).chain(statistics.into_buffers()));
-                Ok(Stream::Plain(x))
-            }
+            (stream @ Stream::Normalized(_), None) => Ok(Stream::Plain(stream.into_x(workspace))),
             (stream, _) => Ok(stream),
+        }
+    }
+
+    /// The residual stream; what else there is goes back.
+    pub fn into_x(self, workspace: &mut Workspace<E>) -> E::Buffer {
+        match self {
+            Stream::Plain(x) => x,
+            Stream::Normalized(Normalized { x, y, statistics }) => {
+                workspace.give(std::iter::once(y).chain(statistics.into_buffers()));
+                x
+            }
         }
     }
 
@@ -188,6 +196,13 @@ impl<E: Engine> NormInput<E> {
 
     fn into_buffers(self) -> impl Iterator<Item = E::Buffer> {
         std::iter::once(self.x).chain(self.statistics.into_buffers())
+    }
+}
+
+impl<E: Engine, B: Branch<E>> SavedBlock<E, B> {
+    /// The residual stream in front of the block.
+    pub fn x(&self) -> &E::Buffer {
+        self.input.x()
     }
 }
 
@@ -297,9 +312,15 @@ impl<E: Engine, B: Branch<E>> Block<E, B> {
 
     /// Gives the buffers back where there is no backward pass.
     pub fn release(saved: SavedBlock<E, B>, workspace: &mut Workspace<E>) {
+        let x = Self::release_but_input(saved, workspace);
+        workspace.give([x]);
+    }
+
+    /// [`Block::release`] of all but the residual stream in front of the block, which is returned.
+    pub fn release_but_input(saved: SavedBlock<E, B>, workspace: &mut Workspace<E>) -> E::Buffer {
         let SavedBlock { input, branch, after, behind, .. } = saved;
         B::release(branch, workspace);
-        let norms = after.into_iter().chain(behind).flat_map(NormInput::into_buffers);
-        workspace.give(input.into_buffers().chain(norms));
+        workspace.give(after.into_iter().chain(behind).flat_map(NormInput::into_buffers));
+        input.into_x(workspace)
     }
 }

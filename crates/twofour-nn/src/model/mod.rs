@@ -5,6 +5,7 @@ mod bert;
 mod calibration;
 mod checkpoint;
 mod config;
+mod distillation;
 mod encoder;
 mod families;
 mod file;
@@ -20,6 +21,7 @@ mod saved;
 mod tests;
 mod trained;
 mod transformer;
+mod tuning;
 mod vit;
 
 pub use crate::parts::{ModelPart, ModelParts};
@@ -29,11 +31,13 @@ pub use bert::{Bert, BertBatch, BertConfig, BertSamples, EncoderTask, EncoderTas
 pub use calibration::{
     BlockwiseCheckpoint, Calibration, CheckpointBlock, Observation, Observe, Replace, open_blockwise,
 };
+pub(crate) use checkpoint::StoredParts;
 pub use checkpoint::{Checkpoint, CheckpointError, EncoderCheckpoint, ImageCheckpoint, is_llama, save_llama};
 pub use config::{
     AttentionConfig, FeedForwardConfig, GptConfig, ImageHead, ImageHeadInput, ImageInput, ModelInput, ModelOutput,
     NormConfig, NormKind, NormPlace, Positions, Rope, RopeScaling, TokenInput, TransformerConfig,
 };
+pub use distillation::{DistillationLoss, Objective};
 #[cfg(feature = "cuda")]
 pub use encoder::CudaEncoder;
 pub(crate) use encoder::HiddenStates;
@@ -54,4 +58,5 @@ pub use saved::{SavedModel, mask_violation};
 pub use trained::TrainedModel;
 pub(crate) use transformer::expect_below;
 pub use transformer::{Layer, Saved, Task, Transformer};
+pub use tuning::{BlockTexts, BlockTuning, PrunedBlock, TunedBlock};
 pub use vit::{ImageClasses, Pooling, Vit, VitConfig};

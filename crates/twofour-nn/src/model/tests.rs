@@ -7,8 +7,8 @@ use twofour::{
 };
 
 use super::{
-    AttentionConfig, FeedForwardConfig, Gpt, GptConfig, Inference, ModelInput, ModelOutput, NormConfig, NormPlace,
-    Positions, Rope, TokenInput, TransformerConfig,
+    AttentionConfig, DistillationLoss, FeedForwardConfig, Gpt, GptConfig, Inference, ModelInput, ModelOutput,
+    NormConfig, NormPlace, Objective, Positions, Rope, TokenInput, TrainedModel as _, TransformerConfig,
 };
 use crate::{
     block::BatchShape,
@@ -232,6 +232,89 @@ fn gradients_of_families_agree_with_finite_differences() {
             );
         }
     }
+}
+
+#[test]
+fn gradients_of_students_agree_with_finite_differences() {
+    let shape = BatchShape { batch: 2, positions: 9 };
+    let (x, y) = (bytes(18, 1), bytes(18, 2));
+    let loss = DistillationLoss { divergence: 0.7, cross_entropy: 0.2, hidden: 0.5 };
+    for (family, config) in families() {
+        let grown = |seed: u64| {
+            let mut model = Gpt::new(&ENGINE, config.clone(), seed).unwrap();
+            model.begin_training(&ENGINE).unwrap();
+            for parameter in model.parameters_mut() {
+                let values: Vec<f32> = ENGINE.read(parameter.master()).unwrap();
+                let factor = if parameter.shape().len() == 2 { 20.0 } else { 1.0 };
+                parameter.write(&ENGINE, &values.iter().map(|v| v * factor).collect::<Vec<_>>()).unwrap();
+            }
+            model
+        };
+        let (mut model, mut teacher) = (grown(1), grown(2));
+        model.expect_teacher(&teacher, &loss).unwrap();
+        let batch = model.uploaded(&ENGINE, (&x, &y), shape).unwrap().unwrap();
+        let taught = teacher.parameters().iter().map(|p| ENGINE.read(p.master()).unwrap()).collect::<Vec<_>>();
+        let mut pass = |model: &mut Gpt<CpuEngine>, loss| {
+            let mut sum = ENGINE.zeros(Kind::Wide, 1).unwrap();
+            let (batch, scaling) = ((&batch, Objective::Teacher(&mut teacher, loss)), (1.0, Accumulate::Overwrite));
+            model.gradients_of(&ENGINE, batch, shape, scaling, &mut sum, &mut |_| Ok(())).unwrap();
+            f64::from(ENGINE.read(&sum).unwrap()[0])
+        };
+        pass(&mut model, loss);
+        let gradients: Vec<_> =
+            model.parameters().iter().map(|p| ENGINE.read(p.gradient().unwrap()).unwrap()).collect();
+        for (index, gradient) in gradients.iter().enumerate() {
+            let name = model.parameters()[index].name().to_owned();
+            let values = ENGINE.read(model.parameters()[index].master()).unwrap();
+            let norm = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
+            assert!(norm > 0.0, "{family}, {name}: no gradient");
+            let h = 1e-3f32;
+            let mut along = |by: f32| {
+                let moved: Vec<f32> = values.iter().zip(gradient).map(|(v, g)| v + by * g / norm as f32).collect();
+                model.parameters_mut()[index].write(&ENGINE, &moved).unwrap();
+                pass(&mut model, loss)
+            };
+            let numeric = (along(h) - along(-h)) / f64::from(2.0 * h);
+            along(0.0);
+            assert!((numeric - norm).abs() < 2e-2 * norm.max(0.5), "{family}, {name}: {numeric}, by {norm}");
+        }
+        // A teacher stays as it is, and one that has the student's weights has nothing to teach.
+        let alike = DistillationLoss { cross_entropy: 0.0, ..loss };
+        let mut own = grown(1);
+        let mut sum = ENGINE.zeros(Kind::Wide, 1).unwrap();
+        let both = (&batch, Objective::Teacher(&mut own, alike));
+        model.gradients_of(&ENGINE, both, shape, (1.0, Accumulate::Overwrite), &mut sum, &mut |_| Ok(())).unwrap();
+        assert!(ENGINE.read(&sum).unwrap()[0].abs() < 1e-3, "{family}: {sum:?}");
+        for (before, after) in taught.iter().zip(teacher.parameters()) {
+            assert!(*before == ENGINE.read(after.master()).unwrap(), "{family}: {}", after.name());
+        }
+    }
+}
+
+#[test]
+fn teachers_that_do_not_fit_are_refused() {
+    let model = |config: TransformerConfig| Gpt::new(&ENGINE, config, 1).unwrap();
+    let student = model(llama(false));
+    let hidden = DistillationLoss { hidden: 1.0, ..Default::default() };
+    let sized = |layers, context| {
+        let settings = GptConfig { layers, context, ..SMALL };
+        TransformerConfig::from(&settings)
+    };
+    student.expect_teacher(&model(sized(3, 24)), &DistillationLoss::default()).unwrap();
+    for (teacher, loss, words) in [
+        (llama(false).with_vocabulary(300), Default::default(), "300, for a student of 256, is not as many"),
+        (sized(2, 23), Default::default(), "the context of a teacher: 23"),
+        (sized(3, 24), hidden, "layers of a teacher of hidden states: 3"),
+        (llama(false), DistillationLoss { divergence: 0.0, ..Default::default() }, "one of them above 0"),
+        (llama(false), DistillationLoss { hidden: -1.0, ..Default::default() }, "finite numbers from 0 up"),
+        (llama(false), DistillationLoss { divergence: f64::NAN, ..Default::default() }, "NaN"),
+    ] {
+        let error = student.expect_teacher(&model(teacher), &loss).unwrap_err().to_string();
+        assert!(error.contains(words), "{words}: {error}");
+    }
+    let wide = GptConfig { width: 48, ..SMALL };
+    let error = student.expect_teacher(&model(TransformerConfig::from(&wide)), &hidden).unwrap_err().to_string();
+    assert!(error.contains("the width of a teacher"), "{error}");
 }
 
 #[test]

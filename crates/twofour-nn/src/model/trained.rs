@@ -5,6 +5,7 @@ use std::{fmt::Debug, path::Path};
 use serde::{Serialize, de::DeserializeOwned};
 use twofour::{DataType, file::Overwrite, layer::Accumulate};
 
+use super::{DistillationLoss, Objective};
 use crate::{Result, block::BatchShape, engine::Engine, linear::LayerForm, parts::ModelParts};
 
 /// A model that a trainer trains: it computes losses and gradients of samples that are given by indices, its inputs,
@@ -40,6 +41,13 @@ pub trait TrainedModel<E: Engine>: ModelParts<E> + Debug + Send + Sized {
     /// [`Error::Unsupported`](crate::Error::Unsupported) for feed-forward blocks that cannot have squared ReLU.
     fn prepare(&mut self, layers: &[String], form: LayerForm) -> Result<()>;
 
+    /// Checks that it can learn from another model by a loss.
+    ///
+    /// # Errors
+    /// [`Error::Setting`](crate::Error::Setting) for other classes than its own, fewer inputs of a sample, or, of
+    /// hidden states, another width or number of layers; those of [`DistillationLoss::check`].
+    fn expect_teacher(&self, teacher: &Self, loss: &DistillationLoss) -> Result<()>;
+
     /// Frees what passes take again from step to step: after layers have changed what they compute with, steps take
     /// other memory.
     fn clear_workspace(&mut self);
@@ -71,7 +79,7 @@ pub trait TrainedModel<E: Engine>: ModelParts<E> + Debug + Send + Sized {
     ) -> Result<()>;
 
     /// A forward and a backward pass over a batch in the engine's memory, whose inputs and targets are known to exist:
-    /// adds the sum of the losses to `loss`, and writes or adds the gradients, times `scale`, of all parameters.
+    /// adds the sum of the losses of the objective to `loss`, and writes or adds the gradients, times `scale`, of all parameters.
     /// `ready` receives gradients as they are complete: those of all parameters, each once, in an order that depends on
     /// the configuration alone.
     ///
@@ -81,7 +89,7 @@ pub trait TrainedModel<E: Engine>: ModelParts<E> + Debug + Send + Sized {
     fn gradients_of(
         &mut self,
         engine: &E,
-        batch: &Self::Uploaded,
+        batch: (&Self::Uploaded, Objective<'_, Self>),
         shape: BatchShape,
         scaling: (f32, Accumulate),
         loss: &mut E::Buffer,

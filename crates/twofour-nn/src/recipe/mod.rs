@@ -11,6 +11,7 @@
 
 mod check;
 mod data;
+mod distillation;
 mod encoder;
 mod layers;
 mod load;
@@ -36,6 +37,7 @@ pub use crate::{
     },
 };
 pub use data::{DataSettings, Tokenizer};
+pub use distillation::DistillationSettings;
 pub use layers::LayerPlan;
 pub use load::{LoadedData, LoadedRecipe, RecipeError};
 pub use model::{ModelConfig, ModelKind, ModelSettings};
@@ -56,6 +58,9 @@ pub struct Recipe {
     /// Which layers are 2:4, when, and how they are trained.
     #[serde(default)]
     pub sparsity: SparsitySettings,
+    /// What the model learns from beside the text; cross-entropy alone if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub distillation: Option<DistillationSettings>,
     /// What the files say that [`ModelSettings::from`] and [`DataSettings::tokenizer`] name; absent where they name
     /// none. [`Recipe::parse`] reads it.
     #[serde(skip)]

@@ -6,7 +6,7 @@ use super::{
     DataSettings, Mistakes, ModelKind, ModelSettings, Override, Place, Recipe, SparsitySettings, Tokenizer,
     TrainingSettings, check,
     data::tenth,
-    encoder,
+    distillation, encoder,
     start::{self, Start},
 };
 use crate::settings::{LARGEST, Range, Section, parse, suggestion};
@@ -16,7 +16,7 @@ pub(super) const VISION_KEYS: [&str; 5] = ["image", "patch", "channels", "classe
 
 const VALIDATION: Range = Range { words: "a share above 0 and at most 0.5", holds: |x| x > 0.0 && x <= 0.5 };
 
-const SECTIONS: [&str; 4] = ["model", "data", "training", "sparsity"];
+const SECTIONS: [&str; 5] = ["model", "data", "training", "sparsity", "distillation"];
 
 /// The sections while they are read and checked.
 pub(super) struct Sections<'a> {
@@ -24,6 +24,7 @@ pub(super) struct Sections<'a> {
     pub(super) data: Section<'a>,
     pub(super) training: Section<'a>,
     pub(super) sparsity: Section<'a>,
+    pub(super) distillation: Section<'a>,
     /// `[sparsity.sparsifier]`.
     pub(super) sparsifier: Section<'a>,
     /// Of `[[sparsity.override]]`, in order.
@@ -76,13 +77,14 @@ impl ParsedRecipe {
                 m.add(node.place.clone(), key.clone(), problem);
             }
         }
-        let [model, data, training, sparsity] = SECTIONS.map(|name| Section::new(&root, name, m));
+        let [model, data, training, sparsity, distillation] = SECTIONS.map(|name| Section::new(&root, name, m));
         let mut sparsity = sparsity;
         let sparsifier = sparsity.table("sparsifier", "sparsity.sparsifier", m);
         let mut overrides = sparsity.tables("override", "sparsity.override", m);
         let tables = overrides.iter_mut().map(|own| own.table("sparsifier", "sparsity.override.sparsifier", m));
         let override_sparsifiers = tables.collect();
-        let mut sections = Sections { model, data, training, sparsity, sparsifier, overrides, override_sparsifiers };
+        let mut sections =
+            Sections { model, data, training, sparsity, distillation, sparsifier, overrides, override_sparsifiers };
         let (from, start) = start::open(&mut sections.model, folder, m);
         let model = match (&start, &from) {
             (Some(Start::Decoder(saved)), Some(from)) => start::sizes(saved, from, &mut sections.model, m),
@@ -102,10 +104,14 @@ impl ParsedRecipe {
             Some(Start::Decoder(saved)) => start::source((&model, &data, &sparsity), Some(saved), &sections, m),
             None => start::source((&model, &data, &sparsity), None, &sections, m),
         };
-        let recipe = Recipe { model, data, training, sparsity, source };
+        let distillation = distillation::read(&mut sections.distillation, folder, m);
+        let mut recipe = Recipe { model, data, training, sparsity, distillation, source };
         check::check(&recipe, &sections, m);
-        let Sections { model, data, training, sparsity, sparsifier, overrides, override_sparsifiers } = sections;
-        let all = [model, data, training, sparsity, sparsifier].into_iter().chain(overrides);
+        distillation::check(&mut recipe, &sections, m);
+        let Sections {
+            model, data, training, sparsity, distillation, sparsifier, overrides, override_sparsifiers, ..
+        } = sections;
+        let all = [model, data, training, sparsity, distillation, sparsifier].into_iter().chain(overrides);
         all.chain(override_sparsifiers).for_each(|section| section.end(m));
         ParsedRecipe { recipe, mistakes, text_places }
     }

@@ -9,6 +9,7 @@ use super::{LayerPlan, Mistakes, ModelConfig, OptimizerKind, Place, Precision, R
 use crate::{
     linear::LayerForm,
     model::EncoderTask,
+    settings::is_default,
     train::methods::{SparseBegin, SparsityPlan},
 };
 
@@ -38,13 +39,16 @@ pub struct MemoryPlan {
     pub packed: u64,
     /// Activations that a forward pass keeps for the backward pass.
     pub activations: u64,
+    /// Weights of a teacher, with their copies, and its logits.
+    #[serde(skip_serializing_if = "is_default")]
+    pub teacher: u64,
 }
 
 impl MemoryPlan {
     /// All of it.
     pub fn total(&self) -> u64 {
-        let parts = [self.masters, self.gradients, self.moments, self.copies, self.packed, self.activations];
-        parts.into_iter().fold(0, u64::saturating_add)
+        let MemoryPlan { masters, gradients, moments, copies, packed, activations, teacher } = *self;
+        [masters, gradients, moments, copies, packed, activations, teacher].into_iter().fold(0, u64::saturating_add)
     }
 }
 
@@ -106,6 +110,9 @@ pub struct RecipePlan {
     /// The model that training starts from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<PathBuf>,
+    /// The model that it learns from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub teacher: Option<PathBuf>,
     /// How text becomes tokens; absent for a `vit`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<String>,
@@ -229,6 +236,7 @@ impl Recipe {
             precision: precision.name(),
             method: self.sparsity.method.name(),
             from: self.model.from.clone(),
+            teacher: self.distillation.as_ref().map(|own| own.teacher.clone()),
             tokenizer: vocabulary.map(|_| self.data.tokenizer.clone().into()),
             vocabulary,
             classes,
@@ -299,7 +307,20 @@ impl Recipe {
                 })
                 .sum(),
             activations: self.activations(element, devices),
+            teacher: self.teacher_memory(precision, devices),
         }
+    }
+
+    fn teacher_memory(&self, precision: Precision, devices: usize) -> u64 {
+        let Some(config) = self.distillation.as_ref().and_then(|own| own.config.as_ref()) else { return 0 };
+        let (element, copies) = if precision == Precision::F32 { (4, 0) } else { (2, 2) };
+        let logits = self.sequences_at_once(devices).saturating_mul((self.model.context * config.vocabulary()) as u64);
+        ((4 + copies) * config.parameters() as u64).saturating_add(logits.saturating_mul(element))
+    }
+
+    /// Sequences of a forward pass on one of several devices.
+    fn sequences_at_once(&self, devices: usize) -> u64 {
+        self.training.micro_batch().min(self.training.batch / devices.max(1)) as u64
     }
 
     /// Elements that a forward pass keeps for each token: of a block its input twice (one for each residual branch),
@@ -323,8 +344,7 @@ impl Recipe {
             }
         }
         .map(|size| size as u64);
-        let sequences = self.training.micro_batch().min(self.training.batch / devices.max(1));
-        let tokens = sequences as u64 * context;
+        let tokens = self.sequences_at_once(devices) * context;
         let block = 8 * width + heads * context + 2 * hidden;
         let elements = layers.saturating_mul(block) + 2 * width + outputs;
         tokens.saturating_mul(elements).saturating_mul(element)

@@ -1,10 +1,10 @@
 //! The model that a recipe trains.
 
-use super::Recipe;
+use super::{DistillationSettings, Recipe};
 use crate::{
     Result,
     engine::Engine,
-    model::{BertConfig, TrainedModel, VitConfig},
+    model::{BertConfig, DistillationLoss, SavedModel, TrainedModel, VitConfig},
     train::{ConfigOf, Corpus, EncoderData, ImageSet, TrainingData},
 };
 
@@ -20,6 +20,14 @@ pub trait RecipeData: TrainingData {
     fn model<E: Engine>(engine: &E, recipe: &Recipe) -> Result<Self::Model<E>> {
         Self::Model::from_config(engine, &Self::config::<E>(recipe), recipe.training.seed)
     }
+
+    /// The model that a recipe's model learns from, with the loss, where the recipe names one.
+    ///
+    /// # Errors
+    /// A model that cannot be read; not enough memory.
+    fn teacher<E: Engine>(_: &E, _: &Recipe) -> Result<Option<(Self::Model<E>, DistillationLoss)>> {
+        Ok(None)
+    }
 }
 
 impl RecipeData for Corpus {
@@ -32,6 +40,11 @@ impl RecipeData for Corpus {
             Some(saved) => saved.model(engine, recipe.model.context),
             None => Self::Model::from_config(engine, &recipe.decoder(), recipe.training.seed),
         }
+    }
+
+    fn teacher<E: Engine>(engine: &E, recipe: &Recipe) -> Result<Option<(Self::Model<E>, DistillationLoss)>> {
+        let Some(DistillationSettings { teacher, loss, .. }) = &recipe.distillation else { return Ok(None) };
+        Ok(Some((SavedModel::open(teacher)?.model(engine, recipe.model.context)?, *loss)))
     }
 }
 

@@ -111,6 +111,15 @@ impl Tokenizer {
         }
     }
 
+    /// Whether each of the tokens of both stands for the same in the other.
+    pub fn has_tokens_of(&self, other: &Tokenizer) -> bool {
+        match (self, other) {
+            (Tokenizer::Bytes, Tokenizer::Bytes) => true,
+            (Tokenizer::File(own), Tokenizer::File(other)) => own.inner.get_vocab(true) == other.inner.get_vocab(true),
+            _ => false,
+        }
+    }
+
     /// The token of a name, such as BERT's `[MASK]`; bytes have no names.
     pub fn token(&self, name: &str) -> Option<u32> {
         match self {

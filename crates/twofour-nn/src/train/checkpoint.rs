@@ -21,6 +21,7 @@ use twofour::{
 use super::{
     LossScale, SparsityPlan, Trainer, TrainingData, TrainingSettings,
     masks::{MethodMasks, restore},
+    teacher::KnownTeacher,
 };
 use crate::{
     Error, Result,
@@ -52,6 +53,9 @@ struct State<C> {
     training: TrainingSettings,
     plan: SparsityPlan,
     corpus: u64,
+    /// What the model learns from, where it has a teacher.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    teacher: Option<KnownTeacher>,
     step: u64,
     updates: u64,
     skipped: u64,
@@ -104,6 +108,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             training: self.settings.clone(),
             plan: self.plan.clone(),
             corpus: self.data.fingerprint(),
+            teacher: self.known_teacher(),
             step: progress.step,
             updates: progress.updates,
             skipped: progress.skipped,
@@ -242,6 +247,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             ("training settings", trajectory(&state.training) == trajectory(&self.settings)),
             ("sparsity", state.plan == self.plan),
             ("data", state.corpus == self.data.fingerprint()),
+            ("teacher or weights of its loss", state.teacher == self.known_teacher()),
         ];
         if let Some((what, _)) = differing.iter().find(|(_, same)| !same) {
             return Err(Error::OtherRun { path: reader.path().to_owned(), what });

@@ -10,6 +10,7 @@
 //! | [`methods`] | the methods of sparse training, a file for each |
 //! | [`DecaySearch`] | trial runs that find the strength of the decay of pruned weights |
 //! | [`Trainer`] | the loop: [`Trainer::step`], [`Trainer::validate`] |
+//! | [`Trainer::learn_from`] | a teacher, whose outputs the model learns |
 //! | [`Trainer::save`], [`Trainer::resume`] | checkpoints, from which training goes on, on either engine |
 //! | [`ranks`] | data parallel training: several engines, each with its share of every batch |
 //!
@@ -41,6 +42,7 @@ mod report;
 mod schedule;
 mod settings;
 mod step;
+mod teacher;
 #[cfg(test)]
 mod tests;
 mod together;

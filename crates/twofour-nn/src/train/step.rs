@@ -10,7 +10,7 @@ use twofour::{adamw_step::PhaseSwitch, layer::Accumulate};
 
 use super::{
     OptimizerKind, SparsityPlan, Trainer, TrainingData, TrainingSettings, forms::Refresh, methods::SwitchMean,
-    ranks::Seat,
+    ranks::Seat, teacher::Teacher,
 };
 use crate::{
     Error, Result,
@@ -19,7 +19,7 @@ use crate::{
         AdamWStep, Engine, OptimizerStep, PrunedDecay, SecondMoment, SgdStep, StepFindings, StepLimits, StepPhase,
     },
     linear::LayerForm,
-    model::{ModelPart, ModelParts as _, TrainedModel},
+    model::{ModelPart, ModelParts as _, Objective, TrainedModel},
     parameter::Parameter,
 };
 
@@ -84,13 +84,14 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         let steps = self.numbers(learning_rate, update);
         let repeats = self.can_repeat(&steps);
         let layers: Vec<_> = self.model.linears().map(|linear| (linear.form(), linear.observed().is_some())).collect();
-        let Trainer { engine, model, loss, guard, micro_batches, parts, settings, progress, seat, .. } = self;
+        let Trainer { engine, model, teacher, loss, guard, micro_batches, parts, settings, progress, seat, .. } = self;
         let limits = StepLimits { clip_norm: settings.clip_norm, loss_scale: progress.loss_scale.scale() };
         let key = key_of(&(shape, micro_batches.len(), targets, limits, refreshes, layers), &steps);
         let launched = Launched::Done { changes: 0.0 };
         let mut launch = StepLaunch {
             engine,
             model,
+            teacher: teacher.as_mut(),
             loss,
             guard,
             micro_batches,
@@ -206,6 +207,7 @@ struct Steps {
 struct StepLaunch<'a, E: Engine, M: TrainedModel<E>> {
     engine: &'a E,
     model: &'a mut M,
+    teacher: Option<&'a mut Teacher<M>>,
     loss: &'a mut E::Buffer,
     guard: &'a mut E::StepGuard,
     micro_batches: &'a [Option<M::Uploaded>],
@@ -253,7 +255,7 @@ impl<E: Engine, M: TrainedModel<E>> StepLaunch<'_, E, M> {
 
     /// The passes of all micro-batches.
     fn passes(&mut self) -> Result<()> {
-        let StepLaunch { engine, model, loss, micro_batches, shape, targets, limits, seat, .. } = self;
+        let StepLaunch { engine, model, teacher, loss, micro_batches, shape, targets, limits, seat, .. } = self;
         let scale = limits.loss_scale / *targets as f32;
         engine.clear(loss)?;
         let mut accumulate = Accumulate::Overwrite;
@@ -264,6 +266,8 @@ impl<E: Engine, M: TrainedModel<E>> StepLaunch<'_, E, M> {
                 Some(Seat { reduction, rank }) if index == last => reduction.ready(rank, gradients),
                 _ => Ok(()),
             };
+            let objective = teacher.as_mut().map_or(Objective::Targets, |teacher| teacher.objective());
+            let batch = (batch, objective);
             let outcome = model.gradients_of(engine, batch, *shape, (scale, accumulate), loss, &mut ready);
             match (outcome, &mut *seat) {
                 (Err(error), Some(Seat { reduction, rank })) if is_not_finite(&error) => {

@@ -13,6 +13,7 @@ use super::{
     progress::Progress,
     ranks::Seat,
     settings::check,
+    teacher::Teacher,
 };
 use crate::{
     Error, Result,
@@ -49,6 +50,7 @@ pub struct Trainer<E: Engine, D: TrainingData = Corpus> {
     pub(super) seat: Option<Seat<E>>,
     pub(super) engine: E,
     pub(super) model: D::Model<E>,
+    pub(super) teacher: Option<Teacher<D::Model<E>>>,
     pub(super) data: Arc<D>,
     pub(super) settings: TrainingSettings,
     pub(super) plan: SparsityPlan,
@@ -148,6 +150,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             seat,
             engine,
             model,
+            teacher: None,
             data,
             settings,
             plan,

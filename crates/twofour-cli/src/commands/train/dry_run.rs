@@ -46,6 +46,9 @@ pub(super) fn show(screen: &mut Screen, plan: &RecipePlan) -> Result<()> {
     if let Some(from) = &plan.from {
         row("starts from", from.display().to_string());
     }
+    if let Some(teacher) = &plan.teacher {
+        row("learns from", teacher.display().to_string());
+    }
     row("method", plan.method.to_owned());
     if let (Some(vocabulary), Some(tokenizer)) = (plan.vocabulary, &plan.tokenizer) {
         row("tokens of the model", format!("{}, by {tokenizer}", units::count(vocabulary)));
@@ -74,15 +77,17 @@ pub(super) fn show(screen: &mut Screen, plan: &RecipePlan) -> Result<()> {
     }
     row("tokens", units::count(plan.tokens as usize));
     let memory = &plan.memory;
-    for (name, bytes) in [
+    let mut parts = vec![
         ("master weights, f32", memory.masters),
         ("gradients, f32", memory.gradients),
         ("moments, f32", memory.moments),
         ("dense copies for GEMMs", memory.copies),
         ("packed 2:4 weights and masks", memory.packed),
         ("activations, about", memory.activations),
-        (if plan.devices > 1 { "memory of each GPU, about" } else { "memory, about" }, memory.total()),
-    ] {
+    ];
+    parts.extend((memory.teacher > 0).then_some(("the teacher and its logits", memory.teacher)));
+    let all = if plan.devices > 1 { "memory of each GPU, about" } else { "memory, about" };
+    for (name, bytes) in parts.into_iter().chain([(all, memory.total())]) {
         row(name, units::bytes(bytes));
     }
     row("precision of activations and GEMMs", plan.precision.to_owned());

@@ -203,7 +203,8 @@ fn absolute(recipe: &Recipe) -> Result<Recipe> {
     };
     let images = recipe.data.images.iter_mut().chain(&mut recipe.data.labels);
     let texts = recipe.data.text.iter_mut().chain(&mut recipe.data.questions);
-    for path in texts.chain(images).chain(tokenizer).chain(&mut recipe.model.from) {
+    let teacher = recipe.distillation.as_mut().map(|own| &mut own.teacher);
+    for path in texts.chain(images).chain(tokenizer).chain(&mut recipe.model.from).chain(teacher) {
         *path = std::path::absolute(&path).with_context(|| path.display().to_string())?;
     }
     Ok(recipe)

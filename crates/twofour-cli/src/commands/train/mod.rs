@@ -78,6 +78,8 @@ Examples:
       --set data.text='[\"tinyshakespeare.txt\"]' --set training.steps=2000
   twofour train recipes/fine-tune.toml -o runs/tuned \\
       --set model.from=pruned/ --set data.text=text.txt
+  twofour train recipes/recover.toml -o runs/recovered \\
+      --set model.from=pruned/ --set distillation.teacher=dense/
   twofour train recipes/questions.toml -o runs/answers \\
       --set model.from=minilm/ --set data.questions=train.json
   twofour train recipes/ste.toml -o runs/ste-attention \\

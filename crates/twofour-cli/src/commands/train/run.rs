@@ -138,6 +138,9 @@ impl<D: RecipeData> Beginning<D> {
         let Beginning { recipe, plan, data, folder, .. } = self;
         let model = D::model(&engine, recipe)?;
         let mut trainer = Trainer::with_model(engine, model, &recipe.training, plan.clone(), data.clone())?;
+        if let Some((teacher, loss)) = D::teacher(trainer.engine(), recipe)? {
+            trainer = trainer.learn_from(teacher, loss)?;
+        }
         let mut notes = vec![];
         let last = folder.join(LAST);
         let found = checkpoints(folder);

@@ -17,7 +17,7 @@ pub use self::{
     task::EncoderTasks,
 };
 use super::{
-    Transformer,
+    Objective, Transformer,
     transformer::{INITIAL_DEVIATION, normal},
 };
 use crate::{Result, block::BatchShape, engine::Engine};
@@ -63,6 +63,7 @@ impl<E: Engine> Bert<E> {
         loss: &mut E::Buffer,
     ) -> Result<()> {
         let batch = BertBatch::new(engine, self.config(), samples)?;
-        self.gradients_of(engine, &batch, samples.shape(), (scale, accumulate), loss, &mut |_| Ok(()))
+        let batch = (&batch, Objective::Targets);
+        self.gradients_of(engine, batch, samples.shape(), (scale, accumulate), loss, &mut |_| Ok(()))
     }
 }

@@ -82,9 +82,14 @@ impl<'a> StoredParts<'a> {
         if let Some(linear) = of(".weight") {
             let parts = linear.parts.iter().map(|(name, outputs)| {
                 let (name, stored) = (format!("{name}.weight"), linear.stored_shape(*outputs));
-                let values = match file::is_compressed(self.reader, &name) {
-                    true => file::values(self.reader, &name, &stored)?,
-                    false => self.floats(&name)?,
+                let values = match self.replace.and_then(|replace| replace(&name)) {
+                    Some(values) if values.len() == stored[0] * stored[1] => values,
+                    Some(values) => {
+                        let (what, expected) = ("a replaced weight", stored[0] * stored[1]);
+                        return Err(Error::Length { what, expected, found: values.len() }.in_layer(name));
+                    }
+                    None if file::is_compressed(self.reader, &name) => file::values(self.reader, &name, &stored)?,
+                    None => self.floats(&name)?,
                 };
                 Ok(if linear.is_transposed { transposed(&values, stored) } else { values })
             });
@@ -95,6 +100,19 @@ impl<'a> StoredParts<'a> {
             return Ok(parts.collect::<Result<Vec<_>>>()?.concat());
         }
         self.tensor(ours)
+    }
+
+    /// The values of a linear layer's weight, by the names and in the shapes that its parts are stored in.
+    pub(crate) fn split(&self, ours: &str, values: &[f32]) -> Vec<(String, Vec<f32>)> {
+        let Some(linear) = self.layout.linears.get(ours) else { return vec![] };
+        let mut rest = values;
+        let split = |(name, outputs): &(String, usize)| {
+            let (part, others) = rest.split_at((outputs * linear.inputs).min(rest.len()));
+            rest = others;
+            let part = if linear.is_transposed { transposed(part, [*outputs, linear.inputs]) } else { part.to_vec() };
+            (format!("{name}.weight"), part)
+        };
+        linear.parts.iter().map(split).collect()
     }
 
     /// A tensor outside of linear layers, by the name that the model has for it.

@@ -9,7 +9,7 @@ pub(crate) use task::expect_trainable;
 
 use twofour::layer::Accumulate;
 
-use super::Transformer;
+use super::{Objective, Transformer};
 use crate::{Result, block::BatchShape, engine::Engine};
 
 /// A decoder, such as a byte-level GPT or a LLaMA.
@@ -66,6 +66,8 @@ impl<E: Engine> Gpt<E> {
         loss: &mut E::Buffer,
     ) -> Result<()> {
         let batch = self.uploaded(engine, batch, shape)?;
-        batch.map_or(Ok(()), |batch| self.gradients_of(engine, &batch, shape, scaling, loss, &mut |_| Ok(())))
+        batch.map_or(Ok(()), |batch| {
+            self.gradients_of(engine, (&batch, Objective::Targets), shape, scaling, loss, &mut |_| Ok(()))
+        })
     }
 }

@@ -127,6 +127,21 @@ impl<'a, E: Engine> Builder<'a, E> {
     }
 }
 
+impl<E: Engine> Layer<E> {
+    /// The dense layer of a number of a model, whose parameters have the values that `values(name, shape)` returns.
+    ///
+    /// # Errors
+    /// Those of `values`; not enough memory.
+    pub(in crate::model) fn build(
+        engine: &E,
+        config: TransformerConfig,
+        index: usize,
+        values: impl Fn(&str, &[usize]) -> Result<Vec<f32>>,
+    ) -> Result<Self> {
+        Builder::new(engine, config, &values)?.layer(index)
+    }
+}
+
 impl<E: Engine, T: Task<E>> Transformer<E, T> {
     /// A model with random weights that depend on `config` and `seed` alone, whatever the engine.
     ///

@@ -3,6 +3,7 @@
 mod build;
 mod embedding;
 mod task;
+mod teacher;
 mod trained;
 
 use twofour::layer::Accumulate;
@@ -15,9 +16,10 @@ pub(super) use self::{
 };
 use crate::{
     Result,
-    block::{Attention, BatchShape, Block, FeedForward, Norm, Normalized, SavedBlock, Stream, Workspace},
-    engine::{Engine, StepPhase},
+    block::{Attention, BatchShape, Block, Branch as _, FeedForward, Norm, Normalized, SavedBlock, Stream, Workspace},
+    engine::{Buffer as _, DistillationWeights, Engine, ErrorMeasure, StepPhase},
     linear::Linear,
+    model::Objective,
     parameter::Parameter,
     parts::{ModelParts, Part, PartMut, parts},
 };
@@ -45,7 +47,60 @@ pub struct Layer<E: Engine> {
 parts!(Layer<E> { attention, feed_forward });
 
 /// What the backward pass of a [`Layer`] reads.
-type SavedLayer<E> = (SavedBlock<E, Attention<E>>, SavedBlock<E, FeedForward<E>>);
+#[derive(Debug)]
+pub(super) struct SavedLayer<E: Engine> {
+    attention: SavedBlock<E, Attention<E>>,
+    feed_forward: SavedBlock<E, FeedForward<E>>,
+}
+
+impl<E: Engine> SavedLayer<E> {
+    /// Gives the buffers back where there is no backward pass.
+    pub(super) fn release(self, workspace: &mut Workspace<E>) {
+        let x = self.release_but_input(workspace);
+        workspace.give([x]);
+    }
+
+    /// [`SavedLayer::release`] of all but the hidden states in front of the layer, which are returned.
+    fn release_but_input(self, workspace: &mut Workspace<E>) -> E::Buffer {
+        Block::<E, FeedForward<E>>::release(self.feed_forward, workspace);
+        Block::<E, Attention<E>>::release_but_input(self.attention, workspace)
+    }
+}
+
+impl<E: Engine> Layer<E> {
+    /// Elements of a token's hidden state.
+    pub(super) fn width(&self) -> usize {
+        self.attention.branch.width()
+    }
+
+    /// The hidden states behind the layer, already normalized by `next` where that reads them, and what the backward
+    /// pass needs.
+    pub(super) fn forward(
+        &self,
+        engine: &E,
+        workspace: &mut Workspace<E>,
+        (input, shape): (Stream<E>, BatchShape),
+        next: Option<&Norm<E>>,
+    ) -> Result<(Stream<E>, SavedLayer<E>)> {
+        let before = self.feed_forward.norms.before();
+        let (between, attention) = self.attention.forward(engine, workspace, input, shape, before)?;
+        let (output, feed_forward) = self.feed_forward.forward(engine, workspace, between, shape, next)?;
+        Ok((output, SavedLayer { attention, feed_forward }))
+    }
+
+    /// Turns the gradient of the hidden states behind the layer into that of those in front of it.
+    pub(super) fn backward(
+        &mut self,
+        engine: &E,
+        workspace: &mut Workspace<E>,
+        saved: SavedLayer<E>,
+        dx: E::Buffer,
+        accumulate: Accumulate,
+    ) -> Result<E::Buffer> {
+        let dx = self.feed_forward.backward(engine, workspace, saved.feed_forward, dx, accumulate)?;
+        self.attention.backward(engine, workspace, saved.attention, dx, accumulate)
+    }
+}
 
 /// What the backward pass reads beside the output of the layers.
 struct SavedPass<E: Engine, T: Task<E>> {
@@ -114,32 +169,42 @@ impl<E: Engine, T: Task<E>> Transformer<E, T> {
         &mut self.task
     }
 
-    /// The hidden states behind the last layer and its norm, and what was saved.
+    /// The hidden states behind the last layer and its norm, and what was saved for the backward pass.
     fn forward(&mut self, engine: &E, batch: &T::Batch, shape: BatchShape) -> Result<(Stream<E>, SavedPass<E, T>)> {
+        let mut layers = Vec::with_capacity(self.layers.len());
+        let (output, input) = self.pass(engine, batch, shape, &mut |saved, _| layers.push(saved))?;
+        Ok((output, SavedPass { input, layers }))
+    }
+
+    /// The hidden states behind the last layer and its norm, where there is no backward pass.
+    fn infer(&mut self, engine: &E, batch: &T::Batch, shape: BatchShape) -> Result<Stream<E>> {
+        let (output, input) = self.pass(engine, batch, shape, &mut |saved, workspace| saved.release(workspace))?;
+        self.workspace.give(input.into_buffers());
+        Ok(output)
+    }
+
+    /// The hidden states behind the last layer and its norm, and what the embedding saved; `keep` gets what each layer
+    /// did.
+    fn pass(
+        &mut self,
+        engine: &E,
+        batch: &T::Batch,
+        shape: BatchShape,
+        keep: &mut dyn FnMut(SavedLayer<E>, &mut Workspace<E>),
+    ) -> Result<(Stream<E>, T::SavedInput)> {
         self.task.expect_shape(&self.config, shape)?;
         let Transformer { config, task, layers, norm, workspace } = self;
         let (x, input) = task.embed(engine, workspace, (config, batch), shape)?;
         let mut stream = Stream::Plain(x);
-        let mut saved = Vec::with_capacity(layers.len());
         let mut following = layers.iter().skip(1).map(|layer| layer.attention.norms.before());
-        for Layer { attention, feed_forward } in &*layers {
+        for layer in &*layers {
             let next = following.next().unwrap_or(norm.as_ref());
-            let (between, of_attention) =
-                attention.forward(engine, workspace, stream, shape, feed_forward.norms.before())?;
-            let (output, of_feed_forward) = feed_forward.forward(engine, workspace, between, shape, next)?;
+            let (output, saved) = layer.forward(engine, workspace, (stream, shape), next)?;
             stream = output;
-            saved.push((of_attention, of_feed_forward));
+            keep(saved, workspace);
         }
         let output = stream.through(engine, workspace, norm.as_ref(), shape.tokens())?;
-        Ok((output, SavedPass { input, layers: saved }))
-    }
-
-    fn release(&mut self, saved: SavedPass<E, T>) {
-        self.workspace.give(saved.input.into_buffers());
-        for (attention, feed_forward) in saved.layers {
-            Block::<E, Attention<E>>::release(attention, &mut self.workspace);
-            Block::<E, FeedForward<E>>::release(feed_forward, &mut self.workspace);
-        }
+        Ok((output, input))
     }
 
     /// What `read` makes of the scores of a batch, and of what the head saved.
@@ -150,8 +215,7 @@ impl<E: Engine, T: Task<E>> Transformer<E, T> {
         shape: BatchShape,
         read: impl FnOnce(&T::SavedHead, &mut E::Buffer) -> Result<R>,
     ) -> Result<R> {
-        let (output, saved) = self.forward(engine, batch, shape)?;
-        self.release(saved);
+        let output = self.infer(engine, batch, shape)?;
         let (mut scores, head) = self.task.scores(engine, &mut self.workspace, (output.read(), batch), shape)?;
         let found = read(&head, &mut scores)?;
         self.workspace.give(output.into_buffers().chain([scores]).chain(head.into_buffers()));
@@ -160,8 +224,7 @@ impl<E: Engine, T: Task<E>> Transformer<E, T> {
 
     /// The hidden states behind the last layer and its norm, `[batch, positions, width]`.
     pub(super) fn hidden_of(&mut self, engine: &E, batch: &T::Batch, shape: BatchShape) -> Result<Vec<f32>> {
-        let (output, saved) = self.forward(engine, batch, shape)?;
-        self.release(saved);
+        let output = self.infer(engine, batch, shape)?;
         let values = engine.read(output.read())?;
         self.workspace.give(output.into_buffers());
         Ok(values)
@@ -177,8 +240,7 @@ impl<E: Engine, T: Task<E>> Transformer<E, T> {
         // No training step has such a key but by chance.
         let key = (shape.batch as u64) << 32 | shape.positions as u64;
         engine.repeat(key, || {
-            let (output, saved) = self.forward(engine, batch, shape)?;
-            self.release(saved);
+            let output = self.infer(engine, batch, shape)?;
             self.workspace.give(output.into_buffers());
             Ok(())
         })
@@ -204,23 +266,44 @@ impl<E: Engine, T: Task<E>> Transformer<E, T> {
         })
     }
 
-    /// A forward and a backward pass: adds to `loss` as [`Transformer::loss_of`] does, and writes or adds the
+    /// A forward and a backward pass: adds the sum of the losses of the objective to `loss`, and writes or adds the
     /// gradients, times `scale`, of all parameters. `ready` receives gradients as they are complete: those of all
     /// parameters, each once, in an order that depends on the configuration alone.
     pub(crate) fn gradients_of(
         &mut self,
         engine: &E,
-        batch: &T::Batch,
+        (batch, objective): (&T::Batch, Objective<'_, Self>),
         shape: BatchShape,
         (scale, accumulate): (f32, Accumulate),
         loss: &mut E::Buffer,
         ready: &mut dyn FnMut(Vec<&mut E::Buffer>) -> Result<()>,
     ) -> Result<()> {
+        // First, so that what the teacher's layers take is used again.
+        let taught = match objective {
+            Objective::Targets => None,
+            Objective::Teacher(teacher, of) => {
+                Some((teacher.taught(engine, &mut self.workspace, batch, shape, of.hidden > 0.0)?, of))
+            }
+        };
         let (output, SavedPass { input, layers: saved }) = self.forward(engine, batch, shape)?;
         let Transformer { task, layers, norm, workspace, .. } = self;
         let (mut scores, head) = task.scores(engine, workspace, (output.read(), batch), shape)?;
-        engine.cross_entropy(task.classes(shape), &mut scores, T::targets(batch), Some(scale), loss)?;
+        let (classes, targets) = (task.classes(shape), T::targets(batch));
+        let mut pull = HiddenPull { states: vec![], weight: 0.0, scale };
+        match taught {
+            None => engine.cross_entropy(classes, &mut scores, targets, Some(scale), loss)?,
+            Some((taught, of)) => {
+                let (divergence, cross_entropy) = (of.divergence as f32, of.cross_entropy as f32);
+                let weights = DistillationWeights { divergence, cross_entropy };
+                engine.distillation(weights, classes, (&mut scores, &taught.scores), targets, scale, loss)?;
+                workspace.give([taught.scores]);
+                // The mean over layers and tokens counts as much as a target does.
+                let share = targets.len() as f64 / (shape.tokens() * layers.len()) as f64;
+                pull = HiddenPull { states: taught.states, weight: (of.hidden * share) as f32, scale };
+            }
+        }
         engine.begin_phase(StepPhase::Backward)?;
+        let mut pulled = pull.next(engine, workspace, (output.x(), shape), loss)?;
         let (hidden, before) = match output {
             Stream::Plain(x) => (x, None),
             Stream::Normalized(Normalized { x, y, statistics }) => (y, Some((x, statistics))),
@@ -233,22 +316,69 @@ impl<E: Engine, T: Task<E>> Transformer<E, T> {
             workspace.give([dx, x].into_iter().chain(statistics.into_buffers()));
             dx = d_sum;
         }
+        add_pull(engine, workspace, pulled, &mut dx)?;
         let table = task.table().map(|table| table.name().to_owned());
         // The gradient of a head's weight that is the embedding is complete at the end alone.
         let is_complete = |parameter: &&mut Parameter<E>| table.as_deref() != Some(parameter.name());
         let of_head = task.input_and_head_mut().1.parameters_mut().into_iter().filter(is_complete);
         ready(norm.parameters_mut().into_iter().chain(of_head).filter_map(Parameter::gradient_mut).collect())?;
-        for (layer, (attention, feed_forward)) in layers.iter_mut().zip(saved).rev() {
+        for (index, (layer, SavedLayer { attention, feed_forward })) in layers.iter_mut().zip(saved).enumerate().rev() {
+            pulled = match index {
+                0 => None,
+                _ => pull.next(engine, workspace, (attention.x(), shape), loss)?,
+            };
             dx = layer.feed_forward.backward(engine, workspace, feed_forward, dx, accumulate)?;
             ready(layer.feed_forward.gradients_mut())?;
             dx = layer.attention.backward(engine, workspace, attention, dx, accumulate)?;
             ready(layer.attention.gradients_mut())?;
+            add_pull(engine, workspace, pulled, &mut dx)?;
         }
         task.embed_gradient(engine, workspace, (input, batch), dx, shape, accumulate)?;
         let (input, head) = task.input_and_head_mut();
         let rest = head.parameters_mut().into_iter().filter(|parameter| !is_complete(parameter));
         ready(input.parameters_mut().into_iter().chain(rest).filter_map(Parameter::gradient_mut).collect())
     }
+}
+
+/// What brings the hidden states behind layers nearer to a teacher's.
+struct HiddenPull<E: Engine> {
+    /// The teacher's, first to last; none where they are not taught.
+    states: Vec<E::Buffer>,
+    /// The weight of a token's relative error.
+    weight: f32,
+    /// The factor of gradients.
+    scale: f32,
+}
+
+impl<E: Engine> HiddenPull<E> {
+    /// The gradient for the hidden states behind the last layer that is left, where there is one.
+    fn next(
+        &mut self,
+        engine: &E,
+        workspace: &mut Workspace<E>,
+        (x, shape): (&E::Buffer, BatchShape),
+        loss: &mut E::Buffer,
+    ) -> Result<Option<E::Buffer>> {
+        let Some(state) = self.states.pop() else { return Ok(None) };
+        let mut dx = workspace.compute(engine, x.len())?;
+        let (width, scaling) = (x.len() / shape.tokens().max(1), (self.weight, self.scale));
+        engine.squared_error(ErrorMeasure::RelativeSquared, width, (x, &state), scaling, &mut dx, loss)?;
+        workspace.give([state]);
+        Ok(Some(dx))
+    }
+}
+
+fn add_pull<E: Engine>(
+    engine: &E,
+    workspace: &mut Workspace<E>,
+    pulled: Option<E::Buffer>,
+    dx: &mut E::Buffer,
+) -> Result<()> {
+    if let Some(pulled) = pulled {
+        engine.add(&pulled, dx)?;
+        workspace.give([pulled]);
+    }
+    Ok(())
 }
 
 /// How many of the targets have the highest scores of their rows; of equal scores the first counts.

@@ -10,7 +10,7 @@ use crate::{
     block::BatchShape,
     engine::Engine,
     linear::LayerForm,
-    model::{TrainedModel, file::SavedParts},
+    model::{DistillationLoss, Objective, TrainedModel, file::SavedParts},
 };
 
 impl<E: Engine, T: Task<E>> Transformer<E, T> {
@@ -98,6 +98,10 @@ impl<E: Engine, T: Task<E>> TrainedModel<E> for Transformer<E, T> {
         Err(Error::Conflict { first, second, reason: "an embedding is read dense" })
     }
 
+    fn expect_teacher(&self, teacher: &Self, loss: &DistillationLoss) -> Result<()> {
+        self.expect_fitting(teacher, loss)
+    }
+
     fn clear_workspace(&mut self) {
         self.workspace.clear();
     }
@@ -119,7 +123,7 @@ impl<E: Engine, T: Task<E>> TrainedModel<E> for Transformer<E, T> {
     fn gradients_of(
         &mut self,
         engine: &E,
-        batch: &T::Batch,
+        batch: (&T::Batch, Objective<'_, Self>),
         shape: BatchShape,
         scaling: (f32, Accumulate),
         loss: &mut E::Buffer,

@@ -12,7 +12,7 @@ use crate::{
         Kind, Memory as _,
         cpu::{CpuBuffer, CpuEngine},
     },
-    model::{Gpt, IndexBatch, ModelParts, Pooling, TrainedModel},
+    model::{Gpt, IndexBatch, ModelParts, Objective, Pooling, TrainedModel},
     random::Stream,
     recipe::{ModelKind, ModelSettings},
     train::{ImageSet, SparsityPlan, Trainer, TrainingData as _, TrainingSettings, methods::Method},
@@ -76,9 +76,9 @@ fn gradients_of_all_variables_agree_with_finite_differences() {
         let shape = BatchShape { batch: 4, positions: tokens };
         let batch = images.batch_of([3, 0, 7, 11], tokens);
         let uploaded = IndexBatch::new(&ENGINE, (&batch.inputs, &batch.targets)).unwrap();
-        let mut ready = 0;
+        let (mut ready, scaling) = (0, (1.0, Accumulate::Overwrite));
         model
-            .gradients_of(&ENGINE, &uploaded, shape, (1.0, Accumulate::Overwrite), &mut scalar(), &mut |found| {
+            .gradients_of(&ENGINE, (&uploaded, Objective::Targets), shape, scaling, &mut scalar(), &mut |found| {
                 ready += found.len();
                 Ok(())
             })

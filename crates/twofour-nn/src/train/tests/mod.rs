@@ -6,6 +6,7 @@ mod encoder;
 mod forms;
 mod ranks;
 mod sparsifier;
+mod teacher;
 
 use std::sync::Arc;
 

@@ -1,0 +1,68 @@
+//! Learning from a teacher.
+
+use super::{bits, layers, plans, steps, trainer_with, training};
+use crate::{
+    Error, Result,
+    engine::cpu::CpuEngine,
+    model::{DistillationLoss, Gpt, TrainedModel as _},
+    train::{SparsityPlan, Trainer, TrainingSettings, methods::Method},
+};
+
+const LOSS: DistillationLoss = DistillationLoss { divergence: 1.0, cross_entropy: 0.25, hidden: 0.5 };
+
+/// A model of the student's sizes that has learned the text.
+fn dense() -> Gpt<CpuEngine> {
+    let mut trainer = trainer_with(SparsityPlan::dense(), TrainingSettings { steps: 40, ..training() });
+    steps(&mut trainer, 40);
+    trainer.model
+}
+
+fn student(plan: &SparsityPlan, teacher: Gpt<CpuEngine>, loss: DistillationLoss) -> Result<Trainer<CpuEngine>> {
+    trainer_with(plan.clone(), training()).learn_from(teacher, loss)
+}
+
+#[test]
+fn a_student_comes_nearer_to_its_teacher_while_its_zeros_stay() {
+    let plan = SparsityPlan::of_method(Method::FIXED, layers(), 60);
+    for loss in [DistillationLoss::default(), DistillationLoss { divergence: 0.0, hidden: 1.0, ..LOSS }, LOSS] {
+        let mut trainer = student(&plan, dense(), loss).unwrap();
+        let before = trainer.validate(8).unwrap();
+        let losses: Vec<f64> = (0..30).map(|_| trainer.step().unwrap().loss).collect();
+        assert!(losses[29] < 0.6 * losses[0], "{loss:?}: {losses:?}");
+        assert!(trainer.validate(8).unwrap() < before, "{loss:?}");
+        assert!(trainer.is_sparse());
+    }
+    // The loss is a mean over targets, however many passes a step has.
+    let whole = student(&plan, dense(), LOSS).unwrap().step().unwrap();
+    let settings = TrainingSettings { micro_batch: Some(1), ..training() };
+    let parts = trainer_with(plan, settings).learn_from(dense(), LOSS).unwrap().step().unwrap();
+    assert!((whole.loss - parts.loss).abs() < 1e-5 && (whole.gradient_norm / parts.gradient_norm - 1.0).abs() < 1e-4);
+}
+
+#[test]
+fn students_resume_bit_for_bit_and_only_with_their_teacher() {
+    let config = trainer_with(SparsityPlan::dense(), training()).model.config().clone();
+    let teacher = |seed| Gpt::from_config(&CpuEngine, &config, seed).unwrap();
+    let plans = plans().into_iter().filter(|(name, _)| ["fixed", "sr-ste", "sparsifier, cubic"].contains(name));
+    for (name, plan) in plans {
+        let mut whole = student(&plan, teacher(3), LOSS).unwrap();
+        let expected = steps(&mut whole, 4);
+        let directory = tempfile::tempdir().unwrap();
+        let mut begun = student(&plan, teacher(3), LOSS).unwrap();
+        steps(&mut begun, 2);
+        begun.save(directory.path()).unwrap();
+        let mut resumed = student(&plan, teacher(3), LOSS).unwrap();
+        resumed.resume(directory.path()).unwrap();
+        assert_eq!(steps(&mut resumed, 2), expected[2..], "{name}");
+        assert!(bits(&resumed) == bits(&whole), "{name}");
+        let others = [
+            student(&plan, teacher(4), LOSS).unwrap(),
+            student(&plan, teacher(3), DistillationLoss::default()).unwrap(),
+            trainer_with(plan, training()),
+        ];
+        for mut other in others {
+            let error = other.resume(directory.path()).unwrap_err();
+            assert!(matches!(error, Error::OtherRun { what: "teacher or weights of its loss", .. }), "{name}: {error}");
+        }
+    }
+}
