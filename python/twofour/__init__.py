@@ -19,6 +19,7 @@
 ``twofour.install()``        the same under torch's own names, for programs that cannot be changed
 ``twofour.sparsity``         pruning, and training with 2:4 weights or activations, as ``torchao.sparsity``
 ``twofour.pretrain``         pre-training recipes (FST, S-STE, STEP), under the names of the 2by4-pretrain toolkit
+``twofour.recovery``         what a pruned model learns from the dense one: losses, and tuning of blocks
 ``twofour.transformers``     2:4 weights in Hugging Face transformers
 ``twofour.vllm``             2:4 weights in vLLM
 ===========================  ===========================================================================================
@@ -31,7 +32,7 @@ import importlib
 from . import pickles
 from ._native import __version__, engine, set_tile_scheduler
 
-_SUBMODULES = {"pretrain", "quantization", "sparse", "sparsity", "transformers", "vllm"}
+_SUBMODULES = {"pretrain", "quantization", "recovery", "sparse", "sparsity", "transformers", "vllm"}
 
 #: The modules of what is imported when it is first used.
 _LAZY = {
