@@ -72,7 +72,7 @@ def test_a_layer_is_the_dense_one_of_its_dequantized_weight(device, shape, bias,
     for dtype in types_of(device):
         layer, dense = layer_of(device, dtype, *shape, group_size, bias)
         weight = layer.to_dense().double()
-        for size in [(1,), (5,), (3, 50), (130,), ()]:
+        for size in [(1,), (5,), (3, 50), (130,), (2, 150), ()]:
             x = torch.randn(*size, shape[1], device=device, dtype=dtype)
             y = layer(x)
             assert y.dtype == dtype and tuple(y.shape) == (*size, shape[0])

@@ -257,6 +257,20 @@ impl Device {
         })
     }
 
+    /// Returns an error while a stream of this device is being captured, for actions that cannot be part of a graph.
+    ///
+    /// # Errors
+    /// [`Error::Capturing`], [`Error::Driver`].
+    pub(crate) fn expect_not_capturing(&self, stream: Stream, action: &'static str) -> Result<()> {
+        self.bind()?;
+        // SAFETY: whoever launches on the stream holds it.
+        let status = unsafe { result::stream::is_capturing(stream.0) };
+        match status.map_err(|error| Error::driver("asking whether the stream is captured", error))? {
+            sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(()),
+            _ => Err(Error::Capturing { action }),
+        }
+    }
+
     /// Makes the context current on this thread.
     ///
     /// # Errors

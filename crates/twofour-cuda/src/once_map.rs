@@ -9,6 +9,7 @@ use std::{
 
 /// Values that stay once they have been computed. A computation that fails leaves no value: the next caller tries
 /// again.
+#[derive(Debug)]
 pub(crate) struct OnceMap<K, V> {
     slots: Mutex<HashMap<K, Arc<Mutex<Option<V>>>>>,
 }
@@ -19,7 +20,7 @@ impl<K, V> Default for OnceMap<K, V> {
     }
 }
 
-impl<K: Eq + Hash, V: Copy> OnceMap<K, V> {
+impl<K: Eq + Hash, V: Clone> OnceMap<K, V> {
     /// Returns the value of a key, which `compute` computes if there is none yet. Only calls with the same key wait for
     /// each other.
     pub(crate) fn get_or_try_insert<E>(&self, key: K, compute: impl FnOnce() -> Result<V, E>) -> Result<V, E> {
@@ -27,8 +28,8 @@ impl<K: Eq + Hash, V: Copy> OnceMap<K, V> {
         let slot = self.slots.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().clone();
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
         match *slot {
-            Some(value) => Ok(value),
-            None => Ok(*slot.insert(compute()?)),
+            Some(ref value) => Ok(value.clone()),
+            None => Ok(slot.insert(compute()?).clone()),
         }
     }
 }

@@ -46,7 +46,7 @@ fn the_cache_gives_what_was_compiled_and_compiles_again_what_is_damaged() {
     }
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::at(folder.path());
-    let source = named("prune-bf16");
+    let source = named("prune-bf16-rows");
     let code = cache.code(&source, Architecture::SM_80).unwrap();
     let files: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path()).collect();
     let [file] = files.as_slice() else { panic!("one file expected: {files:?}") };

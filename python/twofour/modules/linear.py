@@ -6,11 +6,13 @@ import sys
 
 import torch
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 
 from .. import operators
 from ..arrays.bytes import dtype_name
 from ..canonical import parts_shapes
 from ..operators.autograd import packed_linear
+from ..operators.derivatives import is_differentiated
 from ..operators.packed import Packed, metadata_of_zeros, pack_by_rule, pack_sparse
 from ..tensor.memory import share_between_processes
 from ..tensor.semi_structured import SparseSemiStructuredTensorCUSPARSELT
@@ -241,6 +243,14 @@ class Linear(PackedLayer, SparseLayer, nn.Linear):
             raise RuntimeError(
                 f"the input has shape {list(shape)}; its last dimension must be in_features = {self.in_features}"
             )
+        if x.dtype is packed.dtype and not is_dynamo_compiling() and not is_differentiated(x, bias):
+            try:
+                if bias is None:
+                    return operators.eager_linear(x, packed, self.out_features)
+                return operators.eager_linear_bias(x, packed, bias, self.out_features, 0)
+            except RuntimeError:
+                # What is wrong is said below.
+                pass
         return packed_linear(x, None, bias, Packed(self.out_features, self.in_features, packed))
 
     def extra_repr(self) -> str:

@@ -9,6 +9,8 @@ from .autograd import packed_linear
 from .derivatives import is_differentiated
 from .packed import Packed
 
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+
 #: Rules whose masks are 2:4 along columns too, so that the transpose can be packed.
 TRANSPOSABLE = frozenset(operators.RULES[name] for name in ("greedy", "greedy-signed", "causal1122", "optimal"))
 
@@ -55,7 +57,8 @@ def autocast_type(tensor: torch.Tensor) -> torch.dtype:
 
 def cast_for_autocast(x: torch.Tensor, *others: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     """The tensors in autocast's type where autocast is on, and as they are otherwise."""
-    if not torch.is_autocast_enabled(x.device.type):
+    # The first question takes least, and is of all devices.
+    if not _is_any_autocast_enabled() or not torch.is_autocast_enabled(x.device.type):
         return x, *others
     dtype = autocast_type(x)
     return x.to(dtype), *(None if other is None else other.to(dtype) for other in others)

@@ -9,7 +9,7 @@ use std::{
     thread::{self, ThreadId},
 };
 
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, DeviceRepr, result, sys};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, DeviceRepr};
 
 use super::{
     captured::{FreeCount, FreeNote},
@@ -22,6 +22,7 @@ use crate::{
     raw::{
         column_sums::ColumnSums,
         compress::Compressor,
+        dequantize::Dequantizer,
         elementwise::Elementwise,
         estimate::DenseEstimator,
         flips::Flips,
@@ -275,13 +276,7 @@ impl LayerContext {
     /// # Errors
     /// [`Error::Capturing`], [`Error::Driver`].
     pub fn expect_not_capturing(&self, action: &'static str) -> Result<()> {
-        self.shared.device.bind()?;
-        // SAFETY: the stream is valid for as long as this context holds it.
-        let status = unsafe { result::stream::is_capturing(self.stream.cu_stream()) };
-        match status.map_err(|error| Error::driver("asking whether the stream is captured", error))? {
-            sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(()),
-            _ => Err(Error::Capturing { action }),
-        }
+        self.shared.device.expect_not_capturing(self.raw(), action)
     }
 
     /// Returns zeroed memory, at least 16 bytes.
@@ -337,6 +332,10 @@ impl LayerContext {
 
     pub(super) fn unpacker(&self, dtype: DataType) -> Result<Unpacker> {
         self.kernels(dtype, |device| Unpacker::new(device, dtype))
+    }
+
+    pub(super) fn dequantizer(&self, dtype: DataType) -> Result<Dequantizer> {
+        self.kernels(dtype, |device| Dequantizer::new(device, dtype))
     }
 
     pub(super) fn estimator(&self, dtype: DataType) -> Result<DenseEstimator> {

@@ -17,6 +17,7 @@ use crate::{
         Packed,
         elementwise::{ElementFunction, FunctionGradient},
         gemm::{Epilogue, Gemm, GemmOperands},
+        prune::MaskChoice,
     },
 };
 
@@ -126,6 +127,8 @@ pub(super) fn prepare(layer: &SparseLinear, tokens: usize) -> Result<()> {
     }
     let (context, dtype) = (&layer.context, layer.dtype);
     context.elementwise(dtype)?;
+    // Weights are packed again in every step.
+    layer.pruner.load(&[MaskChoice::Given], layer.packed.shape(), layer.packed.order())?;
     if layer.float8.is_some() {
         for kind in [EpilogueKind::Scales, EpilogueKind::ScaledActivation] {
             quantized::prepare(context, forward_problem(layer, tokens), kind, dtype)?;

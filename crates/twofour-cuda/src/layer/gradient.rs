@@ -261,7 +261,7 @@ pub(super) fn prepare(layer: &SparseLinear, tokens: usize, accumulate: Accumulat
         }
         _ => {
             context.dense(dense_weight_gradient(layer, tokens, accumulate, output))?;
-            context.pruner(output, dtype)?;
+            context.pruner(output, dtype)?.load_masks()?;
             context.work().parts([WORKSPACE_BYTES])?;
         }
     }

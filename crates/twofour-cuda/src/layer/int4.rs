@@ -9,14 +9,18 @@ use twofour::{
     layout::lanes::{self, Lanes},
 };
 
-use super::{LayerContext, elements, host_form};
+use super::{LayerContext, elements, forward::workspace_bytes, host_form};
 use crate::{
     DataType, DevicePtr, Error, Result,
-    problem::{Int4Problem, Order},
-    raw::gemm::{
-        Epilogue,
-        copies::Rows,
-        int4::{Int4Weight, MOST_TOKENS},
+    problem::{GemmProblem, Int4Problem, Order},
+    raw::{
+        Packed,
+        gemm::{
+            Epilogue, GemmOperands,
+            copies::Rows,
+            int4::{Int4Weight, MOST_TOKENS},
+            packed_bytes,
+        },
     },
 };
 
@@ -119,9 +123,13 @@ impl Int4Place {
     }
 }
 
-/// Launches `y = activation(x · Wᵀ + bias)` for `x` `[tokens, cols]` and `y` `[tokens, rows]` of f16 or bf16, 64 tokens
-/// at a time. Operands that are not aligned or not a multiple of the weight's padding are copied on the device.
-pub(super) fn int4_linear(
+/// Most tokens that are multiplied with integers, 64 at a time. More of them are multiplied with floats, which are then
+/// computed once.
+const MOST_OF_INTEGERS: usize = 256;
+
+/// Launches `y = activation(x · Wᵀ + bias)` for `x` `[tokens, cols]` and `y` `[tokens, rows]` of f16 or bf16, with the
+/// weight's floats, rounded to that type, in the workspace.
+fn dequantized_linear(
     context: &LayerContext,
     weight: Int4Place,
     (x, dtype, tokens): (DevicePtr, DataType, usize),
@@ -129,9 +137,38 @@ pub(super) fn int4_linear(
     out: DevicePtr,
 ) -> Result<()> {
     let Int4Place { weight, shape: (rows, cols), granularity } = weight;
+    let problem = GemmProblem::plain(dtype, dtype, rows, tokens, cols);
+    let gemm = context.gemm(GemmProblem { epilogue: epilogue.kind(), ..problem })?;
+    let (dequantizer, bytes) = (context.dequantizer(dtype)?, packed_bytes(dtype, rows, cols));
+    let (tall, wide) = padded((rows, cols))?;
+    let mut work = context.work();
+    let [values, meta, workspace] = work.parts([bytes.values, bytes.meta, workspace_bytes(&gemm, x, out)])?;
+    let (stream, floats) = (context.raw(), Packed { values, meta });
+    // SAFETY: the weight has the [`bytes`] that its shape requires; input and output come from slices whose lengths
+    // were checked; the workspace has been allocated for the floats and the GEMM; the stream is of their device.
+    unsafe {
+        dequantizer.run(stream, weight, (rows, cols), (tall, granularity.scales_per_row(wide)), floats)?;
+        gemm.run(stream, GemmOperands { weight: floats, x, out, workspace }, epilogue)
+    }
+}
+
+/// Launches `y = activation(x · Wᵀ + bias)` for `x` `[tokens, cols]` and `y` `[tokens, rows]` of f16 or bf16: up to
+/// [`MOST_OF_INTEGERS`] tokens with integers, 64 at a time, more with floats. Operands that are not aligned or not a multiple of the weight's padding are copied on the device.
+pub(super) fn int4_linear(
+    context: &LayerContext,
+    weight: Int4Place,
+    (x, dtype, tokens): (DevicePtr, DataType, usize),
+    epilogue: Epilogue,
+    out: DevicePtr,
+) -> Result<()> {
+    let (rows, cols) = weight.shape;
     if tokens == 0 || rows == 0 || cols == 0 {
         return Ok(());
     }
+    if tokens > MOST_OF_INTEGERS {
+        return dequantized_linear(context, weight, (x, dtype, tokens), epilogue, out);
+    }
+    let Int4Place { weight, granularity, .. } = weight;
     let (features, reduction) = padded((rows, cols))?;
     let (stream, size, most) = (context.raw(), dtype.bytes(), tokens.min(MOST_TOKENS));
     let is_aligned = |address: DevicePtr| address.is_multiple_of(ALIGNMENT);

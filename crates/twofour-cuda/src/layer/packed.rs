@@ -26,7 +26,7 @@ use crate::{Activation, DataType, Error, Result, problem::GemmProblem, raw::gemm
 /// | f16, bf16 | as they are |
 /// | 8-bit floats, a scale for each row | quantized with one scale for each call, on the device |
 /// | 8-bit integers, a scale for each row | quantized with a scale for each token, on the device |
-/// | int4, scales for rows or groups | as they are; more than 64 tokens are multiplied 64 at a time |
+/// | int4, scales for rows or groups | as they are; up to 256 tokens 64 at a time, and more with the weight's floats, which are computed once |
 #[derive(Debug)]
 pub struct PackedLinear {
     context: LayerContext,

@@ -26,6 +26,7 @@
 pub mod adamw;
 pub mod column_sums;
 pub mod compress;
+pub mod dequantize;
 pub mod elementwise;
 pub mod estimate;
 pub(crate) mod flips;
@@ -46,6 +47,7 @@ use crate::source::Source;
 /// Returns the source of every kernel.
 pub(crate) fn sources() -> Vec<Source> {
     let weights = prune::sources().into_iter().chain(compress::sources()).chain(unpack::sources());
+    let weights = weights.chain(dequantize::sources());
     let scales = soft_threshold::sources().into_iter().chain(estimate::sources()).chain(quantize::sources());
     let layers = elementwise::sources().into_iter().chain(column_sums::sources()).chain(adamw::sources());
     weights.chain(scales).chain(layers).chain([flips::source()]).chain(gemm::sources()).collect()

@@ -48,8 +48,9 @@ pub struct Int4Slice<'a> {
 }
 
 /// Launches `y = activation(x · Wᵀ + bias)` for `x` `[tokens, cols]` and `y` `[tokens, rows]` of f16 or bf16, with a
-/// bias of the same type, 64 tokens at a time. Integers are multiplied in the activations' type, exactly, and scales
-/// multiply the sums in f32.
+/// bias of the same type. Up to 256 tokens are multiplied 64 at a time with integers in the activations' type, exactly,
+/// and scales multiply the sums in f32. More are multiplied with integers times scales, rounded to that type, which the
+/// context's workspace holds meanwhile.
 ///
 /// # Errors
 /// [`Error::Length`](crate::Error::Length), [`Error::SliceType`](crate::Error::SliceType) and

@@ -69,7 +69,7 @@ pub struct SparseLinear {
     pub(super) packed: PackedBuffer,
     pub(super) transposed: Option<PackedBuffer>,
     pub(super) compressor: Compressor,
-    pruner: Pruner,
+    pub(super) pruner: Pruner,
     unpacker: Unpacker,
     status: Status,
     /// The scale of the soft threshold, an f32.

@@ -311,27 +311,28 @@ struct Weights {
     BothWays of[WEIGHTS];
 };
 
-#define TOGETHER(name, RULE, BLOCKS)                                                                                           \
-    extern "C" __global__ void __launch_bounds__(256, BLOCKS) name(const __grid_constant__ Weights weights) {                   \
-        const BothWays& p = weights.of[blockIdx.y];                                                                              \
-        const u32 in_a_row = (p.cols + SIDE - 1) / SIDE, square_row = blockIdx.x / in_a_row;                                      \
-        if (square_row * SIDE < p.rows) both_ways<IN, OUT, RULE>(p, square_row, blockIdx.x - square_row * in_a_row);               \
-    }
+template <int RULE> __device__ __forceinline__ void together(const Weights& weights) {
+    const BothWays& p = weights.of[blockIdx.y];
+    const u32 in_a_row = (p.cols + SIDE - 1) / SIDE, square_row = blockIdx.x / in_a_row;
+    if (square_row * SIDE < p.rows) both_ways<IN, OUT, RULE>(p, square_row, blockIdx.x - square_row * in_a_row);
+}
+
+// A source has a part of the kernels, by a definition outside, so that a program compiles those that it calls.
+#ifdef PART_OF_A_RULE
+extern "C" __global__ void __launch_bounds__(256, 2) both_ways_together(const __grid_constant__ Weights weights) {
+    together<PART_OF_A_RULE>(weights);
+}
 // A weight alone: its parameters are operands of instructions. Where a block's index chooses among weights they are
 // loaded: 116 instead of 104 us for [4096, 14336] in bf16 on an H200.
-#define BOTH_WAYS(name, RULE)                                                                                          \
-    TOGETHER(name, RULE, 2)                                                                                            \
-    extern "C" __global__ void __launch_bounds__(256, 2) name##_alone(const __grid_constant__ BothWays p) {            \
-        both_ways<IN, OUT, RULE>(p, blockIdx.y, blockIdx.x);                                                            \
-    }
-BOTH_WAYS(both_ways_greedy, GREEDY_ABS)
-BOTH_WAYS(both_ways_greedy_signed, GREEDY_SIGNED)
-BOTH_WAYS(both_ways_causal1122, CAUSAL_1122)
-BOTH_WAYS(both_ways_optimal, OPTIMAL)
-BOTH_WAYS(both_ways_given, GIVEN)
-BOTH_WAYS(both_ways_rows, ROWS)
-TOGETHER(both_ways_any, ANY, 1)
+extern "C" __global__ void __launch_bounds__(256, 2) both_ways_alone(const __grid_constant__ BothWays p) {
+    both_ways<IN, OUT, PART_OF_A_RULE>(p, blockIdx.y, blockIdx.x);
+}
+#endif
+#ifdef PART_OF_EVERY_SHAPE
+extern "C" __global__ void __launch_bounds__(256, 1) both_ways_any(const __grid_constant__ Weights weights) { together<ANY>(weights); }
+#endif
 
+#ifdef PART_OF_MASKS
 // ---- a mask of tiles and a dense tensor
 // ----------------------------------------------------------------------------------------
 
@@ -361,3 +362,4 @@ template <int E, bool ANY_SHAPE> __device__ __forceinline__ void apply_mask(cons
 
 extern "C" __global__ void __launch_bounds__(256) apply_mask_of_tiles(const __grid_constant__ Masked p) { apply_mask<IN, false>(p); }
 extern "C" __global__ void __launch_bounds__(256) apply_mask_of_tiles_any(const __grid_constant__ Masked p) { apply_mask<IN, true>(p); }
+#endif

@@ -14,12 +14,15 @@
 mod types;
 mod watch;
 
+use std::{sync::Arc, thread};
+
 use twofour::select::Transposable;
 
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
     arguments::expect_pointers,
     device::{Kernel, Launch},
+    once_map::OnceMap,
     raw::{
         DenseWeight, MetaOrder, Packed,
         grid::{BLOCK, MOST_GRID_ROWS, SIDE, blocks, shape},
@@ -65,12 +68,63 @@ pub struct BothWays {
     pub skip: Option<DevicePtr>,
 }
 
-fn source(input: DataType, output: DataType) -> Source {
+/// Kernels that are compiled together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Part {
+    /// Those of one number of [`rule_of`], for shapes and addresses that allow vector loads of whole tiles: for several
+    /// weights, and for one, which take its parameters from the launch itself: several weights are told apart by loads
+    /// that cost each CTA time.
+    Rule(u32),
+    /// That of every rule, shape and address.
+    Any,
+    /// Those that apply a mask: for rows of whole tiles, and for every shape.
+    Masks,
+}
+
+/// The names of rules in sources, and in the kernels' code.
+const RULES: [(&str, &str); 6] = [
+    ("greedy", "GREEDY_ABS"),
+    ("greedy-signed", "GREEDY_SIGNED"),
+    ("causal1122", "CAUSAL_1122"),
+    ("optimal", "OPTIMAL"),
+    ("given", "GIVEN"),
+    ("rows", "ROWS"),
+];
+
+impl Part {
+    fn all() -> impl Iterator<Item = Self> {
+        (0..RULES.len() as u32).map(Self::Rule).chain([Self::Any, Self::Masks])
+    }
+
+    /// The name in a source's name, and what the source defines.
+    fn definition(self) -> (&'static str, String) {
+        match self {
+            Self::Rule(rule) => {
+                let (name, constant) = RULES[rule as usize];
+                (name, format!("#define PART_OF_A_RULE {constant}\n"))
+            }
+            Self::Any => ("any", "#define PART_OF_EVERY_SHAPE\n".into()),
+            Self::Masks => ("masks", "#define PART_OF_MASKS\n".into()),
+        }
+    }
+
+    /// The names of its kernels.
+    fn kernels(self) -> [&'static str; 2] {
+        match self {
+            Self::Rule(_) => ["both_ways_together", "both_ways_alone"],
+            Self::Any => ["both_ways_any"; 2],
+            Self::Masks => ["apply_mask_of_tiles", "apply_mask_of_tiles_any"],
+        }
+    }
+}
+
+fn source(input: DataType, output: DataType, part: Part) -> Source {
     let name = if input == output { format!("prune-{input}") } else { format!("prune-{input}-{output}") };
     let (definitions, support) = types(input, output);
+    let (part, definition) = part.definition();
     let rules = File::new("prune/rules.cuh", include_str!("rules.cuh"));
     let kernel = File::new("prune/kernel.cu", include_str!("kernel.cu"));
-    Source::new(name, support).define(definitions).with([
+    Source::new(format!("{name}-{part}"), support).define(definitions + &definition).with([
         headers::COMMON,
         headers::CODES,
         headers::PAIRS,
@@ -81,23 +135,17 @@ fn source(input: DataType, output: DataType) -> Source {
 
 /// Returns every source.
 pub(crate) fn sources() -> Vec<Source> {
-    TYPES.into_iter().map(|(input, output)| source(input, output)).collect()
+    TYPES.into_iter().flat_map(|(input, output)| Part::all().map(move |part| source(input, output, part))).collect()
 }
 
-/// The kernels that prune and compress weights of one data type to values of another, on one device.
+/// The kernels that prune and compress weights of one data type to values of another, on one device. Those of a rule are
+/// compiled and loaded by the first call that needs them.
 #[derive(Debug, Clone)]
 pub struct Pruner {
+    device: Device,
     input: DataType,
     output: DataType,
-    /// One for each rule, for shapes and addresses that allow vector loads of whole tiles.
-    rules: [Kernel; 6],
-    /// The same for one weight, which take its parameters from the launch itself: several weights are told apart by
-    /// loads that cost each CTA time.
-    alone: [Kernel; 6],
-    /// For every rule, shape and address.
-    any: Kernel,
-    /// For rows of whole tiles, and for every shape.
-    apply_mask: [Kernel; 2],
+    parts: Arc<OnceMap<Part, [Kernel; 2]>>,
 }
 
 /// Weights of a launch.
@@ -161,34 +209,54 @@ struct RawMasked {
 }
 
 impl Pruner {
-    /// Loads the kernels that prune weights of `input` to values of `output`: f16 or bf16 to themselves, f32 to one of
-    /// them, all three to 8-bit floats (from compute capability 8.9 on). Values are rounded to nearest, ties to even,
-    /// after the mask is selected; 8-bit floats saturate.
+    /// Returns the kernels that prune weights of `input` to values of `output`: f16 or bf16 to themselves, f32 to one
+    /// of them, all three to 8-bit floats (from compute capability 8.9 on). Values are rounded to nearest, ties to
+    /// even, after the mask is selected; 8-bit floats saturate.
     ///
     /// # Errors
-    /// [`Error::Types`] for other types, [`Error::Unsupported`]; those of compiling and loading.
+    /// [`Error::Types`] for other types, [`Error::Unsupported`].
     pub fn new(device: &Device, input: DataType, output: DataType) -> Result<Self> {
-        let source = source(input, output);
-        expect_types(device, input, output, &source)?;
-        let kernel = |name: &str| device.kernel(&source, name);
-        let of_rules = |suffix: &str| -> Result<[Kernel; 6]> {
-            let rule = |name: &str| kernel(&format!("both_ways_{name}{suffix}"));
-            Ok([
-                rule("greedy")?,
-                rule("greedy_signed")?,
-                rule("causal1122")?,
-                rule("optimal")?,
-                rule("given")?,
-                rule("rows")?,
-            ])
+        expect_types(device, input, output, &source(input, output, Part::Any))?;
+        Ok(Self { device: device.clone(), input, output, parts: Arc::default() })
+    }
+
+    /// Loads the kernels that weights of a shape need for mask choices, at the same time: what the first calls would do
+    /// otherwise, but not while a stream is captured.
+    ///
+    /// # Errors
+    /// Those of compiling and loading.
+    pub fn load(&self, choices: &[MaskChoice], (rows, cols): (usize, usize), order: MetaOrder) -> Result<()> {
+        let parts = match is_whole(order, rows, cols) && cols.is_multiple_of(4) && is_whole(order, cols, rows) {
+            true => choices.iter().map(|choice| Part::Rule(rule_of(*choice))).collect(),
+            false => vec![Part::Any],
         };
-        Ok(Self {
-            input,
-            output,
-            rules: of_rules("")?,
-            alone: of_rules("_alone")?,
-            any: kernel("both_ways_any")?,
-            apply_mask: [kernel("apply_mask_of_tiles")?, kernel("apply_mask_of_tiles_any")?],
+        thread::scope(|scope| {
+            let load = |part| scope.spawn(move || self.kernels(part, None));
+            let loading: Vec<_> = parts.into_iter().map(load).collect();
+            let loaded = |thread: thread::ScopedJoinHandle<'_, Result<[Kernel; 2]>>| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).map(|_| ())
+            };
+            loading.into_iter().try_for_each(loaded)
+        })
+    }
+
+    /// Loads the kernels of [`Pruner::apply_mask`], as [`Pruner::load`] does those of mask choices.
+    ///
+    /// # Errors
+    /// Those of compiling and loading.
+    pub fn load_masks(&self) -> Result<()> {
+        self.kernels(Part::Masks, None).map(|_| ())
+    }
+
+    /// Returns the kernels of a part, which may not be loaded while the stream, where one is given, is captured.
+    fn kernels(&self, part: Part, stream: Option<Stream>) -> Result<[Kernel; 2]> {
+        self.parts.get_or_try_insert(part, || {
+            if let Some(stream) = stream {
+                self.device.expect_not_capturing(stream, "loading kernels")?;
+            }
+            let source = source(self.input, self.output, part);
+            let [first, second] = part.kernels();
+            Ok([self.device.kernel(&source, first)?, self.device.kernel(&source, second)?])
         })
     }
 
@@ -240,12 +308,10 @@ impl Pruner {
             if weight.rows == 0 || weight.cols == 0 {
                 continue;
             }
-            let is_whole =
-                |packed: Option<Packed>, rows, cols| packed.is_none() || order.padded(rows, cols) == (rows, cols);
             let is_whole = weight.is_aligned(self.input, 4)
                 && weight.rows.is_multiple_of(4)
-                && is_whole(to.packed, weight.rows, weight.cols)
-                && is_whole(to.transposed, weight.cols, weight.rows);
+                && (to.packed.is_none() || is_whole(order, weight.rows, weight.cols))
+                && (to.transposed.is_none() || is_whole(order, weight.cols, weight.rows));
             if is_whole { whole.push(raw) } else { others.push(raw) }
         }
         if let ([raw], true) = (whole.as_slice(), others.is_empty()) {
@@ -254,10 +320,14 @@ impl Pruner {
                 let launch = Launch::simple((cols, rows), BLOCK);
                 // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed
                 // this call, and the stream is of the device, as this function requires.
-                return unsafe { self.alone[rule as usize].launch(stream, launch, raw) };
+                return unsafe { self.kernels(Part::Rule(rule), Some(stream))?[1].launch(stream, launch, raw) };
             }
         }
-        for (kernel, all) in [(&self.rules[rule as usize], whole), (&self.any, others)] {
+        for (part, all) in [(Part::Rule(rule), whole), (Part::Any, others)] {
+            if all.is_empty() {
+                continue;
+            }
+            let [kernel, _] = self.kernels(part, Some(stream))?;
             for some in all.chunks(WEIGHTS) {
                 let squares = |raw: &RawBothWays| raw.rows.div_ceil(SIDE as u32) * raw.cols.div_ceil(SIDE as u32);
                 let most = some.iter().map(squares).max().unwrap_or(0);
@@ -360,7 +430,7 @@ impl Pruner {
         let parameter = RawMasked { dense: dense.data, out, tiles, rows, cols };
         let whole = dense.is_aligned(self.input, 4) && out.is_multiple_of(4 * width);
         let threads = dense.rows as u64 * dense.cols.div_ceil(4) as u64;
-        let kernel = &self.apply_mask[usize::from(!whole)];
+        let kernel = &self.kernels(Part::Masks, Some(stream))?[usize::from(!whole)];
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
         // and the stream is of the device, as this function requires.
         unsafe { kernel.launch(stream, Launch::simple((blocks(threads, dense)?, 1), BLOCK), &parameter) }
@@ -375,6 +445,11 @@ impl Pruner {
     pub fn output(&self) -> DataType {
         self.output
     }
+}
+
+/// Whether a compressed form has no padding.
+fn is_whole(order: MetaOrder, rows: usize, cols: usize) -> bool {
+    order.padded(rows, cols) == (rows, cols)
 }
 
 /// The number of a choice, as the kernels have it.
