@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import nn
@@ -21,7 +22,8 @@ def warm(model: nn.Module, tokens: Iterable[int] = (1,), gradients: bool = False
     """Computes each sparse layer of a model once for each number of tokens, on zeros, and drops the results.
 
     On a GPU the first GEMM of a shape compiles and loads its kernel, and chooses a method; a CUDA graph cannot hold
-    that. On a CPU there is nothing to plan, so calls are only checked.
+    that. Kernels of different shapes compile at the same time. On a CPU there is nothing to plan, so calls are only
+    checked.
 
     Args:
         model: a model with weights of :mod:`twofour.sparse`, or layers such as :class:`twofour.Linear`,
@@ -45,8 +47,11 @@ def warm(model: nn.Module, tokens: Iterable[int] = (1,), gradients: bool = False
     if not layers:
         raise ValueError("the model has no sparse layer: compress its weights first")
     devices = {(packed.packed if isinstance(packed, _INTEGERS) else packed.tensors()[0]).device for _, packed in layers}
+    on_gpu = any(device.type == "cuda" for device in devices)
+    if on_gpu:
+        _compile(layers, tokens, gradients)
     _compute(layers, tokens, gradients)
-    if any(device.type == "cuda" for device in devices):
+    if on_gpu:
         # A graph is captured on a stream of its own, which has a workspace of its own.
         if torch.cuda.graph.default_capture_stream is None:
             torch.cuda.graph.default_capture_stream = torch.cuda.Stream()
@@ -54,6 +59,27 @@ def warm(model: nn.Module, tokens: Iterable[int] = (1,), gradients: bool = False
             _compute(layers, tokens, gradients)
         torch.cuda.synchronize()
     return len(layers)
+
+
+def _compile(layers: list, tokens: list[int], gradients: bool) -> None:
+    """Computes the first layer of each kind for each number of tokens, all at the same time."""
+    kinds = {}
+    for module, packed in layers:
+        integers = isinstance(packed, _INTEGERS)
+        shape = (packed.out_features, packed.in_features) if integers else (packed.rows, packed.cols)
+        tensor = packed.packed if integers else packed.tensors()[0]
+        bias = getattr(module, "bias", None)
+        kind = type(packed), shape, tensor.dtype, tensor.device, bias is None or bias.dtype
+        kinds.setdefault(kind, (tensor.device, module, packed))
+
+    def compute(work):
+        (device, *layer), count = work
+        with torch.cuda.device(device):
+            _compute([layer], [count], gradients)
+
+    with ThreadPoolExecutor() as pool:
+        for _ in pool.map(compute, [(kind, count) for kind in kinds.values() for count in tokens]):
+            pass
 
 
 def _compute(layers: list, tokens: list[int], gradients: bool) -> None:
