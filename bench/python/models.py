@@ -67,7 +67,7 @@ def made(model: str, form: str) -> LlamaForCausalLM:
     with torch.device(DEVICE):
         net = LlamaForCausalLM(config_of(model)).eval()
     torch.set_default_dtype(torch.float32)
-    kind, _, optimized = form.partition("+")
+    kind = form.partition("+")[0]
     if kind == "sparsify":
         sparsify_(net.model.layers, semi_sparse_weight(), prune=True)
     elif kind in ("linear", "int4"):
@@ -75,7 +75,7 @@ def made(model: str, form: str) -> LlamaForCausalLM:
         for name, module in list(net.model.named_modules()):
             if type(module) is nn.Linear:
                 net.model.set_submodule(name, layer.from_dense(module, prune=True))
-    if optimized:
+    if form.endswith("+optimize"):
         twofour.transformers.optimize(net)
     return net
 

@@ -1,7 +1,7 @@
 """Training steps of a GPT of four blocks in PyTorch, MLPs dense or 2:4 in every forward pass, eager and compiled:
 bfloat16 autocast over float32, fused AdamW.
 
-    python bench/python/training.py --sizes 768x4x1024 1024x8x1024 2048x4x2048 [--paths compile eager] [--profile] -o FILE
+    python bench/python/training.py --sizes 768x4x1024 2048x4x2048 [--paths compile eager] [--profile] -o FILE
 
 A size is width x batch x tokens. Contenders live in one process and take turns; a figure is the median over rounds.
 FILE gets a list of rows ``{model, path, batch, tokens, dense_ms, ours_ms, dense_bytes, ours_bytes, form, speedup}``, to
@@ -136,7 +136,8 @@ def main() -> None:
                 }
             )
             took = time.perf_counter() - started
-            print(f"{path} {size}: dense {dense:.2f} ms, 2:4 {ours:.2f} ms, {dense / ours:.3f}x, {took:.0f} s", flush=True)
+            speedup = f"dense {dense:.2f} ms, 2:4 {ours:.2f} ms, {dense / ours:.3f}x"
+            print(f"{path} {size}: {speedup}, after {took:.0f} s", flush=True)
             if arguments.out:
                 arguments.out.parent.mkdir(parents=True, exist_ok=True)
                 arguments.out.write_text(json.dumps(rows, indent=1) + "\n")

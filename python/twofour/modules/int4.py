@@ -39,9 +39,10 @@ class Int4Linear(IntegerLayer):
     on Large Language Models"). Activations stay floats: bfloat16 or float16, and float32 on a CPU. The weight has no
     gradient; that of the input is a dense GEMM with the dequantized weight.
 
-    On a GPU kernels multiply integers, up to 64 tokens at a time, and scale the sums. On a CPU parts of the weight
-    become floats in each call, in a core's cache; ``docs/reference/pytorch-benchmarks.md`` has measured times. With
-    many tokens :class:`twofour.Linear` is faster there.
+    On a GPU kernels multiply integers, 64 tokens at a time, and scale the sums. More than 256 tokens meet the weight's
+    floats, rounded to the activations' type, which a buffer of the largest layer's size holds meanwhile. On a CPU parts
+    of the weight become floats in each call, in a core's cache; ``docs/reference/pytorch-benchmarks.md`` has measured
+    times. With many tokens :class:`twofour.Linear` is faster there.
 
     The state dict holds the canonical form, which every device reads: ``weight_values`` ``[rows, ceil(cols / 4)]`` of
     uint8 (the two kept integers of each group of four, each plus 8, the first in the lower half), ``weight_meta`` of
