@@ -12,11 +12,11 @@ use libfuzzer_sys::fuzz_target;
 use twofour::file::Reader;
 use twofour_fuzz::damaged_file;
 use twofour_nn::{
-    engine::{Memory as _, cpu::CpuEngine},
     model::CHECKPOINT_FILE,
     recipe::{Method, ModelKind, ModelSettings, TrainingSettings},
     train::{Corpus, SparsityPlan, Trainer},
 };
+use twofour_transformer::engine::{Memory as _, cpu::CpuEngine};
 
 fn trainer() -> Trainer<CpuEngine> {
     let kind = ModelKind::Gpt;

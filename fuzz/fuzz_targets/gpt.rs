@@ -13,9 +13,9 @@ use twofour::{
 use twofour_fuzz::damaged_file;
 use twofour_nn::{
     Error,
-    engine::cpu::CpuEngine,
     model::{Gpt, GptConfig, Inference, Sampling},
 };
+use twofour_transformer::engine::cpu::CpuEngine;
 
 /// A small model's file, dense and with compressed layers.
 static VALID: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {

@@ -7,11 +7,11 @@
 use std::{sync::Arc, time::Instant};
 
 use twofour_nn::{
-    engine::cpu::CpuEngine,
     model::{Gpt, GptConfig},
     recipe::{Method, TrainingSettings},
     train::{Corpus, SparsityPlan, Trainer},
 };
+use twofour_transformer::engine::cpu::CpuEngine;
 
 fn trainer(config: &GptConfig, training: &TrainingSettings, method: Method) -> twofour_nn::Result<Trainer<CpuEngine>> {
     let text: Vec<u8> = (0..100_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();

@@ -1,20 +1,17 @@
 //! Training and running whole models with 2:4 sparsity.
 //!
-//! Models are written once, with hand-written backward passes, over an [`Engine`](engine::Engine): the CPU in f32, or
-//! an NVIDIA GPU.
+//! Models are written once, with hand-written backward passes, over an
+//! [`Engine`](twofour_transformer::engine::Engine): the CPU in f32, or an NVIDIA GPU.
 //!
 //! | module | contents |
 //! |---|---|
 //! | [`recipe`] | a training run, as a TOML file has it |
 //! | [`settings`] | settings of TOML files, read with every mistake noted |
 //! | [`report`] | the metrics of a run, as its folder has them |
-//! | [`engine`] | memory and operations of a device; the CPU's |
-//! | [`cpu`] | the CPU's operations over slices |
 //! | [`parameter`], [`linear`], [`parts`], [`block`] | what models are made of |
 //! | [`model`] | the models, their files, and inference |
 //! | [`logistic`] | logistic regression, by which features are judged |
 //! | [`questions`] | extractive question answering: files, windows, answers, scores |
-//! | [`random`] | counter-based random numbers |
 //! | [`text`] | text on disk, and its tokens part by part |
 //! | [`train`] | the training loop, its methods of sparsity, and its checkpoints |
 
@@ -33,4 +30,4 @@ pub mod text;
 pub mod train;
 
 pub use error::{Error, Result};
-pub use twofour_transformer::{cpu, engine, random};
+pub(crate) use twofour_transformer::{cpu, engine, random};

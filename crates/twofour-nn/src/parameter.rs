@@ -4,7 +4,7 @@ use twofour::{DataType, layer::Accumulate};
 
 use crate::{
     Error, Result,
-    engine::{Engine, Kind, OptimizerStep, ParameterState},
+    engine::{Engine, Kept, Kind, OptimizerStep, ParameterState},
 };
 
 /// A parameter of a model.
@@ -91,11 +91,11 @@ impl<E: Engine> Parameter<E> {
         }
     }
 
-    /// Zeros in the values where a mask, as [`LinearOperations::apply_mask`] has it, prunes.
+    /// Zeros in the values where a mask, as [`Kept::Mask`] has it, prunes.
     pub(crate) fn mask_in_place(&mut self, engine: &E, mask: &E::Buffer, cols: usize) -> Result<()> {
-        engine.apply_mask_in_place(mask, cols, &mut self.master)?;
+        engine.mask_in_place(mask, cols, &mut self.master)?;
         match &mut self.copy {
-            Some(copy) => Ok(engine.apply_mask(mask, cols, &self.master, copy)?),
+            Some(copy) => Ok(engine.prune(Kept::Mask(mask), &self.master, cols, copy)?),
             None => Ok(()),
         }
     }

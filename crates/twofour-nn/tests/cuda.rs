@@ -12,11 +12,6 @@ use twofour::{
     select::Transposable,
 };
 use twofour_nn::{
-    engine::{
-        AdamWStep, Engine, Kind, Memory as _, Nonlinearity, NormGradients, NormInput, NormParameters, NormStatistics,
-        OptimizerStep, ParameterState, PrunedDecay, SecondMoment, SgdStep, SparseLayer as _, StepOperations as _,
-        cpu::CpuEngine, cuda::CudaEngine,
-    },
     linear::SparsePrecision,
     model::{
         AttentionConfig, DistillationLoss, FeedForwardConfig, Gpt, ModelInput, ModelOutput, NormConfig, NormPlace,
@@ -26,6 +21,11 @@ use twofour_nn::{
     train::{
         BlockNorm, Corpus, Decay, LevelSchedule, SparseBegin, SparsifierPlan, SparsifierRule, SparsityPlan, Trainer,
     },
+};
+use twofour_transformer::engine::{
+    AdamWStep, Engine, Kept, Kind, Memory as _, Nonlinearity, NormGradients, NormInput, NormParameters, NormStatistics,
+    OptimizerStep, ParameterState, PrunedDecay, SecondMoment, SgdStep, SparseLayer as _, StepOperations as _,
+    cpu::CpuEngine, cuda::CudaEngine,
 };
 
 use support::{engine, gradients};
@@ -301,7 +301,7 @@ fn a_gemma_2_trains_as_on_the_cpu() {
 /// In f32, each of these operations and its gradient.
 #[test]
 fn operations_of_a_llama_are_those_of_the_cpu() {
-    use twofour_nn::random::Stream;
+    use twofour_transformer::random::Stream;
     let Some(cuda) = engine(DataType::F32) else { return };
     let numbers = |len: usize, name: &str| -> Vec<f32> {
         let stream = Stream::new(3, name);
@@ -550,7 +550,8 @@ fn after_step<E: Engine>(engine: &E, step: &AdamWStep, values: &[Vec<f32>; 4], m
         buffer
     };
     let [mut master, gradient, mut first, mut second] = values.each_ref().map(|values| buffer(values));
-    let layer = engine.sparse_linear(&master, SHAPE, SparseLinearSettings::default()).unwrap();
+    let layer =
+        engine.sparse_linear(&master, SHAPE, SparseLinearSettings::default(), SparsePrecision::Activations).unwrap();
     let sparse = masked.then_some(&layer);
     let state = ParameterState {
         master: &mut master,
@@ -671,7 +672,9 @@ fn after_descent<E: Engine>(engine: &E, step: &SgdStep, values: &[Vec<f32>; 3], 
         buffer
     };
     let [mut master, gradient, mut momentum] = values.each_ref().map(|values| buffer(values));
-    let sparse = masked.then(|| engine.sparse_linear(&master, SHAPE, SparseLinearSettings::default()).unwrap());
+    let sparse = masked.then(|| {
+        engine.sparse_linear(&master, SHAPE, SparseLinearSettings::default(), SparsePrecision::Activations).unwrap()
+    });
     let mut copy = engine.zeros(Kind::Compute, values[0].len()).unwrap();
     let state = ParameterState {
         master: &mut master,
@@ -735,18 +738,18 @@ fn masks_are_applied_with_the_bits_of_the_cpu() {
 
 /// A weight under a mask: rounded to another buffer, and in place.
 fn under_mask<E: Engine>(engine: &E, mask: &Mask, weight: &[f32]) -> [Vec<f32>; 2] {
-    let words = twofour_nn::cpu::masking::words(mask);
+    let words = twofour_transformer::cpu::masking::words(mask);
     let mut uploaded = engine.zeros(Kind::Index, words.len()).unwrap();
     engine.write_ids(&mut uploaded, &words).unwrap();
     let mut master = engine.zeros(Kind::Wide, weight.len()).unwrap();
     engine.write(&mut master, weight).unwrap();
     let mut apart = engine.zeros(Kind::Compute, weight.len()).unwrap();
-    engine.apply_mask(&uploaded, mask.cols(), &master, &mut apart).unwrap();
-    engine.apply_mask_in_place(&uploaded, mask.cols(), &mut master).unwrap();
+    engine.prune(Kept::Mask(&uploaded), &master, mask.cols(), &mut apart).unwrap();
+    engine.mask_in_place(&uploaded, mask.cols(), &mut master).unwrap();
     // Operands that do not fit.
-    assert!(engine.apply_mask(&uploaded, mask.cols() + 1, &master, &mut apart).is_err());
+    assert!(engine.prune(Kept::Mask(&uploaded), &master, mask.cols() + 1, &mut apart).is_err());
     let mut short = engine.zeros(Kind::Compute, weight.len() + 1).unwrap();
-    assert!(engine.apply_mask(&uploaded, mask.cols(), &master, &mut short).is_err());
+    assert!(engine.prune(Kept::Mask(&uploaded), &master, mask.cols(), &mut short).is_err());
     [engine.read(&apart).unwrap(), engine.read(&master).unwrap()]
 }
 
@@ -801,7 +804,7 @@ fn prune<E: Engine>(engine: &E, count: u32, weight: &[f32], cols: usize) -> Vec<
     let mut master = engine.zeros(Kind::Wide, weight.len()).unwrap();
     engine.write(&mut master, weight).unwrap();
     let mut kept = engine.zeros(Kind::Compute, weight.len()).unwrap();
-    engine.keep_of_four(count, &master, cols, &mut kept).unwrap();
+    engine.prune(Kept::OfFour(count), &master, cols, &mut kept).unwrap();
     engine.read(&kept).unwrap()
 }
 

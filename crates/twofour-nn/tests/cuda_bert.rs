@@ -12,13 +12,15 @@ use twofour::{
     layer::{Accumulate, SparseLinearSettings},
 };
 use twofour_nn::{
-    engine::{Engine, Kind, cpu::CpuEngine},
     model::{Bert, BertConfig, BertSamples, EncoderTask, GptConfig, Tokenizer, TransformerConfig},
     questions::QuestionFile,
-    random::Stream,
     recipe::{Method, TrainingSettings},
     text::SpecialTokens,
     train::{Corpus, EncoderData, MaskedText, QuestionSet, SparsityPlan, Trainer},
+};
+use twofour_transformer::{
+    engine::{Engine, Kind, cpu::CpuEngine},
+    random::Stream,
 };
 
 use support::engine;

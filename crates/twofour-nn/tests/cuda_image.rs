@@ -11,12 +11,12 @@ use twofour::DataType;
 use twofour_cuda::layer::LayerContext;
 use twofour_nn::{
     Error,
-    engine::Nonlinearity,
     model::{
         CudaImageEncoder, FeedForwardConfig, GptConfig, ImageCheckpoint, ImageEncoder, ImageInput, ImageWeights,
         ModelOutput, TransformerConfig, WeightForm,
     },
 };
+use twofour_transformer::engine::Nonlinearity;
 
 use support::device;
 

@@ -20,12 +20,12 @@ use twofour::{
 use twofour_cuda::Device;
 use twofour_nn::{
     Error,
-    engine::{Nonlinearity, cpu::CpuEngine},
     model::{
         AttentionConfig, CudaInference, Decoder, Gpt, GptConfig, Inference, ModelInput, ModelOutput, NormPlace, Rope,
         Sampling, TokenInput, TransformerConfig, VOCABULARY, Windows,
     },
 };
+use twofour_transformer::engine::{Nonlinearity, cpu::CpuEngine};
 
 use support::device;
 

@@ -13,13 +13,13 @@ use std::{
 use twofour::DataType;
 use twofour_nn::{
     Error, Result,
-    engine::{Kind, Memory as _, cuda::CudaEngine},
     recipe::{Method, ModelKind, ModelSettings, TrainingSettings},
     train::{
         Corpus, GradientReduction, SparsityPlan, StepReport, Trainer,
         ranks::{NcclReduction, Seat, train_together},
     },
 };
+use twofour_transformer::engine::{Kind, Memory as _, cuda::CudaEngine};
 
 use support::two_engines;
 

@@ -8,11 +8,13 @@ use std::sync::Arc;
 
 use twofour::DataType;
 use twofour_nn::{
-    engine::{Engine, cpu::CpuEngine},
     model::Pooling,
-    random::Stream,
     recipe::{Method, ModelKind, ModelSettings, TrainingSettings},
     train::{ImageSet, SparsityPlan, Trainer},
+};
+use twofour_transformer::{
+    engine::{Engine, cpu::CpuEngine},
+    random::Stream,
 };
 
 use support::{engine, gradients};

@@ -14,11 +14,11 @@ use std::{
 };
 
 use twofour_nn::{
-    engine::{Engine, cpu::CpuEngine},
     model::CHECKPOINT_FILE,
     recipe::{Method, ModelKind, ModelSettings, TrainingSettings},
     train::{BlockNorm, Corpus, LevelSchedule, SparseBegin, SparsifierPlan, SparsifierRule, SparsityPlan, Trainer},
 };
+use twofour_transformer::engine::{Engine, cpu::CpuEngine};
 
 /// The child's folder; without it, the child's test does nothing.
 const FOLDER: &str = "TWOFOUR_NN_KILLED_RUN";
@@ -100,7 +100,7 @@ mod cuda {
 
     use super::*;
     use twofour::DataType;
-    use twofour_nn::engine::cuda::CudaEngine;
+    use twofour_transformer::engine::cuda::CudaEngine;
 
     const KILLS: u32 = 100;
     /// Runs that are killed side by side, each in a folder of its own.

@@ -8,9 +8,9 @@ use twofour::{
     estimate::soft_threshold_scale,
     layer::SparseLinearSettings,
 };
-use twofour_nn::engine::{
+use twofour_transformer::engine::{
     AdamWStep, Kind, LinearOperations as _, Memory as _, OptimizerStep, ParameterState, PrunedDecay, SecondMoment,
-    SgdStep, StepOperations as _, cpu::CpuEngine,
+    SgdStep, SparsePrecision, StepOperations as _, cpu::CpuEngine,
 };
 
 const SHAPE: (usize, usize) = (4, 8);
@@ -30,7 +30,7 @@ fn gradient(step: u64) -> Vec<f32> {
     (0..SHAPE.0 * SHAPE.1).map(|i| of(i) as f32).collect()
 }
 
-fn buffer(values: &[f32]) -> twofour_nn::engine::cpu::CpuBuffer {
+fn buffer(values: &[f32]) -> twofour_transformer::engine::cpu::CpuBuffer {
     let mut buffer = CpuEngine.zeros(Kind::Wide, values.len()).unwrap();
     CpuEngine.write(&mut buffer, values).unwrap();
     buffer
@@ -57,7 +57,8 @@ fn decay(target: &str) -> PrunedDecay {
 fn adamw(pruned_decay: PrunedDecay, mut switch: Option<(PhaseSwitch, SecondMoment)>) -> (Vec<f32>, Option<u64>) {
     let mut master = buffer(&weight());
     // The mask of the first weights is kept.
-    let sparse = CpuEngine.sparse_linear(&master, SHAPE, SparseLinearSettings::default()).unwrap();
+    let sparse =
+        CpuEngine.sparse_linear(&master, SHAPE, SparseLinearSettings::default(), SparsePrecision::Activations).unwrap();
     let [mut first, mut second] = [buffer(&[0.0; 32]), buffer(&[0.0; 32])];
     for number in 1..=STEPS {
         let at = switch.as_ref().and_then(|(switch, _)| switch.switched_at());
@@ -122,7 +123,9 @@ fn gradient_descent_and_its_decays_are_those_of_the_oracle() {
     for target in ["none", "gradient", "weight"] {
         for momentum in [0.0, 0.9] {
             let mut master = buffer(&weight());
-            let sparse = CpuEngine.sparse_linear(&master, SHAPE, SparseLinearSettings::default()).unwrap();
+            let sparse = CpuEngine
+                .sparse_linear(&master, SHAPE, SparseLinearSettings::default(), SparsePrecision::Activations)
+                .unwrap();
             let mut velocity = buffer(&[0.0; 32]);
             for number in 1..=STEPS {
                 let step = SgdStep {

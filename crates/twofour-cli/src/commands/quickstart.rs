@@ -6,10 +6,8 @@ use anyhow::{Result, bail};
 use clap::Args;
 use twofour::DataType;
 use twofour_cuda::Device;
-use twofour_nn::{
-    engine::{Engine, cpu::CpuEngine, cuda::CudaEngine},
-    train::Corpus,
-};
+use twofour_nn::train::Corpus;
+use twofour_transformer::engine::{Engine, cpu::CpuEngine, cuda::CudaEngine};
 
 use crate::{
     device::ComputeDevice,

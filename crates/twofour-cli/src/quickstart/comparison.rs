@@ -8,10 +8,10 @@ use twofour::{
     file::{Overwrite, Reader},
 };
 use twofour_nn::{
-    engine::Engine,
     model::{Inference, Sampling, Tokenizer},
     train::Trainer,
 };
+use twofour_transformer::engine::Engine;
 
 use super::{Folder, Plan, Report, Side, Training};
 use crate::{interrupt, measure};

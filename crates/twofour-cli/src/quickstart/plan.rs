@@ -8,11 +8,11 @@ use std::{
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use twofour_nn::{
-    engine::Engine,
     model::{Gpt, GptConfig, TransformerConfig},
     recipe::{DeviceKind, Method, SparsitySettings, TrainingSettings},
     train::{Corpus, SparsityPlan, Trainer},
 };
+use twofour_transformer::engine::Engine;
 
 use crate::interrupt;
 

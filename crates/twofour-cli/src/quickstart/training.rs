@@ -8,10 +8,10 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use twofour_nn::{
-    engine::Engine,
     model::CHECKPOINT_FILE,
     train::{Corpus, Trainer},
 };
+use twofour_transformer::engine::Engine;
 
 use super::{Folder, Plan, folder::ELSEWHERE, plan::LEAST_STEPS};
 

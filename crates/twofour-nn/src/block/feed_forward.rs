@@ -96,14 +96,14 @@ impl<E: Engine> Branch<E> for FeedForward<E> {
             (false, Some(rule)) if self.function == Nonlinearity::SquaredRelu => {
                 let shape = (tokens, hidden_size);
                 let packed = engine.pack_squared_relu(rule, &hidden, hidden_size, workspace.packed(shape))?;
-                self.down.forward_packed(engine, &packed, tokens, &mut y)?;
+                self.down.forward_packed(&packed, tokens, &mut y)?;
                 Activated::Packed { packed, shape }
             }
             (is_gated, _) => {
                 let mut activated = workspace.compute(engine, tokens * hidden_size)?;
                 match is_gated {
                     true => engine.gated(self.function, hidden_size, &hidden, &mut activated)?,
-                    false => engine.activation(self.function, &hidden, &mut activated)?,
+                    false => engine.activation(self.function.into(), &hidden, &mut activated)?,
                 }
                 self.down.forward(engine, &activated, tokens, &mut y)?;
                 Activated::Dense(activated)

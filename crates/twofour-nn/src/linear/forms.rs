@@ -1,24 +1,12 @@
 //! What a linear layer computes with, and how that changes.
 
-use serde::{Deserialize, Serialize};
 use twofour::{layer::SparseLinearSettings, select::Transposable};
 
 use super::{LayerForm, Linear, Weight};
 use crate::{
     Result,
-    engine::{Engine, Kind, SparseLayer as _},
+    engine::{Engine, Kept, Kind, SparseLayer as _, SparsePrecision},
 };
-
-/// The precision of the GEMMs of 2:4 layers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum SparsePrecision {
-    /// That of activations.
-    #[default]
-    Activations,
-    /// 8-bit floats: [`LinearOperations::float8_sparse_linear`](crate::engine::LinearOperations::float8_sparse_linear).
-    Fp8,
-}
 
 impl<E: Engine> Linear<E> {
     /// Makes the layer 2:4, with the mask of the master weight as it is. `seed` is that of MVUE weight gradients.
@@ -34,8 +22,7 @@ impl<E: Engine> Linear<E> {
     /// [`Linear::make_sparse`] with GEMMs of a precision.
     ///
     /// # Errors
-    /// Those of [`Linear::make_sparse`], and of
-    /// [`LinearOperations::float8_sparse_linear`](crate::engine::LinearOperations::float8_sparse_linear).
+    /// Those of [`Linear::make_sparse`]; a device that is too old for the precision.
     pub fn make_sparse_in(
         &mut self,
         engine: &E,
@@ -47,10 +34,7 @@ impl<E: Engine> Linear<E> {
         self.weight.drop_copy();
         let make = || -> Result<E::SparseLinear> {
             let (master, shape) = (self.weight.master(), (self.out_features, self.in_features));
-            let mut sparse = match precision {
-                SparsePrecision::Activations => engine.sparse_linear(master, shape, settings)?,
-                SparsePrecision::Fp8 => engine.float8_sparse_linear(master, shape, settings)?,
-            };
+            let mut sparse = engine.sparse_linear(master, shape, settings, precision)?;
             sparse.set_seed(seed)?;
             Ok(sparse)
         };
@@ -97,7 +81,7 @@ impl<E: Engine> Linear<E> {
     /// Not enough memory.
     pub fn make_three_of_four(&mut self, engine: &E) -> Result<()> {
         let mut kept = engine.zeros(Kind::Compute, self.out_features * self.in_features)?;
-        engine.keep_of_four(3, self.weight.master(), self.in_features, &mut kept)?;
+        engine.prune(Kept::OfFour(3), self.weight.master(), self.in_features, &mut kept)?;
         self.operand = Weight::ThreeOfFour(kept);
         // The optimizer's copy of the whole weight is not computed with.
         self.weight.drop_copy();

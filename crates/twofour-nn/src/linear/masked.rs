@@ -7,7 +7,7 @@ use twofour::{Mask, MatrixRef};
 use crate::{
     Result,
     cpu::masking::words,
-    engine::{Engine, Kind},
+    engine::{Engine, Kept, Kind},
     parameter::Parameter,
 };
 
@@ -27,7 +27,7 @@ pub enum Masking {
 #[derive(Debug)]
 pub(crate) struct MaskedWeight<E: Engine> {
     mask: Mask,
-    /// The mask as [`LinearOperations::apply_mask`] has it.
+    /// The mask as [`Kept::Mask`] has it.
     words: E::Buffer,
     masking: Masking,
     /// The masked weight; absent where the weight itself is masked.
@@ -92,7 +92,7 @@ impl<E: Engine> MaskedWeight<E> {
     /// Applies the mask to the weight after it has changed.
     pub(crate) fn refresh(&mut self, engine: &E, weight: &mut Parameter<E>) -> Result<()> {
         match &mut self.apart {
-            Some(apart) => Ok(engine.apply_mask(&self.words, self.mask.cols(), weight.master(), apart)?),
+            Some(apart) => Ok(engine.prune(Kept::Mask(&self.words), weight.master(), self.mask.cols(), apart)?),
             None => weight.mask_in_place(engine, &self.words, self.mask.cols()),
         }
     }
@@ -101,9 +101,7 @@ impl<E: Engine> MaskedWeight<E> {
     pub(crate) fn mask_gradient(&self, engine: &E, gradient: &mut E::Buffer) -> Result<()> {
         match self.masking {
             Masking::StraightThrough => Ok(()),
-            Masking::Masked | Masking::InPlace => {
-                Ok(engine.apply_mask_in_place(&self.words, self.mask.cols(), gradient)?)
-            }
+            Masking::Masked | Masking::InPlace => Ok(engine.mask_in_place(&self.words, self.mask.cols(), gradient)?),
         }
     }
 

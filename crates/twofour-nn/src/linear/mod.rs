@@ -13,11 +13,11 @@ use twofour::{
 
 use crate::{
     Error, Result,
-    engine::{Engine, LayerRefresh, LinearShape, Nonlinearity, OptimizerStep, SparseLayer as _},
+    engine::{Engine, LayerRefresh, LinearShape, Nonlinearity, OptimizerStep, SparseActivation as _, SparseLayer as _},
     parameter::Parameter,
 };
 
-pub use forms::SparsePrecision;
+pub use crate::engine::SparsePrecision;
 pub use masked::Masking;
 pub use weight::LayerForm;
 use weight::Weight;
@@ -129,7 +129,7 @@ impl<E: Engine> Linear<E> {
         };
         let settings = SparseLinearSettings { rule, weight_gradient: WeightGradient::Dense, ..settings };
         let shape = (self.out_features, self.in_features);
-        let observed = engine.sparse_linear(self.weight.master(), shape, settings);
+        let observed = engine.sparse_linear(self.weight.master(), shape, settings, SparsePrecision::Activations);
         self.observed = Some(observed.map_err(|error| error.in_layer(&self.name))?);
         Ok(())
     }
@@ -276,9 +276,9 @@ impl<E: Engine> Linear<E> {
     ) -> Result<()> {
         match self.bias.as_mut().filter(|bias| bias.gradient().is_some()) {
             Some(bias) => bias.record(accumulate, |db, accumulate| {
-                engine.activation_and_bias_gradient(function, y, dy, accumulate, db)
+                engine.activation_gradient(function.into(), y, dy, Some((accumulate, db)))
             })?,
-            None => engine.activation_gradient(function, y, dy)?,
+            None => engine.activation_gradient(function.into(), y, dy, None)?,
         }
         self.weight_gradient(engine, dy, x, tokens, accumulate)
     }
@@ -287,9 +287,9 @@ impl<E: Engine> Linear<E> {
     ///
     /// # Errors
     /// Operands that do not fit.
-    pub fn forward_packed(&self, engine: &E, x: &E::PackedActivation, tokens: usize, y: &mut E::Buffer) -> Result<()> {
+    pub fn forward_packed(&self, x: &E::PackedActivation, tokens: usize, y: &mut E::Buffer) -> Result<()> {
         let bias = self.bias.as_ref().map(Parameter::compute);
-        Ok(engine.packed_linear(self.shape(tokens), x, self.dense_weight(), bias, y)?)
+        Ok(x.linear(self.shape(tokens), self.dense_weight(), bias, y)?)
     }
 
     /// [`Linear::parameter_gradients`] of a packed activation.
@@ -305,7 +305,7 @@ impl<E: Engine> Linear<E> {
         accumulate: Accumulate,
     ) -> Result<()> {
         let shape = self.shape(tokens);
-        let weight = |dw: &mut E::Buffer, accumulate| engine.packed_weight_gradient(shape, dy, x, accumulate, dw);
+        let weight = |dw: &mut E::Buffer, accumulate| x.weight_gradient(shape, dy, accumulate, dw);
         self.weight.record(accumulate, weight)?;
         self.bias_gradient(engine, dy, accumulate)
     }

@@ -5,7 +5,7 @@ use twofour::select::Transposable;
 use super::masked::MaskedWeight;
 use crate::{
     Result,
-    engine::{Engine, SparseLayer as _},
+    engine::{Engine, Kept, SparseLayer as _},
     parameter::Parameter,
 };
 
@@ -92,7 +92,7 @@ impl<E: Engine> Weight<E> {
         match self {
             Weight::Sparse(sparse) if selects_mask => Ok(sparse.remask(parameter.master())?),
             Weight::Sparse(sparse) => Ok(sparse.repack(parameter.master())?),
-            Weight::ThreeOfFour(kept) => Ok(engine.keep_of_four(3, parameter.master(), cols, kept)?),
+            Weight::ThreeOfFour(kept) => Ok(engine.prune(Kept::OfFour(3), parameter.master(), cols, kept)?),
             Weight::Masked(masked) => masked.refresh(engine, parameter),
             Weight::Dense | Weight::InputPruned(_) => Ok(()),
         }

@@ -105,8 +105,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             seat: seat.as_mut(),
         };
         if repeats {
-            engine.begin_update(learning_rate, update)?;
-            engine.repeat(key, || launch.run())?;
+            engine.repeat(key, Some((learning_rate, update)), || launch.run())?;
         } else {
             launch.run()?;
         }

@@ -29,7 +29,8 @@ use crate::{
 ///
 /// ```
 /// use std::sync::Arc;
-/// use twofour_nn::{engine::cpu::CpuEngine, recipe::*, train::{Corpus, SparsityPlan, Trainer}};
+/// use twofour_nn::{recipe::*, train::{Corpus, SparsityPlan, Trainer}};
+/// use twofour_transformer::engine::cpu::CpuEngine;
 /// let corpus = Arc::new(Corpus::new(b"two of every four ".repeat(100), 0.1)?);
 /// let kind = ModelKind::Gpt;
 /// let model = ModelSettings { kind, layers: 1, width: 16, heads: 2, kv_heads: None, context: 16, feed_forward: Some(32), ..Default::default() };

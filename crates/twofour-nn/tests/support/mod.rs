@@ -6,10 +6,10 @@
 use twofour::DataType;
 use twofour_cuda::Device;
 use twofour_nn::{
-    engine::{Memory as _, cpu::CpuEngine, cuda::CudaEngine},
     model::ModelParts as _,
     train::{Trainer, TrainingData},
 };
+use twofour_transformer::engine::{Memory as _, cpu::CpuEngine, cuda::CudaEngine};
 
 /// The first `count` devices, or a message why the test is skipped. With the variable `required` set, too few are a
 /// failure.

@@ -5,8 +5,8 @@ use std::fmt::Debug;
 use twofour::layer::Accumulate;
 
 use super::{
-    AttentionShape, DistillationWeights, ErrorMeasure, LinearOperations, Nonlinearity, NormGradients, NormInput,
-    NormParameters, NormStatistics,
+    AttentionShape, DistillationWeights, Elementwise, ErrorMeasure, LinearOperations, Nonlinearity, NormGradients,
+    NormInput, NormParameters, NormStatistics,
 };
 use crate::Result;
 
@@ -107,31 +107,20 @@ pub trait LayerOperations: LinearOperations {
     ///
     /// # Errors
     /// Operands that do not fit.
-    fn activation(&self, function: Nonlinearity, x: &Self::Buffer, y: &mut Self::Buffer) -> Result<()>;
+    fn activation(&self, function: Elementwise, x: &Self::Buffer, y: &mut Self::Buffer) -> Result<()>;
 
-    /// `dy ← dy · function'(x)`.
+    /// `dy ← dy · function'(x)`; and with `bias`, [`LinearOperations::bias_gradient`] of the result: the gradients of
+    /// what is before an activation, and of the bias of the linear layer that made it.
     ///
     /// # Errors
     /// Operands that do not fit.
-    fn activation_gradient(&self, function: Nonlinearity, x: &Self::Buffer, dy: &mut Self::Buffer) -> Result<()>;
-
-    /// [`LayerOperations::activation_gradient`], and [`LinearOperations::bias_gradient`] of its result: the gradients
-    /// of what is before an activation, and of the bias of the linear layer that made it. The bits are those of the two
-    /// calls.
-    ///
-    /// # Errors
-    /// Operands that do not fit.
-    fn activation_and_bias_gradient(
+    fn activation_gradient(
         &self,
-        function: Nonlinearity,
+        function: Elementwise,
         x: &Self::Buffer,
         dy: &mut Self::Buffer,
-        accumulate: Accumulate,
-        db: &mut Self::Buffer,
-    ) -> Result<()> {
-        self.activation_gradient(function, x, dy)?;
-        self.bias_gradient(dy, accumulate, db)
-    }
+        bias: Option<(Accumulate, &mut Self::Buffer)>,
+    ) -> Result<()>;
 
     /// `y = function(gate) ⊙ up` for `x` of rows that hold `width` elements of the gate and then `width` of `up`; `y`
     /// is `[tokens, width]`.
@@ -158,18 +147,6 @@ pub trait LayerOperations: LinearOperations {
     /// # Errors
     /// Operands that do not fit.
     fn scale_rows(&self, factors: &Self::Buffer, x: &mut Self::Buffer) -> Result<()>;
-
-    /// `y = cap · tanh(x / cap)`, element by element: scores that are bounded (Gemma 2).
-    ///
-    /// # Errors
-    /// Operands that do not fit.
-    fn soft_cap(&self, cap: f32, x: &Self::Buffer, y: &mut Self::Buffer) -> Result<()>;
-
-    /// `dy ← dy · (1 - tanh(x / cap)²)`.
-    ///
-    /// # Errors
-    /// Those of [`LayerOperations::soft_cap`].
-    fn soft_cap_gradient(&self, cap: f32, x: &Self::Buffer, dy: &mut Self::Buffer) -> Result<()>;
 
     /// `y ← y + x`.
     ///

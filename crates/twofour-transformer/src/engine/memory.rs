@@ -56,9 +56,4 @@ pub trait Memory: Debug + Send + Sync + Sized + 'static {
     /// # Errors
     /// Another length or kind.
     fn round(&self, from: &Self::Buffer, to: &mut Self::Buffer) -> Result<()>;
-
-    /// Bytes of memory that is in use, if the engine knows.
-    fn memory_in_use(&self) -> Option<usize> {
-        None
-    }
 }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`Engine`] | memory and operations of a device: [`Memory`], [`LinearOperations`], [`LayerOperations`] and [`StepOperations`] |
 //! | [`Buffer`], [`Kind`] | the engine's memory |
-//! | [`SparseLayer`] | a trainable 2:4 weight: mask, packed weight and its GEMMs |
+//! | [`SparseLayer`], [`SparseActivation`] | a trainable 2:4 weight: mask, packed weight and its GEMMs; a 2:4 activation |
 //! | [`cpu::CpuEngine`] | f32 on the CPU |
 //! | `cuda::CudaEngine` | f32, f16 or bf16 on an NVIDIA GPU (feature `cuda`) |
 //!
@@ -43,11 +43,11 @@ pub use linear::LinearOperations;
 pub use memory::Memory;
 pub use norm::{NormGradients, NormInput, NormParameters, NormStatistics};
 pub use operands::{
-    AdamWStep, LayerRefresh, LinearShape, Nonlinearity, OptimizerStep, ParameterState, PrunedDecay, SecondMoment,
-    SgdStep, StepFindings, StepLimits,
+    AdamWStep, Elementwise, Kept, LayerRefresh, LinearShape, Nonlinearity, OptimizerStep, ParameterState, PrunedDecay,
+    SecondMoment, SgdStep, SparsePrecision, StepFindings, StepLimits,
 };
 pub use phase::StepPhase;
-pub use sparse::SparseLayer;
+pub use sparse::{SparseActivation, SparseLayer};
 pub use step::StepOperations;
 
 pub use crate::{AttentionShape, DistillationWeights, ErrorMeasure, ScoreOptions, cpu::masking::mask_words_of_row};

@@ -31,6 +31,47 @@ pub enum Nonlinearity {
     SquaredRelu,
 }
 
+/// A function of each element.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Elementwise {
+    /// That of a feed-forward block.
+    Hidden(Nonlinearity),
+    /// `cap · tanh(x / cap)`: scores that are bounded (Gemma 2).
+    SoftCap(f32),
+}
+
+impl From<Nonlinearity> for Elementwise {
+    fn from(function: Nonlinearity) -> Self {
+        Elementwise::Hidden(function)
+    }
+}
+
+/// The precision of the GEMMs of 2:4 layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SparsePrecision {
+    /// That of activations.
+    #[default]
+    Activations,
+    /// 8-bit floats: weights and inputs in e4m3, and, where masks are transposable, output gradients in e5m2. Each
+    /// tensor has one scale, from its largest magnitude when it is rounded; that of zeros is 1. Input gradients under
+    /// other masks and weight gradients are computed in the compute type. An engine without such GEMMs rounds operands
+    /// and computes in the compute type.
+    Fp8,
+}
+
+/// Which elements of a weight stay.
+#[derive(Debug, Clone, Copy)]
+pub enum Kept<'a, B> {
+    /// So many of every group of four in a row, the largest magnitudes. Of equal magnitudes the lower index is kept; a
+    /// NaN counts as the largest.
+    OfFour(u32),
+    /// Those of a mask of [`Kind::Index`](super::Kind::Index), `[rows, mask_words_of_row(cols)]`
+    /// ([`mask_words_of_row`](super::mask_words_of_row)): bit `b` of word `j` of a row stands for column `32 j + b`, 1
+    /// where the element is kept.
+    Mask(&'a B),
+}
+
 /// What happens to the second moment in an [`StepOperations::step`](super::StepOperations::step) step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SecondMoment {

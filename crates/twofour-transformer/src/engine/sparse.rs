@@ -1,4 +1,4 @@
-//! A trainable 2:4 weight of an engine.
+//! A trainable 2:4 weight of an engine, and a 2:4 activation.
 
 use std::fmt::Debug;
 
@@ -7,6 +7,7 @@ use twofour::{
     layer::{Accumulate, SparseLinearSettings},
 };
 
+use super::LinearShape;
 use crate::Result;
 
 /// A trainable 2:4 weight: the mask of a dense master weight, the packed weight, and the GEMMs with it. The master
@@ -100,4 +101,19 @@ pub trait SparseLayer<B>: Debug + Send {
 
     /// Bytes of the packed weight, its transpose where there is one, and the mask.
     fn bytes(&self) -> usize;
+}
+
+/// A 2:4 activation, packed along features and along tokens: the input of a dense linear layer.
+pub trait SparseActivation<B>: Debug + Send {
+    /// [`LinearOperations::linear`](super::LinearOperations::linear) of the activation.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn linear(&self, shape: LinearShape, weight: &B, bias: Option<&B>, y: &mut B) -> Result<()>;
+
+    /// [`LinearOperations::weight_gradient`](super::LinearOperations::weight_gradient) of the activation.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn weight_gradient(&self, shape: LinearShape, dy: &B, accumulate: Accumulate, dw: &mut B) -> Result<()>;
 }

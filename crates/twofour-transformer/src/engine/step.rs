@@ -73,24 +73,20 @@ pub trait StepOperations: LayerOperations {
         guard: Option<&Self::StepGuard>,
     ) -> Result<f64>;
 
-    /// Announces learning rate and number, counted from 1, of the next [`StepOperations::step`] calls of a
-    /// [`StepOperations::repeat`]ed step: it has those at each repetition, whatever its calls were given when they were
-    /// captured.
-    ///
-    /// # Errors
-    /// Those of the device.
-    fn begin_update(&self, _learning_rate: f64, _step: u64) -> Result<()> {
-        Ok(())
-    }
-
     /// Runs `work`, or repeats what it launched at an earlier call with the same key: the same calls with the same
-    /// numbers on the same memory, but for learning rate and number of [`StepOperations::begin_update`]. `work` changes
-    /// nothing but the engine's memory, and neither waits nor writes from host memory. It may run twice in a call, the
-    /// first time without effect.
+    /// numbers on the same memory, but for learning rate and number, counted from 1, of an `update`: the
+    /// [`StepOperations::step`] calls have those at each repetition, whatever they were given when they were captured.
+    /// `work` changes nothing but the engine's memory, and neither waits nor writes from host memory. It may run twice
+    /// in a call, the first time without effect.
     ///
     /// # Errors
     /// Those of `work`, and of the device.
-    fn repeat<X: From<Error> + Display>(&self, _key: u64, mut work: impl FnMut() -> Result<(), X>) -> Result<(), X> {
+    fn repeat<X: From<Error> + Display>(
+        &self,
+        _key: u64,
+        _update: Option<(f64, u64)>,
+        mut work: impl FnMut() -> Result<(), X>,
+    ) -> Result<(), X> {
         work()
     }
 

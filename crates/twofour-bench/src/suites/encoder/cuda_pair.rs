@@ -7,9 +7,9 @@ use twofour::{DataType, layer::SparseLinearSettings};
 use twofour_cuda::Device;
 use twofour_nn::{
     block::BatchShape,
-    engine::cuda::CudaEngine,
     model::{Bert, BertBatch, EncoderCheckpoint, EncoderTask},
 };
+use twofour_transformer::engine::cuda::CudaEngine;
 
 use super::pair::{EncoderPair, random_tokens};
 

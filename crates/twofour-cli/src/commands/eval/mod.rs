@@ -11,10 +11,8 @@ use clap::Args;
 use serde::Serialize;
 use twofour::DataType;
 use twofour_cuda::Device;
-use twofour_nn::{
-    engine::cuda::CudaEngine,
-    model::{EncoderCheckpoint, Perplexity, SavedModel, Windows},
-};
+use twofour_nn::model::{EncoderCheckpoint, Perplexity, SavedModel, Windows};
+use twofour_transformer::engine::cuda::CudaEngine;
 
 use super::{model::ModelArguments, next, text};
 use crate::{

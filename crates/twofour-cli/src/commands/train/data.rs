@@ -2,10 +2,10 @@
 
 use anyhow::Result;
 use twofour_nn::{
-    engine::Engine,
     recipe::{Recipe, RecipeData},
     train::{Corpus, EncoderData, ImageSet, LinearProbe},
 };
+use twofour_transformer::engine::Engine;
 
 use super::{
     folder::Folder,

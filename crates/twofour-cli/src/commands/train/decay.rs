@@ -5,10 +5,10 @@ use std::{io::ErrorKind, sync::Arc};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use twofour_nn::{
-    engine::Engine,
     recipe::{Recipe, RecipeData},
     train::{DecayChoice, DecaySearch, DecayTrial, SparsityPlan},
 };
+use twofour_transformer::engine::Engine;
 
 use super::folder::Folder;
 use crate::{

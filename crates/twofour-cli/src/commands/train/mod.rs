@@ -32,13 +32,13 @@ use anyhow::Result;
 use clap::Args;
 use twofour_cuda::Device;
 use twofour_nn::{
-    engine::{Engine, cpu::CpuEngine, cuda::CudaEngine},
     recipe::{LoadedData, LoadedRecipe, ModelConfig, Override, RecipeError, RecipePlan},
     train::{
         Corpus, EncoderData, GradientReduction, MaskedText, SparseBegin,
         ranks::{NcclReduction, train_together},
     },
 };
+use twofour_transformer::engine::{Engine, cpu::CpuEngine, cuda::CudaEngine};
 
 use self::{data::RunData, folder::Folder, report::Report, run::Beginning};
 use super::next;

@@ -9,11 +9,11 @@ use twofour::{
     file::{Overwrite, Reader, expect_replaceable},
 };
 use twofour_nn::{
-    engine::Engine,
     linear::Linear,
     model::{Bert, EncoderCheckpoint, Gpt, SavedModel, Vit, is_llama, mask_violation, save_llama},
     recipe::Recipe,
 };
+use twofour_transformer::engine::Engine;
 
 use super::folder::Folder;
 

@@ -13,13 +13,13 @@ use twofour::{
     file::{Overwrite, expect_replaceable},
 };
 use twofour_nn::{
-    engine::Engine,
     linear::SparsePrecision,
     model::{CHECKPOINT_FILE, ModelParts as _, TrainedModel as _},
     recipe::{LoadedRecipe, Recipe, RecipeData, RecipePlan},
     report::{LayerMetrics, MetricsLog, StepMetrics},
     train::{DecayChoice, SparsityPlan, StepReport, Trainer, TrainingData, checkpoint_steps, ranks::Seat},
 };
+use twofour_transformer::engine::Engine;
 
 use super::{data::RunData, decay, folder::Folder, picture, report::Report, view::View};
 use crate::{

@@ -95,7 +95,7 @@ impl<E: Engine> MaskedHead<E> {
         let mut transformed = workspace.compute(engine, rows * width)?;
         self.transform.forward(engine, &gathered, rows, &mut transformed)?;
         let mut activated = workspace.compute(engine, rows * width)?;
-        engine.activation(self.activation, &transformed, &mut activated)?;
+        engine.activation(self.activation.into(), &transformed, &mut activated)?;
         let (normalized, statistics) = self.norm.forward(engine, workspace, &activated, rows)?;
         let mut scores = workspace.compute(engine, rows * self.decoder.out_features())?;
         self.decoder.forward(engine, &normalized, rows, &mut scores)?;

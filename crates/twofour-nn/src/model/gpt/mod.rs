@@ -15,7 +15,8 @@ use crate::{Result, block::BatchShape, engine::Engine};
 /// A decoder, such as a byte-level GPT or a LLaMA.
 ///
 /// ```
-/// use twofour_nn::{block::BatchShape, engine::cpu::CpuEngine, model::{Gpt, GptConfig}};
+/// use twofour_nn::{block::BatchShape, model::{Gpt, GptConfig}};
+/// use twofour_transformer::engine::cpu::CpuEngine;
 /// let config = GptConfig { layers: 2, width: 32, heads: 2, context: 16, feed_forward: 64 };
 /// let mut model = Gpt::new(&CpuEngine, &config, 0)?;
 /// let bytes: Vec<u32> = b"two of four".iter().map(|&byte| byte.into()).collect();

@@ -5,7 +5,7 @@ use twofour::layer::Accumulate;
 use crate::{
     Error, Result,
     block::{BatchShape, Workspace},
-    engine::{Buffer as _, Engine, Nonlinearity},
+    engine::{Buffer as _, Elementwise, Engine, Nonlinearity},
     linear::Linear,
     model::{
         GptConfig, IndexBatch, Positions, Saved, Task, TransformerConfig,
@@ -171,7 +171,7 @@ impl<E: Engine> Task<E> for NextToken<E> {
         self.head.forward(engine, hidden, shape.tokens(), &mut scores)?;
         let Some(cap) = self.soft_cap else { return Ok((scores, SavedScores(None))) };
         let mut bounded = workspace.compute(engine, scores.len())?;
-        engine.soft_cap(cap, &scores, &mut bounded)?;
+        engine.activation(Elementwise::SoftCap(cap), &scores, &mut bounded)?;
         Ok((bounded, SavedScores(Some(scores))))
     }
 
@@ -185,7 +185,7 @@ impl<E: Engine> Task<E> for NextToken<E> {
         accumulate: Accumulate,
     ) -> Result<E::Buffer> {
         if let (Some(cap), Some(unbounded)) = (self.soft_cap, unbounded) {
-            engine.soft_cap_gradient(cap, &unbounded, &mut d_scores)?;
+            engine.activation_gradient(Elementwise::SoftCap(cap), &unbounded, &mut d_scores, None)?;
             workspace.give([unbounded]);
         }
         self.head.parameter_gradients(engine, &d_scores, &hidden, shape.tokens(), accumulate)?;

@@ -46,7 +46,8 @@ use crate::{Error, Result};
 ///
 /// ```
 /// use std::ops::ControlFlow;
-/// use twofour_nn::{engine::cpu::CpuEngine, model::{Gpt, GptConfig, Inference, Sampling, Tokenizer}};
+/// use twofour_nn::model::{Gpt, GptConfig, Inference, Sampling, Tokenizer};
+/// use twofour_transformer::engine::cpu::CpuEngine;
 /// let config = GptConfig { layers: 2, width: 32, heads: 2, context: 16, feed_forward: 64 };
 /// let model = Gpt::new(&CpuEngine, &config, 0)?;
 /// let mut text = vec![];

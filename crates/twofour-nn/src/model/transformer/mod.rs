@@ -239,7 +239,7 @@ impl<E: Engine, T: Task<E>> Transformer<E, T> {
     pub fn encode(&mut self, engine: &E, batch: &T::Batch, shape: BatchShape) -> Result<()> {
         // No training step has such a key but by chance.
         let key = (shape.batch as u64) << 32 | shape.positions as u64;
-        engine.repeat(key, || {
+        engine.repeat(key, None, || {
             let output = self.infer(engine, batch, shape)?;
             self.workspace.give(output.into_buffers());
             Ok(())

@@ -9,7 +9,7 @@ use twofour::{
 use super::{CpuBuffer, buffer::expect_length, rows_of};
 use crate::{
     Result,
-    engine::{Buffer as _, LinearShape},
+    engine::{Buffer as _, LinearShape, SparseActivation},
 };
 
 fn layer(rule: Transposable) -> SparseActivationLinear {
@@ -26,28 +26,30 @@ fn expect_shape(shape: LinearShape, x: &PackedActivation<f32>) -> Result<()> {
     expect_length("a packed activation", shape.tokens * shape.in_features, x.tokens() * x.in_features())
 }
 
-pub(super) fn linear(
-    shape: LinearShape,
-    x: &PackedActivation<f32>,
-    weight: &CpuBuffer,
-    bias: Option<&CpuBuffer>,
-    y: &mut CpuBuffer,
-) -> Result<()> {
-    expect_shape(shape, x)?;
-    let weight = MatrixRef::new(shape.out_features, shape.in_features, weight.floats()?)?;
-    let bias = bias.map(CpuBuffer::floats).transpose()?;
-    // The rule has done its work.
-    Ok(layer(Transposable::GreedyAbs).forward(x, weight, bias, y.floats_mut()?)?)
-}
+impl SparseActivation<CpuBuffer> for PackedActivation<f32> {
+    fn linear(
+        &self,
+        shape: LinearShape,
+        weight: &CpuBuffer,
+        bias: Option<&CpuBuffer>,
+        y: &mut CpuBuffer,
+    ) -> Result<()> {
+        expect_shape(shape, self)?;
+        let weight = MatrixRef::new(shape.out_features, shape.in_features, weight.floats()?)?;
+        let bias = bias.map(CpuBuffer::floats).transpose()?;
+        // The rule has done its work.
+        Ok(layer(Transposable::GreedyAbs).forward(self, weight, bias, y.floats_mut()?)?)
+    }
 
-pub(super) fn weight_gradient(
-    shape: LinearShape,
-    dy: &CpuBuffer,
-    x: &PackedActivation<f32>,
-    accumulate: Accumulate,
-    dw: &mut CpuBuffer,
-) -> Result<()> {
-    expect_shape(shape, x)?;
-    expect_length("the weight gradient", shape.out_features * shape.in_features, dw.len())?;
-    Ok(layer(Transposable::GreedyAbs).weight_gradient(dy.floats()?, x, accumulate, dw.floats_mut()?)?)
+    fn weight_gradient(
+        &self,
+        shape: LinearShape,
+        dy: &CpuBuffer,
+        accumulate: Accumulate,
+        dw: &mut CpuBuffer,
+    ) -> Result<()> {
+        expect_shape(shape, self)?;
+        expect_length("the weight gradient", shape.out_features * shape.in_features, dw.len())?;
+        Ok(layer(Transposable::GreedyAbs).weight_gradient(dy.floats()?, self, accumulate, dw.floats_mut()?)?)
+    }
 }

@@ -7,8 +7,8 @@ use crate::{
     Error, Result,
     cpu::{self, rope::Table, rows},
     engine::{
-        AttentionShape, Buffer as _, DistillationWeights, ErrorMeasure, LayerOperations, Nonlinearity, NormGradients,
-        NormInput, NormParameters, NormStatistics,
+        AttentionShape, Buffer as _, DistillationWeights, Elementwise, ErrorMeasure, LayerOperations,
+        LinearOperations as _, Nonlinearity, NormGradients, NormInput, NormParameters, NormStatistics,
     },
 };
 
@@ -90,16 +90,31 @@ impl LayerOperations for CpuEngine {
         attention::gradient(shape, state, rotary, d_merged, d_qkv)
     }
 
-    fn activation(&self, function: Nonlinearity, x: &CpuBuffer, y: &mut CpuBuffer) -> Result<()> {
+    fn activation(&self, function: Elementwise, x: &CpuBuffer, y: &mut CpuBuffer) -> Result<()> {
         expect_length("the output of an activation", x.len(), y.len())?;
-        cpu::nonlinearity::forward(function, x.floats()?, y.floats_mut()?);
+        let (x, y) = (x.floats()?, y.floats_mut()?);
+        match function {
+            Elementwise::Hidden(function) => cpu::nonlinearity::forward(function, x, y),
+            Elementwise::SoftCap(cap) => cpu::soft_cap::forward(cap, x, y),
+        }
         Ok(())
     }
 
-    fn activation_gradient(&self, function: Nonlinearity, x: &CpuBuffer, dy: &mut CpuBuffer) -> Result<()> {
+    fn activation_gradient(
+        &self,
+        function: Elementwise,
+        x: &CpuBuffer,
+        dy: &mut CpuBuffer,
+        bias: Option<(Accumulate, &mut CpuBuffer)>,
+    ) -> Result<()> {
         expect_length("the gradient of an activation", x.len(), dy.len())?;
-        cpu::nonlinearity::gradient_in_place(function, x.floats()?, dy.floats_mut()?);
-        Ok(())
+        match function {
+            Elementwise::Hidden(function) => {
+                cpu::nonlinearity::gradient_in_place(function, x.floats()?, dy.floats_mut()?);
+            }
+            Elementwise::SoftCap(cap) => cpu::soft_cap::gradient_in_place(cap, x.floats()?, dy.floats_mut()?),
+        }
+        bias.map_or(Ok(()), |(accumulate, db)| self.bias_gradient(dy, accumulate, db))
     }
 
     fn gated(&self, function: Nonlinearity, width: usize, x: &CpuBuffer, y: &mut CpuBuffer) -> Result<()> {
@@ -131,18 +146,6 @@ impl LayerOperations for CpuEngine {
             let rows = x.chunks_exact_mut(factors.len());
             rows.for_each(|row| row.iter_mut().zip(factors).for_each(|(x, factor)| *x *= factor));
         });
-        Ok(())
-    }
-
-    fn soft_cap(&self, cap: f32, x: &CpuBuffer, y: &mut CpuBuffer) -> Result<()> {
-        expect_length("bounded scores", x.len(), y.len())?;
-        cpu::soft_cap::forward(cap, x.floats()?, y.floats_mut()?);
-        Ok(())
-    }
-
-    fn soft_cap_gradient(&self, cap: f32, x: &CpuBuffer, dy: &mut CpuBuffer) -> Result<()> {
-        expect_length("the gradient of bounded scores", x.len(), dy.len())?;
-        cpu::soft_cap::gradient_in_place(cap, x.floats()?, dy.floats_mut()?);
         Ok(())
     }
 

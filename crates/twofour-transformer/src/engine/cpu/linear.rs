@@ -9,7 +9,7 @@ use twofour::{
 use super::{CpuBuffer, CpuEngine, CpuSparseLinear, activation, buffer::expect_length, rows_of};
 use crate::{
     Result, cpu,
-    engine::{Buffer as _, LinearOperations, LinearShape, mask_words_of_row},
+    engine::{Buffer as _, Kept, LinearOperations, LinearShape, SparsePrecision, mask_words_of_row},
 };
 
 impl LinearOperations for CpuEngine {
@@ -58,35 +58,25 @@ impl LinearOperations for CpuEngine {
         master: &CpuBuffer,
         shape: (usize, usize),
         settings: SparseLinearSettings,
+        precision: SparsePrecision,
     ) -> Result<CpuSparseLinear> {
-        CpuSparseLinear::new(master, shape, settings)
+        CpuSparseLinear::new(master, shape, settings, precision)
     }
 
-    fn float8_sparse_linear(
-        &self,
-        master: &CpuBuffer,
-        shape: (usize, usize),
-        settings: SparseLinearSettings,
-    ) -> Result<CpuSparseLinear> {
-        CpuSparseLinear::with_float8(master, shape, settings)
-    }
-
-    fn keep_of_four(&self, count: u32, weight: &CpuBuffer, cols: usize, kept: &mut CpuBuffer) -> Result<()> {
-        rows_of("a weight to prune", weight, cols)?;
+    fn prune(&self, which: Kept<'_, CpuBuffer>, weight: &CpuBuffer, cols: usize, kept: &mut CpuBuffer) -> Result<()> {
+        let rows = rows_of("a weight to prune", weight, cols)?;
         expect_length("a pruned weight", weight.len(), kept.len())?;
-        cpu::keep_of_four::keep(count, weight.floats()?, cols, kept.floats_mut()?);
+        match which {
+            Kept::OfFour(count) => cpu::keep_of_four::keep(count, weight.floats()?, cols, kept.floats_mut()?),
+            Kept::Mask(mask) => {
+                expect_length("a mask", rows * mask_words_of_row(cols), mask.len())?;
+                cpu::masking::apply(mask.ids()?, cols, weight.floats()?, kept.floats_mut()?);
+            }
+        }
         Ok(())
     }
 
-    fn apply_mask(&self, mask: &CpuBuffer, cols: usize, weight: &CpuBuffer, masked: &mut CpuBuffer) -> Result<()> {
-        let rows = rows_of("a weight to mask", weight, cols)?;
-        expect_length("a mask", rows * mask_words_of_row(cols), mask.len())?;
-        expect_length("a masked weight", weight.len(), masked.len())?;
-        cpu::masking::apply(mask.ids()?, cols, weight.floats()?, masked.floats_mut()?);
-        Ok(())
-    }
-
-    fn apply_mask_in_place(&self, mask: &CpuBuffer, cols: usize, values: &mut CpuBuffer) -> Result<()> {
+    fn mask_in_place(&self, mask: &CpuBuffer, cols: usize, values: &mut CpuBuffer) -> Result<()> {
         let rows = rows_of("values to mask", values, cols)?;
         expect_length("a mask", rows * mask_words_of_row(cols), mask.len())?;
         cpu::masking::apply_in_place(mask.ids()?, cols, values.floats_mut()?);
@@ -102,27 +92,5 @@ impl LinearOperations for CpuEngine {
     ) -> Result<PackedActivation<f32>> {
         drop(old);
         activation::pack(rule, x, width)
-    }
-
-    fn packed_linear(
-        &self,
-        shape: LinearShape,
-        x: &PackedActivation<f32>,
-        weight: &CpuBuffer,
-        bias: Option<&CpuBuffer>,
-        y: &mut CpuBuffer,
-    ) -> Result<()> {
-        activation::linear(shape, x, weight, bias, y)
-    }
-
-    fn packed_weight_gradient(
-        &self,
-        shape: LinearShape,
-        dy: &CpuBuffer,
-        x: &PackedActivation<f32>,
-        accumulate: Accumulate,
-        dw: &mut CpuBuffer,
-    ) -> Result<()> {
-        activation::weight_gradient(shape, dy, x, accumulate, dw)
     }
 }

@@ -6,7 +6,11 @@ use twofour::{
 };
 
 use super::CpuBuffer;
-use crate::{Result, cpu::float8, engine::SparseLayer};
+use crate::{
+    Result,
+    cpu::float8,
+    engine::{SparseLayer, SparsePrecision},
+};
 
 /// A trainable 2:4 weight on the CPU, in f32.
 #[derive(Debug, Clone)]
@@ -17,22 +21,21 @@ pub struct CpuSparseLinear {
 }
 
 impl CpuSparseLinear {
-    pub(super) fn new(master: &CpuBuffer, shape: (usize, usize), settings: SparseLinearSettings) -> Result<Self> {
-        let layer = SparseLinear::new(MatrixRef::new(shape.0, shape.1, master.floats()?)?, settings)?;
-        Ok(Self { layer, float8: None })
-    }
-
-    /// A layer whose GEMMs have the operands that they would have in 8-bit floats.
-    pub(super) fn with_float8(
+    /// A layer; in 8-bit floats its GEMMs have the operands that they would have in these.
+    pub(super) fn new(
         master: &CpuBuffer,
         shape: (usize, usize),
         settings: SparseLinearSettings,
+        precision: SparsePrecision,
     ) -> Result<Self> {
-        let mut own = Self::new(master, shape, settings)?;
-        let given = SparseLinearSettings { rule: MaskRule::Given, ..settings };
-        let zeros = vec![0f32; shape.0 * shape.1];
-        own.float8 = Some(SparseLinear::new(MatrixRef::new(shape.0, shape.1, &zeros)?, given)?);
-        own.round()?;
+        let layer = SparseLinear::new(MatrixRef::new(shape.0, shape.1, master.floats()?)?, settings)?;
+        let mut own = Self { layer, float8: None };
+        if precision == SparsePrecision::Fp8 {
+            let given = SparseLinearSettings { rule: MaskRule::Given, ..settings };
+            let zeros = vec![0f32; shape.0 * shape.1];
+            own.float8 = Some(SparseLinear::new(MatrixRef::new(shape.0, shape.1, &zeros)?, given)?);
+            own.round()?;
+        }
         Ok(own)
     }
 
@@ -194,7 +197,7 @@ mod tests {
             let settings = SparseLinearSettings { rule, ..Default::default() };
             let (out, inputs) = SHAPE;
             let mut master = buffer(out * inputs, 1);
-            let mut layer = CpuSparseLinear::with_float8(&master, SHAPE, settings).unwrap();
+            let mut layer = CpuSparseLinear::new(&master, SHAPE, settings, SparsePrecision::Fp8).unwrap();
             assert!(layer.is_float8());
             // The scale follows the weight.
             master.floats_mut().unwrap().iter_mut().for_each(|v| *v *= 0.01);

@@ -5,10 +5,10 @@ use twofour::layer::{Accumulate, SparseLinearSettings, WeightGradient};
 use super::{CpuBuffer, CpuEngine};
 use crate::{
     engine::{
-        AdamWStep, AttentionShape, DistillationWeights, ErrorMeasure, Kind, LayerOperations as _,
+        AdamWStep, AttentionShape, DistillationWeights, Elementwise, ErrorMeasure, Kind, LayerOperations as _,
         LinearOperations as _, LinearShape, Memory as _, Nonlinearity, NormGradients, NormInput, NormParameters,
         NormStatistics, OptimizerStep, ParameterState, PrunedDecay, ScoreOptions, SecondMoment, SparseLayer as _,
-        StepOperations as _,
+        SparsePrecision, StepOperations as _,
     },
     random::Stream,
 };
@@ -214,10 +214,10 @@ fn gradients_of_activations() {
         let x: Vec<f32> = (-40..40).map(|i| i as f32 * 0.1 + 0.05).collect();
         let dy = random(x.len(), 8);
         let mut dx = buffer(&dy);
-        ENGINE.activation_gradient(activation, &buffer(&x), &mut dx).unwrap();
+        ENGINE.activation_gradient(activation.into(), &buffer(&x), &mut dx, None).unwrap();
         check(&format!("{activation:?}"), &x, &read(&dx), |x| {
             let mut y = zeros(x.len());
-            ENGINE.activation(activation, &buffer(x), &mut y).unwrap();
+            ENGINE.activation(activation.into(), &buffer(x), &mut y).unwrap();
             dot(&read(&y), &dy)
         });
     }
@@ -227,10 +227,10 @@ fn gradients_of_activations() {
 fn gradients_of_bounded_scores_and_of_scaled_rows() {
     let (x, dy, factors) = (random(60, 8), random(60, 9), buffer(&random(12, 10)));
     let mut dx = buffer(&dy);
-    ENGINE.soft_cap_gradient(0.7, &buffer(&x), &mut dx).unwrap();
+    ENGINE.activation_gradient(Elementwise::SoftCap(0.7), &buffer(&x), &mut dx, None).unwrap();
     check("soft cap", &x, &read(&dx), |x| {
         let mut y = zeros(x.len());
-        ENGINE.soft_cap(0.7, &buffer(x), &mut y).unwrap();
+        ENGINE.activation(Elementwise::SoftCap(0.7), &buffer(x), &mut y).unwrap();
         assert!(read(&y).iter().zip(x).all(|(y, x)| (y - 0.7 * (x / 0.7).tanh()).abs() < 1e-6));
         dot(&read(&y), &dy)
     });
@@ -264,7 +264,7 @@ fn gradients_of_linear_layers_dense_and_sparse() {
 
     let settings = SparseLinearSettings { weight_gradient: WeightGradient::Masked, ..Default::default() };
     let master = buffer(&w);
-    let layer = ENGINE.sparse_linear(&master, (4, 8), settings).unwrap();
+    let layer = ENGINE.sparse_linear(&master, (4, 8), settings, SparsePrecision::Activations).unwrap();
     let mask = layer.mask().unwrap();
     let matrix = twofour::MatrixRef::new(4, 8, &w).unwrap();
     let masked = mask.apply(matrix).unwrap();
@@ -452,7 +452,9 @@ fn adamw_is_its_formula_with_and_without_a_mask() {
             let (p, g, m) = (random(3 * 72, 16), random(3 * 72, 17), random(3 * 72, 18));
             let v: Vec<f32> = random(3 * 72, 19).iter().map(|v| v * v).collect();
             let (mut master, mut first, mut second) = (buffer(&p), buffer(&m), buffer(&v));
-            let layer = ENGINE.sparse_linear(&master, (3, 72), SparseLinearSettings::default()).unwrap();
+            let layer = ENGINE
+                .sparse_linear(&master, (3, 72), SparseLinearSettings::default(), SparsePrecision::Activations)
+                .unwrap();
             let mask = layer.mask().unwrap();
             let state = ParameterState {
                 master: &mut master,

@@ -7,7 +7,10 @@ use twofour::{
 use twofour_cuda::layer::{LayerContext, PackedActivation, SparseActivationLinear};
 
 use super::{CudaBuffer, rows_of};
-use crate::{Result, engine::LinearShape};
+use crate::{
+    Result,
+    engine::{LinearShape, SparseActivation},
+};
 
 /// A 2:4 activation in device memory, and the layer that packed it.
 #[derive(Debug)]
@@ -42,23 +45,26 @@ pub(super) fn pack(
     Ok(CudaPackedActivation { layer, packed })
 }
 
-pub(super) fn linear(
-    shape: LinearShape,
-    x: &CudaPackedActivation,
-    weight: &CudaBuffer,
-    bias: Option<&CudaBuffer>,
-    y: &mut CudaBuffer,
-) -> Result<()> {
-    let bias = bias.map(CudaBuffer::slice);
-    Ok(x.layer.forward(&x.packed, weight.slice(), shape.out_features, bias, y.slice_mut())?)
-}
+impl SparseActivation<CudaBuffer> for CudaPackedActivation {
+    fn linear(
+        &self,
+        shape: LinearShape,
+        weight: &CudaBuffer,
+        bias: Option<&CudaBuffer>,
+        y: &mut CudaBuffer,
+    ) -> Result<()> {
+        let bias = bias.map(CudaBuffer::slice);
+        Ok(self.layer.forward(&self.packed, weight.slice(), shape.out_features, bias, y.slice_mut())?)
+    }
 
-pub(super) fn weight_gradient(
-    shape: LinearShape,
-    dy: &CudaBuffer,
-    x: &CudaPackedActivation,
-    accumulate: Accumulate,
-    dw: &mut CudaBuffer,
-) -> Result<()> {
-    Ok(x.layer.weight_gradient(dy.slice(), &x.packed, shape.out_features, accumulate, dw.slice_mut())?)
+    fn weight_gradient(
+        &self,
+        shape: LinearShape,
+        dy: &CudaBuffer,
+        accumulate: Accumulate,
+        dw: &mut CudaBuffer,
+    ) -> Result<()> {
+        let (dy, dw) = (dy.slice(), dw.slice_mut());
+        Ok(self.layer.weight_gradient(dy, &self.packed, shape.out_features, accumulate, dw)?)
+    }
 }

@@ -12,8 +12,8 @@ use crate::{
     Result, cuda as kernels,
     cuda::{ElementFunction, Embedding, LossFactor},
     engine::{
-        AttentionShape, Buffer as _, DistillationWeights, ErrorMeasure, LayerOperations, LinearOperations as _,
-        Nonlinearity, NormGradients, NormInput, NormParameters, NormStatistics,
+        AttentionShape, Buffer as _, DistillationWeights, Elementwise, ErrorMeasure, LayerOperations,
+        LinearOperations as _, Nonlinearity, NormGradients, NormInput, NormParameters, NormStatistics,
     },
 };
 
@@ -104,30 +104,41 @@ impl LayerOperations for CudaEngine {
         attention::gradient((&self.context, &self.pool), shape, saved, rotary, (d_merged, d_qkv))
     }
 
-    fn activation(&self, function: Nonlinearity, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
-        Ok(kernels::activation_forward(&self.context, element_function(function), x.slice(), y.slice_mut())?)
+    fn activation(&self, function: Elementwise, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
+        let (context, x, y) = (&self.context, x.slice(), y.slice_mut());
+        match function {
+            Elementwise::Hidden(function) => kernels::activation_forward(context, element_function(function), x, y)?,
+            Elementwise::SoftCap(cap) => kernels::soft_cap(context, cap, x, y)?,
+        }
+        Ok(())
     }
 
-    fn activation_gradient(&self, function: Nonlinearity, x: &CudaBuffer, dy: &mut CudaBuffer) -> Result<()> {
-        let function = element_function(function);
-        Ok(kernels::activation_backward_in_place(&self.context, function, x.slice(), dy.slice_mut())?)
-    }
-
-    fn activation_and_bias_gradient(
+    /// One kernel has the gradients of an activation and of a bias.
+    fn activation_gradient(
         &self,
-        function: Nonlinearity,
+        function: Elementwise,
         x: &CudaBuffer,
         dy: &mut CudaBuffer,
-        accumulate: Accumulate,
-        db: &mut CudaBuffer,
+        bias: Option<(Accumulate, &mut CudaBuffer)>,
     ) -> Result<()> {
-        let ElementFunction::Activation(activation) = element_function(function) else {
-            self.activation_gradient(function, x, dy)?;
-            return self.bias_gradient(dy, accumulate, db);
-        };
-        let (context, tokens) = (&self.context, rows_of(dy, db.len()));
-        let (x, dy, db) = (x.slice(), dy.slice_mut(), db.slice_mut());
-        Ok(layer::activation_and_bias_gradient(context, activation, x, dy, tokens, accumulate, db)?)
+        let (context, x) = (&self.context, x.slice());
+        match (function, bias) {
+            (Elementwise::Hidden(function), bias) => match (element_function(function), bias) {
+                (ElementFunction::Activation(activation), Some((accumulate, db))) => {
+                    let tokens = rows_of(dy, db.len());
+                    let (dy, db) = (dy.slice_mut(), db.slice_mut());
+                    Ok(layer::activation_and_bias_gradient(context, activation, x, dy, tokens, accumulate, db)?)
+                }
+                (function, bias) => {
+                    kernels::activation_backward_in_place(context, function, x, dy.slice_mut())?;
+                    bias.map_or(Ok(()), |(accumulate, db)| self.bias_gradient(dy, accumulate, db))
+                }
+            },
+            (Elementwise::SoftCap(cap), bias) => {
+                kernels::soft_cap_gradient(context, cap, x, dy.slice_mut())?;
+                bias.map_or(Ok(()), |(accumulate, db)| self.bias_gradient(dy, accumulate, db))
+            }
+        }
     }
 
     fn gated(&self, function: Nonlinearity, width: usize, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
@@ -151,14 +162,6 @@ impl LayerOperations for CudaEngine {
     fn scale_rows(&self, factors: &CudaBuffer, x: &mut CudaBuffer) -> Result<()> {
         let shape = (rows_of(x, factors.len()), factors.len());
         Ok(kernels::scale_rows(&self.context, shape, factors.slice(), x.slice_mut())?)
-    }
-
-    fn soft_cap(&self, cap: f32, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
-        Ok(kernels::soft_cap(&self.context, cap, x.slice(), y.slice_mut())?)
-    }
-
-    fn soft_cap_gradient(&self, cap: f32, x: &CudaBuffer, dy: &mut CudaBuffer) -> Result<()> {
-        Ok(kernels::soft_cap_gradient(&self.context, cap, x.slice(), dy.slice_mut())?)
     }
 
     fn add(&self, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {

@@ -9,7 +9,7 @@ use twofour_cuda::{layer, layer::DenseLinear};
 use super::{CudaBuffer, CudaEngine, CudaPackedActivation, CudaSparseLinear, activation, rows_of};
 use crate::{
     Result, cuda as kernels,
-    engine::{Buffer as _, LinearOperations, LinearShape},
+    engine::{Buffer as _, Kept, LinearOperations, LinearShape, SparsePrecision},
 };
 
 impl LinearOperations for CudaEngine {
@@ -62,28 +62,27 @@ impl LinearOperations for CudaEngine {
         master: &CudaBuffer,
         shape: (usize, usize),
         settings: SparseLinearSettings,
+        precision: SparsePrecision,
     ) -> Result<CudaSparseLinear> {
-        CudaSparseLinear::new(&self.context, master, shape, self.compute, settings)
+        CudaSparseLinear::new(&self.context, master, shape, (self.compute, precision), settings)
     }
 
-    fn float8_sparse_linear(
+    fn prune(
         &self,
-        master: &CudaBuffer,
-        shape: (usize, usize),
-        settings: SparseLinearSettings,
-    ) -> Result<CudaSparseLinear> {
-        CudaSparseLinear::with_float8(&self.context, master, shape, self.compute, settings)
+        which: Kept<'_, CudaBuffer>,
+        weight: &CudaBuffer,
+        cols: usize,
+        kept: &mut CudaBuffer,
+    ) -> Result<()> {
+        let (context, weight, kept) = (&self.context, weight.slice(), kept.slice_mut());
+        match which {
+            Kept::OfFour(count) => kernels::keep_of_four(context, count, weight, cols, kept)?,
+            Kept::Mask(mask) => kernels::apply_mask(context, mask.slice(), cols, weight, kept)?,
+        }
+        Ok(())
     }
 
-    fn keep_of_four(&self, count: u32, weight: &CudaBuffer, cols: usize, kept: &mut CudaBuffer) -> Result<()> {
-        Ok(kernels::keep_of_four(&self.context, count, weight.slice(), cols, kept.slice_mut())?)
-    }
-
-    fn apply_mask(&self, mask: &CudaBuffer, cols: usize, weight: &CudaBuffer, masked: &mut CudaBuffer) -> Result<()> {
-        Ok(kernels::apply_mask(&self.context, mask.slice(), cols, weight.slice(), masked.slice_mut())?)
-    }
-
-    fn apply_mask_in_place(&self, mask: &CudaBuffer, cols: usize, values: &mut CudaBuffer) -> Result<()> {
+    fn mask_in_place(&self, mask: &CudaBuffer, cols: usize, values: &mut CudaBuffer) -> Result<()> {
         Ok(kernels::apply_mask_in_place(&self.context, mask.slice(), cols, values.slice_mut())?)
     }
 
@@ -95,28 +94,6 @@ impl LinearOperations for CudaEngine {
         old: Option<CudaPackedActivation>,
     ) -> Result<CudaPackedActivation> {
         activation::pack(&self.context, rule, (x, width), old)
-    }
-
-    fn packed_linear(
-        &self,
-        shape: LinearShape,
-        x: &CudaPackedActivation,
-        weight: &CudaBuffer,
-        bias: Option<&CudaBuffer>,
-        y: &mut CudaBuffer,
-    ) -> Result<()> {
-        activation::linear(shape, x, weight, bias, y)
-    }
-
-    fn packed_weight_gradient(
-        &self,
-        shape: LinearShape,
-        dy: &CudaBuffer,
-        x: &CudaPackedActivation,
-        accumulate: Accumulate,
-        dw: &mut CudaBuffer,
-    ) -> Result<()> {
-        activation::weight_gradient(shape, dy, x, accumulate, dw)
     }
 }
 

@@ -9,7 +9,7 @@ use twofour_cuda::layer::{self, Forward, LayerContext, Precision, SparseLinear};
 use super::{CudaBuffer, CudaStepGuard};
 use crate::{
     Result,
-    engine::{LayerRefresh, SparseLayer},
+    engine::{LayerRefresh, SparseLayer, SparsePrecision},
 };
 
 /// A trainable 2:4 weight in device memory.
@@ -21,21 +21,16 @@ impl CudaSparseLinear {
         context: &LayerContext,
         master: &CudaBuffer,
         shape: (usize, usize),
-        dtype: DataType,
+        (dtype, precision): (DataType, SparsePrecision),
         settings: SparseLinearSettings,
     ) -> Result<Self> {
-        Ok(Self(SparseLinear::new(context, master.slice(), shape, dtype, settings)?))
-    }
-
-    pub(super) fn with_float8(
-        context: &LayerContext,
-        master: &CudaBuffer,
-        shape: (usize, usize),
-        dtype: DataType,
-        settings: SparseLinearSettings,
-    ) -> Result<Self> {
-        let precision = Precision::Float8;
-        Ok(Self(SparseLinear::with_precision(context, master.slice(), shape, dtype, precision, settings)?))
+        let master = master.slice();
+        Ok(Self(match precision {
+            SparsePrecision::Activations => SparseLinear::new(context, master, shape, dtype, settings)?,
+            SparsePrecision::Fp8 => {
+                SparseLinear::with_precision(context, master, shape, dtype, Precision::Float8, settings)?
+            }
+        }))
     }
 
     /// The layer over device memory.

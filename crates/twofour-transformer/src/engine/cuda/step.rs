@@ -53,11 +53,15 @@ impl StepOperations for CudaEngine {
         }
     }
 
-    fn begin_update(&self, learning_rate: f64, step: u64) -> Result<()> {
-        self.optimizer()?.begin(learning_rate, step)
-    }
-
-    fn repeat<X: From<Error> + Display>(&self, key: u64, mut work: impl FnMut() -> Result<(), X>) -> Result<(), X> {
+    fn repeat<X: From<Error> + Display>(
+        &self,
+        key: u64,
+        update: Option<(f64, u64)>,
+        mut work: impl FnMut() -> Result<(), X>,
+    ) -> Result<(), X> {
+        if let Some((learning_rate, step)) = update {
+            self.optimizer()?.begin(learning_rate, step)?;
+        }
         self.repeat_step(key, &mut work)
     }
 

@@ -3,11 +3,11 @@
 use anyhow::{Context, Result};
 use twofour_cuda::{DataType, Device};
 use twofour_nn::{
-    engine::cuda::CudaEngine,
     model::ModelParts as _,
     recipe::Method,
     train::{SparsityPlan, Trainer, TrainingData},
 };
+use twofour_transformer::engine::cuda::CudaEngine;
 
 use super::{
     Phase, StepRow,

@@ -5,12 +5,12 @@ use std::{borrow::Cow, sync::Arc};
 use anyhow::Result;
 use twofour::{layer::MaskRule, select::Transposable};
 use twofour_nn::{
-    engine::cuda::CudaEngine,
     linear::SparsePrecision,
     model::{Gpt, GptConfig, Pooling, TransformerConfig, Vit, VitConfig},
     recipe::TrainingSettings,
     train::{Corpus, ImageSet, TrainingData},
 };
+use twofour_transformer::engine::cuda::CudaEngine;
 
 /// Sequences of a GPT's batch.
 const BATCH: usize = 8;
@@ -217,10 +217,10 @@ mod tests {
     use std::sync::Arc;
 
     use twofour_nn::{
-        engine::cpu::CpuEngine,
         model::{Gpt, GptConfig, TransformerConfig, Vit, VitConfig},
         train::{SparsityPlan, Trainer},
     };
+    use twofour_transformer::engine::cpu::CpuEngine;
 
     use super::{BATCH, LARGE, MODELS, Sizes, StepModel, bits, corpus, images, named, settings, values, vit_config};
 
