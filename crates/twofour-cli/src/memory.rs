@@ -17,13 +17,19 @@ use crate::present::units;
 /// # Errors
 /// All of that in a line.
 pub(crate) fn expect_room(needed: u64, what: &str, remedy: &str) -> Result<()> {
-    let machine = std::fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(total_of);
-    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let container = limit_of(&groups, Path::new("/sys/fs/cgroup"));
-    match machine.into_iter().chain(container).chain(limit_of_process()).min() {
+    match limit() {
         Some(total) => expect_within(needed, total, what, remedy),
         None => Ok(()),
     }
+}
+
+/// The memory that the machine has, or that its container or the process may take; nothing where the machine does not
+/// tell.
+pub(crate) fn limit() -> Option<u64> {
+    let machine = std::fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(total_of);
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let container = limit_of(&groups, Path::new("/sys/fs/cgroup"));
+    machine.into_iter().chain(container).chain(limit_of_process()).min()
 }
 
 /// Refuses a model whose weights do not fit, as floats of `dtype` or as the integers that they are stored in.

@@ -4,7 +4,9 @@ mod support;
 
 use std::{fs, path::PathBuf};
 
+use half::bf16;
 use support::{names, run};
+use twofour::file::{Reader, StoredDType};
 
 fn checkpoint(family: &str) -> String {
     let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
@@ -69,6 +71,68 @@ fn calibrated_methods_prune_every_layer_of_every_block() {
             assert_eq!(read("default"), read(&format!("{family}-alps-10")), "{name}");
         }
         fs::remove_dir_all(at.join("default")).unwrap();
+    }
+}
+
+/// What a tensor has for each of its rows, or columns.
+fn parts(reader: &Reader, name: &str, by_columns: bool) -> Vec<Vec<f32>> {
+    let tensor = reader.tensor(name).unwrap();
+    let values: Vec<f32> = match tensor.info.dtype {
+        StoredDType::BF16 => tensor.elements::<bf16>().unwrap().iter().map(|value| value.to_f32()).collect(),
+        _ => tensor.to_vec().unwrap(),
+    };
+    let cols = tensor.info.shape.get(1).copied().unwrap_or(1);
+    match by_columns {
+        false => values.chunks(cols).map(<[f32]>::to_vec).collect(),
+        true => (0..cols).map(|col| values.iter().skip(col).step_by(cols).copied().collect()).collect(),
+    }
+}
+
+/// What was put in another order is in that order everywhere, so that the dense model would compute what it did.
+#[test]
+fn hidden_features_are_put_in_another_order_with_the_layers_before_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    fs::write(at.join("text.txt"), text()).unwrap();
+    let calibration = ["--calibration", "text.txt", "--samples", "12", "--length", "24"];
+    for (family, down, before) in [
+        ("llama", "model.layers.0.mlp.down_proj", &["model.layers.0.mlp.up_proj", "model.layers.0.mlp.gate_proj"][..]),
+        ("qwen2", "model.layers.1.mlp.down_proj", &["model.layers.1.mlp.up_proj", "model.layers.1.mlp.gate_proj"]),
+        ("gpt2", "transformer.h.0.mlp.c_proj", &["transformer.h.0.mlp.c_fc"]),
+        ("bert", "encoder.layer.1.output.dense", &["encoder.layer.1.intermediate.dense"]),
+    ] {
+        let (model, down) = (checkpoint(family), format!("{down}.weight"));
+        // Kept elements stay what they are, so that columns can be told.
+        let alone = ["--method", "wanda", "--refit", "off", "--compensate", "off", "--include", &down];
+        let [auto, off] = ["auto", "off"].map(|permute| format!("{family}-{permute}"));
+        let of = |out: &str, permute: &str| {
+            let permute = ["--permute", permute];
+            let command = [&["prune", &model, "-o", out, "--json"], &alone[..], &calibration, &permute];
+            run(at, &command.concat()).good().json()
+        };
+        assert!(of(&off, "off")["reordered"].is_null());
+        assert!(of(&auto, "auto")["reordered"].as_u64().unwrap() > before.len() as u64, "{family}");
+        let [stored, auto, off] = [&model, &auto, &off].map(|path| Reader::open(at.join(path)).unwrap());
+        let is_transposed = family == "gpt2";
+        let first = format!("{}.weight", before[0]);
+        let (rows, ordered) = (parts(&stored, &first, is_transposed), parts(&auto, &first, is_transposed));
+        let place = |row: &Vec<f32>| rows.iter().position(|other| other == row).unwrap();
+        let order: Vec<usize> = ordered.iter().map(place).collect();
+        assert!(!order.is_sorted(), "{family}");
+        for tensor in stored.tensors().filter(|tensor| tensor.name != down) {
+            let name = tensor.name.as_str();
+            let by_columns = is_transposed && tensor.shape.len() == 2;
+            let (rows, found) = (parts(&stored, name, by_columns), parts(&auto, name, by_columns));
+            assert_eq!(parts(&off, name, by_columns), rows, "{family}: {name}");
+            let is_before = before.iter().any(|before| name.starts_with(&format!("{before}.")));
+            let expected = if is_before { order.iter().map(|from| rows[*from].clone()).collect() } else { rows };
+            assert_eq!(found, expected, "{family}: {name}");
+        }
+        let columns = parts(&stored, &down, !is_transposed);
+        for (from, found) in order.iter().zip(parts(&auto, &down, !is_transposed)) {
+            let is_kept = |(found, stored): (&f32, &f32)| *found == 0.0 || found == stored;
+            assert!(found.iter().zip(&columns[*from]).all(is_kept), "{family}: {from}");
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use pyo3::{
 };
 use twofour::{
     Arithmetic, DataType, Element, MatrixRef, Result,
-    calibration::{CrossProducts, Statistic, StatisticKind},
+    calibration::{CrossProducts, DenseSide, Statistic, StatisticKind},
     match_element,
     solve::{METHODS, Pruned, Pruning, method},
 };
@@ -58,7 +58,7 @@ impl LayerInputs {
             if let Some(dense) = dense {
                 let beside = match &mut self.beside {
                     Some(beside) => beside,
-                    none => none.insert(CrossProducts::new(self.features)?),
+                    none => none.insert(CrossProducts::new(DenseSide::Inputs, self.features)?),
                 };
                 beside.add(&elements::<f32>(dense), &inputs)?;
             }

@@ -29,7 +29,8 @@ pub use crate::text::{FileTokenizer, TextDecoder, Tokenizer, VOCABULARY, is_guar
 pub use batch::IndexBatch;
 pub use bert::{Bert, BertBatch, BertConfig, BertSamples, EncoderTask, EncoderTasks};
 pub use calibration::{
-    BlockwiseCheckpoint, Calibration, CheckpointBlock, Observation, Observe, Replace, open_blockwise,
+    Beside, BlockInput, BlockwiseCheckpoint, Calibration, CheckpointBlock, FreeFeatures, Observation, OutputOrder,
+    Outputs, Replace, open_blockwise,
 };
 pub(crate) use checkpoint::StoredParts;
 pub use checkpoint::{Checkpoint, CheckpointError, EncoderCheckpoint, ImageCheckpoint, is_llama, save_llama};

@@ -102,6 +102,26 @@ impl Hessian {
         self.sums.iter().step_by(self.features + 1).copied().collect()
     }
 
+    /// The Hessian of the same features in another order: feature `order[j]` comes to place `j`.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for an order of another length, [`Error::Setting`] for a place that no feature has.
+    pub fn reordered(&self, order: &[usize]) -> Result<Self> {
+        let n = self.features;
+        if order.len() != n {
+            return Err(Error::Length { what: "places of an order", expected: n, found: order.len() });
+        }
+        if let Some(place) = order.iter().find(|place| **place >= n) {
+            let (what, expected) = ("a place of an order", "below the number of features");
+            return Err(Error::Setting { what, value: *place as f64, expected });
+        }
+        let mut sums = vec![0f32; n * n];
+        sums.par_chunks_mut(n.max(1)).zip(order).enumerate().for_each(|(i, (row, a))| {
+            row.iter_mut().zip(&order[..=i]).for_each(|(sum, b)| *sum = self.sums[a.max(b) * n + a.min(b)]);
+        });
+        Ok(Self { features: n, tokens: self.tokens, sums })
+    }
+
     /// `‖W·X‖²`: the squared norm of the outputs on all tokens added of a layer with the weight `[rows, features]`. Of
     /// the difference of two weights it is the squared error of one for the other.
     ///
@@ -203,6 +223,22 @@ mod tests {
             assert!((found - expected).abs() <= 1e-5 * expected, "{n}: {found} {expected}");
         }
         assert!(Hessian::new(2).unwrap().squared_outputs(MatrixRef::new(1, 3, &[0.0; 3]).unwrap()).is_err());
+    }
+
+    #[test]
+    fn in_another_order_it_is_that_of_the_ordered_inputs() {
+        let (n, tokens) = (5, 4);
+        let batch: Vec<f32> = (0..tokens * n).map(|i| ((i * 31 % 23) as f32 - 11.0) * 0.5).collect();
+        let order = [3, 0, 4, 1, 2];
+        let ordered: Vec<f32> = batch.chunks(n).flat_map(|x| order.map(|j| x[j])).collect();
+        let [mut plain, mut expected] = [Hessian::new(n).unwrap(), Hessian::new(n).unwrap()];
+        plain.add(&batch).unwrap();
+        expected.add(&ordered).unwrap();
+        let found = plain.reordered(&order).unwrap();
+        for (i, j) in (0..n).flat_map(|i| (0..=i).map(move |j| (i, j))) {
+            assert_eq!(found.lower()[i * n + j], expected.lower()[i * n + j], "{i} {j}");
+        }
+        assert!(plain.reordered(&[0, 1]).is_err() && plain.reordered(&[0, 1, 2, 3, 5]).is_err());
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`InputNorms`] | `8 n` bytes | [`Wanda`](crate::criterion::Wanda), [`Ria`](crate::criterion::Ria), [`ActivationNorm`](crate::criterion::ActivationNorm) |
 //! | [`Hessian`] | `4 n²` bytes | [`sparsegpt`](mod@crate::solve::sparsegpt), [`OptimalBrainDamage`](crate::criterion::OptimalBrainDamage), [`OptimalBrainSurgeon`](crate::criterion::OptimalBrainSurgeon) |
-//! | [`CrossProducts`] | `4 n²` bytes | [`compensated`](crate::solve::compensated): making up for the errors of earlier layers |
+//! | [`CrossProducts`] | `4 n²` bytes, or `4 m n` of `m` outputs | [`compensated`](crate::solve::compensated): making up for the errors of earlier layers |
 //! | [`ActivationSample`] | `4 n` bytes a token | comparing weights by their outputs |
 //!
 //! [`Statistic`] is one of the first two, as a pruning method requires.
@@ -18,7 +18,7 @@ mod input_norms;
 mod sample;
 mod statistic;
 
-pub use cross::CrossProducts;
+pub use cross::{CrossProducts, DenseSide};
 pub use hessian::Hessian;
 pub use input_norms::InputNorms;
 pub use sample::ActivationSample;

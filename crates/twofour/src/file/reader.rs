@@ -14,7 +14,14 @@ use rayon::prelude::*;
 
 use super::{
     CompressedInfo, Elements, FileBytes, Index, MAX_HEADER_BYTES, Part, Source, StoredDType, StoredElement, TensorInfo,
-    ValueFormat, elements::Spare, find::find_in_directory, manifest, naming::in_safetensors, source, unique::quoted,
+    ValueFormat,
+    elements::Spare,
+    find::find_in_directory,
+    manifest,
+    naming::in_safetensors,
+    reordered::{Reorder, Reordered},
+    source,
+    unique::quoted,
 };
 use crate::{
     Compressed, Element, Error, Result,
@@ -218,6 +225,25 @@ impl Reader {
     /// Those of [`Reader::open`] about what a file claims.
     pub fn of(source: Box<dyn Source>) -> Result<Self> {
         Self::new(vec![Shard::new(source)])
+    }
+
+    /// The same model with some tensors in another order, by name: as if they were stored so.
+    ///
+    /// # Errors
+    /// [`Error::NoTensor`] for a name that no tensor has; [`Error::Length`] where an order does not fit its tensor;
+    /// [`Error::WrongDType`] for a tensor that does not hold floats.
+    pub fn reordered(mut self, orders: &HashMap<String, Reorder>) -> Result<Self> {
+        for name in orders.keys() {
+            let info = self.tensor(name)?.info;
+            if info.dtype.element().is_none() {
+                return Err(Error::WrongDType { expected: StoredDType::F32, found: info.dtype }.in_tensor(name));
+            }
+        }
+        let shards = self.shards.into_iter();
+        let reordered =
+            shards.map(|shard| Ok(Shard { source: Box::new(Reordered::new(shard.source, orders)?), ..shard }));
+        self.shards = reordered.collect::<Result<_>>()?;
+        Ok(self)
     }
 
     fn open_sharded(path: PathBuf) -> Result<Self> {

@@ -2,6 +2,8 @@
 
 mod retained;
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use crate::{
@@ -122,6 +124,13 @@ impl Mask {
     /// Words of a row.
     pub(crate) fn words_per_row(&self) -> usize {
         stride(self.cols)
+    }
+
+    /// The mask of some of the rows.
+    pub(crate) fn of_rows(&self, rows: Range<usize>) -> Mask {
+        let stride = stride(self.cols);
+        let words = self.words[rows.start * stride..rows.end * stride].to_vec();
+        Mask { rows: rows.len(), cols: self.cols, words }
     }
 
     /// The words of one row.

@@ -7,6 +7,8 @@
 //! min ‖T·X - W·X₀‖²        T = W C H⁻¹ = W + W (C - H) H⁻¹        with C = X₀·Xᵀ and H = X·Xᵀ
 //! ```
 //!
+//! `W C` is also `Y₀·Xᵀ`, with the dense model's outputs: fewer products where a layer has fewer outputs than inputs.
+//!
 //! `T` takes the place of the dense weight: it is what a pruning method prunes. The whole correction follows the
 //! calibration text too closely; a share of it generalizes better. The idea is GPTAQ's (Li et al., "GPTAQ: Efficient
 //! Finetuning-Free Quantization for Asymmetric Calibration", ICML 2025), here as a weight, so that it serves every
@@ -20,7 +22,7 @@ use super::{
 };
 use crate::{
     Element, Error, MatrixRef, Result,
-    calibration::{CrossProducts, Hessian},
+    calibration::{CrossProducts, DenseSide, Hessian},
 };
 
 /// Settings of [`compensated`](compensated()).
@@ -55,6 +57,11 @@ pub fn compensated<T: Element>(
     if cross.features() != cols {
         return Err(Error::Length { what: "input features of both models", expected: cols, found: cross.features() });
     }
+    if let DenseSide::Outputs(found) = cross.dense_side()
+        && found != rows
+    {
+        return Err(Error::Length { what: "outputs of the dense model", expected: rows, found });
+    }
     if !(0.0..=1.0).contains(&settings.share) {
         let (what, value) = ("the share of a correction", settings.share);
         return Err(Error::Setting { what, value, expected: "from 0 to 1" });
@@ -63,21 +70,26 @@ pub fn compensated<T: Element>(
     if weight.is_empty() || settings.share == 0.0 {
         return Ok(weight);
     }
-    // C - H, and then W (C - H).
-    let mut difference = Damped::new(hessian, 0.0)?.into_values();
-    let silent: Vec<bool> = hessian.diagonal().iter().map(|d| *d == 0.0).collect();
-    difference.par_chunks_mut(cols).zip(cross.sums().par_chunks(cols)).zip(&silent).enumerate().for_each(
-        |(feature, ((row, cross), silent))| {
-            // The diagonal of a feature without inputs is the solvers', not a product.
-            if *silent {
-                row[feature] = 0.0;
-            }
-            row.iter_mut().zip(cross).for_each(|(value, cross)| *value = cross - *value);
-        },
-    );
+    // W (C - H), without the damping and without what stands for features that had no inputs.
+    let mut products = Damped::new(hessian, 0.0)?.into_values();
+    for (feature, d) in hessian.diagonal().iter().enumerate().filter(|(_, d)| **d == 0.0) {
+        products[feature * cols + feature] = *d;
+    }
     let mut right = vec![0f32; rows * cols];
-    product(&weight, &difference, cols, &mut right);
-    drop(difference);
+    let subtract = |values: &mut Vec<f32>| {
+        values.par_iter_mut().zip(cross.sums()).for_each(|(value, cross)| *value = cross - *value);
+    };
+    match cross.dense_side() {
+        DenseSide::Inputs => {
+            subtract(&mut products);
+            product(&weight, &products, cols, &mut right);
+        }
+        DenseSide::Outputs(_) => {
+            product(&weight, &products, cols, &mut right);
+            subtract(&mut right);
+        }
+    }
+    drop(products);
     let damping = settings.damping;
     let damped = Damped::new(hessian, damping)?.into_values();
     let failed = |feature| Error::NotPositiveDefinite { feature, damping };
@@ -100,7 +112,7 @@ mod tests {
         let noise = random(8 * tokens, 6);
         let mixed = |i: usize| 0.9 * dense[i] + 0.2 * dense[i ^ 1] + 0.05 * noise[i];
         let pruned: Vec<f32> = (0..dense.len()).map(mixed).collect();
-        let (mut hessian, mut cross) = (Hessian::new(8).unwrap(), CrossProducts::new(8).unwrap());
+        let (mut hessian, mut cross) = (Hessian::new(8).unwrap(), CrossProducts::new(DenseSide::Inputs, 8).unwrap());
         hessian.add(&pruned).unwrap();
         cross.add(&dense, &pruned).unwrap();
         (dense, pruned, hessian, cross)
@@ -133,12 +145,12 @@ mod tests {
         let (_, pruned, hessian, cross) = inputs(100);
         let w = random(2 * 8, 9);
         let matrix = MatrixRef::new(2, 8, &w).unwrap();
-        let mut same = CrossProducts::new(8).unwrap();
+        let mut same = CrossProducts::new(DenseSide::Inputs, 8).unwrap();
         same.add(&pruned, &pruned).unwrap();
         let found = compensated(matrix, &hessian, &same, &Compensation::default()).unwrap();
         assert!(found.iter().zip(&w).all(|(a, b)| (a - b).abs() < 1e-4), "{found:?}");
         let settings = Compensation::default();
-        assert!(compensated(matrix, &hessian, &CrossProducts::new(4).unwrap(), &settings).is_err());
+        assert!(compensated(matrix, &hessian, &CrossProducts::new(DenseSide::Inputs, 4).unwrap(), &settings).is_err());
         assert!(compensated(matrix, &Hessian::new(4).unwrap(), &cross, &settings).is_err());
         assert!(compensated(matrix, &Hessian::new(8).unwrap(), &cross, &settings).is_err());
         for share in [-0.1, 1.5, f64::NAN] {
@@ -146,5 +158,19 @@ mod tests {
         }
         let bad = MatrixRef::new(1, 8, &[f32::NAN; 8]).unwrap();
         assert!(matches!(compensated(bad, &hessian, &cross, &settings), Err(Error::NotANumber { .. })));
+    }
+
+    #[test]
+    fn outputs_of_the_dense_model_lead_to_the_same_weight_as_its_inputs() {
+        let (dense, pruned, hessian, cross) = inputs(200);
+        let w = random(5 * 8, 11);
+        let matrix = MatrixRef::new(5, 8, &w).unwrap();
+        let mut of_outputs = CrossProducts::new(DenseSide::Outputs(5), 8).unwrap();
+        of_outputs.add(&outputs(&w, &dense), &pruned).unwrap();
+        let settings = Compensation::default();
+        let [a, b] = [&cross, &of_outputs].map(|cross| compensated(matrix, &hessian, cross, &settings).unwrap());
+        assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-4) && a != w, "{a:?} {b:?}");
+        let other = MatrixRef::new(4, 8, &w[..32]).unwrap();
+        assert!(matches!(compensated(other, &hessian, &of_outputs, &settings), Err(Error::Length { found: 5, .. })));
     }
 }

@@ -1,6 +1,6 @@
 //! Pruning methods by name.
 
-use std::fmt::Debug;
+use std::{fmt::Debug, ops::Range};
 
 use super::{
     Compensation, Grid, Refit, Solved, Swaps, alps::ByAlps, compensated, refit, sparsegpt::BySparseGpt, swaps,
@@ -26,6 +26,12 @@ pub trait Method: Debug + Sync {
     /// Whether it can round what it keeps in the same pass.
     fn rounds(&self) -> bool {
         false
+    }
+
+    /// Whether weights that read one input may be pruned as one, one above the other: what is kept of a row does not
+    /// depend on what the weight's other rows are.
+    fn joins_rows(&self) -> bool {
+        true
     }
 
     /// Prunes a weight `[rows, cols]` to a pattern along its rows. Kept weights are rounded to `grid`, where one is
@@ -100,8 +106,7 @@ impl Pruning {
         self.method.requires().max(if follows { StatisticKind::Hessian } else { StatisticKind::Nothing })
     }
 
-    /// Prunes a weight `[rows, cols]`, by what is known of its inputs, and of its inputs in the dense model beside
-    /// them.
+    /// Prunes a weight `[rows, cols]`, by what is known of its inputs, and of the dense model beside them.
     ///
     /// # Errors
     /// Those of [`Method::prune`], [`compensated`](compensated()), [`swaps`](swaps()) and [`refit`](refit()).
@@ -111,12 +116,60 @@ impl Pruning {
         inputs: Option<&Statistic>,
         beside: Option<&CrossProducts>,
     ) -> Result<Pruned> {
-        let Some(beside) = beside.filter(|_| self.compensation > 0.0) else {
-            return self.prune_to(weight, inputs);
+        let target = self.target(weight, inputs, beside)?;
+        self.prune_for(weight, target.as_deref(), inputs)
+    }
+
+    /// Prunes weights that read one input: together, where the method [allows](Method::joins_rows) it, which saves
+    /// what depends on the input alone.
+    ///
+    /// # Errors
+    /// Those of [`Pruning::prune`]; [`Error::Length`] for weights of two widths.
+    pub fn prune_all(
+        &self,
+        weights: &[MatrixRef<'_, f32>],
+        inputs: Option<&Statistic>,
+        beside: Option<&CrossProducts>,
+    ) -> Result<Vec<Pruned>> {
+        let [first, _, ..] = weights else {
+            return weights.iter().map(|weight| self.prune(*weight, inputs, beside)).collect();
         };
+        let cols = first.cols();
+        if let Some(other) = weights.iter().find(|weight| weight.cols() != cols) {
+            let what = "columns of weights of one input";
+            return Err(Error::Length { what, expected: cols, found: other.cols() });
+        }
+        if !self.method.joins_rows() {
+            return weights.iter().map(|weight| self.prune(*weight, inputs, beside)).collect();
+        }
+        let rows: Vec<usize> = weights.iter().map(MatrixRef::rows).collect();
+        let joined: Vec<f32> = weights.iter().flat_map(|weight| weight.data()).copied().collect();
+        let joined = MatrixRef::new(rows.iter().sum(), cols, &joined)?;
+        let target = self.target(joined, inputs, beside)?;
+        let found = self.prune_for(joined, target.as_deref(), inputs)?;
+        split(found, target.as_deref().unwrap_or(joined.data()), &rows, inputs)
+    }
+
+    /// The weight that is to be come near to, where it is another than the dense one.
+    fn target(
+        &self,
+        weight: MatrixRef<'_, f32>,
+        inputs: Option<&Statistic>,
+        beside: Option<&CrossProducts>,
+    ) -> Result<Option<Vec<f32>>> {
+        let Some(beside) = beside.filter(|_| self.compensation > 0.0) else { return Ok(None) };
         let settings = Compensation { share: self.compensation, ..Compensation::default() };
-        let target = compensated(weight, hessian_of(inputs)?, beside, &settings)?;
-        let target = MatrixRef::new(weight.rows(), weight.cols(), &target)?;
+        compensated(weight, hessian_of(inputs)?, beside, &settings).map(Some)
+    }
+
+    fn prune_for(
+        &self,
+        weight: MatrixRef<'_, f32>,
+        target: Option<&[f32]>,
+        inputs: Option<&Statistic>,
+    ) -> Result<Pruned> {
+        let Some(target) = target else { return self.prune_to(weight, inputs) };
+        let target = MatrixRef::new(weight.rows(), weight.cols(), target)?;
         Ok(match self.prune_to(target, inputs)? {
             // The dense weight is another.
             Pruned::Mask(mask) => Pruned::Solved(solved(target, mask.apply(target)?, mask, hessian_of(inputs)?)?),
@@ -155,6 +208,32 @@ impl Pruning {
     }
 }
 
+/// What was found for weights one above the other, for each.
+fn split(pruned: Pruned, target: &[f32], rows: &[usize], inputs: Option<&Statistic>) -> Result<Vec<Pruned>> {
+    let all = pruned.mask().rows().max(1);
+    let mut first = 0;
+    let part = |count: &usize| {
+        let range = first..first + count;
+        first = range.end;
+        // Of a matrix with as many rows as all weights.
+        fn of<T: Clone>(values: &[T], all: usize, rows: &Range<usize>) -> Vec<T> {
+            let width = values.len() / all;
+            values[rows.start * width..rows.end * width].to_vec()
+        }
+        let mask = pruned.mask().of_rows(range.clone());
+        let Pruned::Solved(found) = &pruned else { return Ok(Pruned::Mask(mask)) };
+        let of_part = of(target, all, &range);
+        let of_part = MatrixRef::new(mask.rows(), mask.cols(), &of_part)?;
+        let own = solved(of_part, of(&found.weight, all, &range), mask, hessian_of(inputs)?)?;
+        Ok(Pruned::Solved(Solved {
+            integers: found.integers.as_ref().map(|integers| of(integers, all, &range)),
+            scales: found.scales.as_ref().map(|scales| of(scales, all, &range)),
+            ..own
+        }))
+    };
+    rows.iter().map(part).collect()
+}
+
 /// An adjusted weight, with its error for the weight that it comes near to.
 fn solved(weight: MatrixRef<'_, f32>, adjusted: Vec<f32>, mask: Mask, hessian: &Hessian) -> Result<Solved> {
     let difference: Vec<f32> = weight.data().iter().zip(&adjusted).map(|(w, own)| w - own).collect();
@@ -176,6 +255,7 @@ struct ByCriterion {
     name: &'static str,
     about: &'static str,
     requires: StatisticKind,
+    joins_rows: bool,
     mask: fn(MatrixRef<'_, f32>, Sparsity, Option<&Statistic>) -> Result<Mask>,
 }
 
@@ -187,6 +267,7 @@ static MAGNITUDE: ByCriterion = ByCriterion {
     name: "magnitude",
     about: "Keep the largest absolute values",
     requires: StatisticKind::Nothing,
+    joins_rows: true,
     mask: |weight, sparsity, _| mask_by(weight, sparsity, &Magnitude::default()),
 };
 
@@ -194,6 +275,7 @@ static WANDA: ByCriterion = ByCriterion {
     name: "wanda",
     about: "Keep the largest |w| times the norm of the input feature",
     requires: StatisticKind::Norms,
+    joins_rows: true,
     mask: |weight, sparsity, inputs| {
         let norms = inputs_of(inputs)?.norms();
         mask_by(weight, sparsity, &Wanda { norms: &norms, variant: WandaVariant::Paper })
@@ -204,6 +286,8 @@ static RIA: ByCriterion = ByCriterion {
     name: "ria",
     about: "Keep the largest shares of row and column, times the root of the norm",
     requires: StatisticKind::Norms,
+    // Scores are shares of a weight's columns.
+    joins_rows: false,
     mask: |weight, sparsity, inputs| {
         let norms = inputs_of(inputs)?.norms();
         mask_by(weight, sparsity, &Ria { norms: &norms, exponent: Ria::EXPONENT })
@@ -223,6 +307,10 @@ impl Method for ByCriterion {
         self.requires
     }
 
+    fn joins_rows(&self) -> bool {
+        self.joins_rows
+    }
+
     fn prune(
         &self,
         weight: MatrixRef<'_, f32>,
@@ -239,7 +327,11 @@ mod tests {
     use super::*;
     use crate::{
         Axis,
-        solve::testing::{correlated, error_of, random},
+        calibration::DenseSide,
+        solve::{
+            Bits, GridScales, ScaleScope,
+            testing::{correlated, error_of, random},
+        },
     };
 
     fn inputs(cols: usize) -> (Statistic, Hessian) {
@@ -304,7 +396,7 @@ mod tests {
         let pruned: Vec<f32> = (0..dense.len()).map(|i| 0.8 * dense[i] + 0.3 * dense[i ^ 1]).collect();
         let mut statistic = Statistic::new(StatisticKind::Hessian, cols).unwrap().unwrap();
         statistic.add(&pruned).unwrap();
-        let mut cross = CrossProducts::new(cols).unwrap();
+        let mut cross = CrossProducts::new(DenseSide::Inputs, cols).unwrap();
         cross.add(&dense, &pruned).unwrap();
         let w = random(rows * cols, 32);
         let matrix = MatrixRef::new(rows, cols, &w).unwrap();
@@ -328,6 +420,38 @@ mod tests {
                 assert!(compensated < alone, "{} {refit}: {compensated} {alone}", found.name());
             }
         }
+    }
+
+    #[test]
+    fn weights_of_one_input_are_pruned_together_as_they_are_alone() {
+        let cols = 32;
+        let (statistic, _) = inputs(cols);
+        let w = random(17 * cols, 12);
+        let [a, b] = [(0, 12), (12, 17)].map(|(i, j)| MatrixRef::new(j - i, cols, &w[i * cols..j * cols]).unwrap());
+        for found in METHODS {
+            // What ALPS keeps depends on all rows: its penalty follows them.
+            if found.name() == "alps" {
+                continue;
+            }
+            let int8 = Grid { bits: Bits::Int8, scope: ScaleScope::Row, scales: GridScales::Solved };
+            for grid in [None, Some(int8)].into_iter().filter(|grid| grid.is_none() || found.rounds()) {
+                let pruning = Pruning { grid, ..Pruning::new(found, Pattern::TWO_FOUR) };
+                let together = pruning.prune_all(&[a, b], Some(&statistic), None).unwrap();
+                for (weight, together) in [a, b].into_iter().zip(&together) {
+                    let alone = pruning.prune(weight, Some(&statistic), None).unwrap();
+                    assert_eq!(alone.mask(), together.mask(), "{}", found.name());
+                    let (Pruned::Solved(alone), Pruned::Solved(together)) = (&alone, together) else { panic!() };
+                    assert!(alone.weight.iter().zip(&together.weight).all(|(a, b)| (a - b).abs() < 1e-4));
+                    assert!(alone.integers == together.integers && alone.scales == together.scales);
+                    let near = (alone.squared_error - together.squared_error).abs() <= 0.05 * alone.squared_error;
+                    assert!(near || grid.is_some(), "{}", found.name());
+                }
+            }
+        }
+        let narrow = MatrixRef::new(1, 4, &w[..4]).unwrap();
+        let pruning = Pruning::new(METHODS[0], Pattern::TWO_FOUR);
+        assert!(matches!(pruning.prune_all(&[a, narrow], Some(&statistic), None), Err(Error::Length { .. })));
+        assert!(pruning.prune_all(&[], None, None).unwrap().is_empty());
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! | [`sparsegpt`](sparsegpt()) | prunes column by column and adjusts the later ones; can round to integers in the same pass | a [`Hessian`] |
 //! | [`alps`](alps()) | finds mask and weights together, by the method of multipliers | a [`Hessian`] |
 //! | [`swaps`](swaps()) | exchanges kept and pruned elements within groups while that lowers the error | a mask, a [`Hessian`] |
+//! | [`permutation`](permutation()) | orders columns so that a pattern costs less, before anything is pruned | a [`Hessian`] |
 //! | [`compensated`](compensated()) | the weight that makes up for the errors of earlier layers: what is pruned in its place | a [`Hessian`], [`CrossProducts`](crate::calibration::CrossProducts) |
 //! | [`refit`](refit()) | the best kept weights for a mask | a mask, a [`Hessian`] |
 //!
@@ -20,6 +21,7 @@ pub(crate) mod factor;
 mod grid;
 mod method;
 mod normal;
+mod permutation;
 mod refit;
 pub mod sparsegpt;
 mod swaps;
@@ -30,6 +32,7 @@ pub use alps::{Alps, alps};
 pub use compensate::{Compensation, compensated};
 pub use grid::{Bits, Grid, GridScales, ScaleScope};
 pub use method::{METHODS, Method, Pruned, Pruning, method};
+pub use permutation::{Permutation, permutation};
 pub use refit::{Refit, refit};
 pub use sparsegpt::{Precision, Solved, SparseGpt, sparsegpt};
 pub use swaps::{Swaps, swaps};

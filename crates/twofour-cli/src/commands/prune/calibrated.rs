@@ -4,15 +4,16 @@ use std::{cell::RefCell, collections::HashMap, path::Path};
 
 use anyhow::Result;
 use twofour::{
-    Arithmetic, Axis, Element, MatrixRef,
-    calibration::{ActivationSample, CrossProducts, Statistic},
-    file::{Quantization, QuantizedWeight, Reader, StoredElement},
+    Arithmetic, Axis, Element, MatrixRef, Pattern,
+    calibration::{ActivationSample, CrossProducts, DenseSide, Statistic},
+    file::{Quantization, QuantizedWeight, Reader, Reorder, StoredElement},
     match_element,
     solve::{Pruned, Pruning},
 };
-use twofour_nn::model::{Calibration, Observation, Replace, open_blockwise};
+use twofour_nn::model::{Beside, Calibration, Observation, Replace, open_blockwise};
 
 use super::{
+    order,
     sampling::Sampling,
     solution::{Adjusted, Solution, Solutions},
     store::Store,
@@ -32,6 +33,8 @@ pub(super) struct How {
     pub(super) pruning: Pruning,
     /// The integers that kept weights are rounded to.
     pub(super) quantization: Option<Quantization>,
+    /// Whether features are put in another order where that makes the error smaller.
+    pub(super) permutes: bool,
 }
 
 /// Prunes every selected weight that the checkpoint's blocks multiply with.
@@ -48,35 +51,47 @@ pub(super) fn solve(
     let pieces = sampling.pieces(&tokenizer, &framing, checkpoint.context(), screen)?;
     let parent = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let store = Store::create_in(parent)?;
-    let solver = Solver { reader: checkpoint.reader(), selection, how, store: &store };
+    let mut solver = Solver { reader: checkpoint.reader(), selection, how, store: &store, orders: HashMap::new() };
     let tokens: usize = pieces.iter().map(Vec::len).sum();
     let models = if how.pruning.compensation > 0.0 { 2 } else { 1 };
     let states = (tokens as u64).saturating_mul((models * checkpoint.width() * size_of::<f32>()) as u64);
     let what = format!("the hidden states of {} take", units::plural(tokens, "token"));
     memory::expect_room(states, &what, "lower --samples or --length")?;
     let compared = COMPARED.div_ceil(pieces.len());
-    let mut calibration = Calibration::new(checkpoint.as_ref(), &pieces)?.stopped_by(&interrupt::requested);
+    let room = memory::limit().unwrap_or(0) / 4;
+    let mut calibration =
+        Calibration::new(checkpoint.as_ref(), &pieces)?.with_room(room).stopped_by(&interrupt::requested);
     drop(pieces);
     if how.pruning.compensation > 0.0 {
         calibration = calibration.beside_dense();
     }
 
     let mut progress = screen.progress();
-    let blocks = checkpoint.blocks();
+    let blocks = checkpoint.blocks() as u64;
     let mut weights: HashMap<String, Solution> = HashMap::new();
     while !calibration.is_finished() {
         let block = calibration.block();
-        progress.steps(&format!("pruning block {}", block + 1), block as u64, blocks as u64);
-        // Inputs in the order of computation: those of a layer come from the pruned ones before it.
-        for names in calibration.inputs()? {
+        let inputs = calibration.inputs()?;
+        if how.permutes {
+            let orders = order::choose(&solver, &calibration, &inputs)?;
+            solver.orders.extend(orders);
+        }
+        // In the order of computation: those of a layer come from the pruned ones before it.
+        for (index, input) in inputs.iter().enumerate() {
             interrupt::check()?;
-            let Some(first) = names.iter().find(|name| solver.is_selected(name)) else { continue };
-            let mut input = None;
+            let (done, all) = (block as u64 * inputs.len() as u64 + index as u64, blocks * inputs.len() as u64);
+            progress.steps(&format!("pruning block {}", block + 1), done, all);
+            let selected: Vec<&str> =
+                input.weights.iter().map(String::as_str).filter(|name| solver.is_selected(name)).collect();
+            if selected.is_empty() {
+                continue;
+            }
+            let mut seen = None;
             let mut failed = None;
             with_solutions(&solver, &weights, |replace| {
-                calibration.observe_input(first, replace, &mut |observation, beside| {
+                calibration.observe(index, replace, &mut |observation, beside| {
                     if failed.is_none() {
-                        failed = solver.observe(&mut input, observation, beside, compared).err();
+                        failed = solver.observe(&mut seen, observation, beside, compared).err();
                     }
                 })
             })?;
@@ -84,17 +99,13 @@ pub(super) fn solve(
                 solver.expect_finite_weights()?;
                 return Err(error.context(format!("inputs of block {block}")));
             }
-            let Some(input) = input else { continue };
-            for name in &input.weights {
-                interrupt::check()?;
-                if let Some(solution) = solver.solve(name, &input)? {
-                    weights.insert(name.clone(), solution);
-                }
-            }
+            let Some(seen) = seen else { continue };
+            weights.extend(solver.solve(&selected, input.is_transposed, &seen)?);
         }
         with_solutions(&solver, &weights, |replace| calibration.advance(replace))?;
     }
-    Ok(Solutions::new(weights, store, tokens))
+    let Solver { orders, .. } = solver;
+    Ok(Solutions::new(weights, orders, store, tokens))
 }
 
 /// Does what computes with the weights that were found; an error of reading one of them comes first.
@@ -105,8 +116,12 @@ fn with_solutions(
 ) -> Result<()> {
     let failed = RefCell::new(None);
     let outcome = work(&|name| {
-        let solution = weights.get(name)?;
-        solver.values(name, solution).map_err(|error| failed.replace(Some(error))).ok()
+        let values = match weights.get(name) {
+            Some(solution) => solver.values(name, solution),
+            None if solver.orders.contains_key(name) => solver.elements(name),
+            None => return None,
+        };
+        values.map_err(|error| failed.replace(Some(error))).ok()
     });
     match failed.into_inner() {
         Some(error) => Err(error),
@@ -116,11 +131,9 @@ fn with_solutions(
 
 /// What is known of the input of some linear layers.
 #[derive(Debug)]
-struct LayerInput {
-    weights: Vec<String>,
-    is_transposed: bool,
+struct Seen {
     statistic: Statistic,
-    /// Products with the same inputs in the dense model.
+    /// Products with what the same tokens have in the dense model.
     beside: Option<CrossProducts>,
     sample: ActivationSample,
 }
@@ -132,46 +145,53 @@ enum Values {
     Integers(QuantizedWeight),
 }
 
-struct Solver<'a> {
+/// What prunes the weights of a checkpoint.
+pub(super) struct Solver<'a> {
     reader: &'a Reader,
     selection: &'a Selection,
     how: How,
     store: &'a Store,
+    /// The orders that stored tensors are read in, by name.
+    orders: HashMap<String, Reorder>,
 }
 
 impl Solver<'_> {
     /// Adds a text's inputs to the statistics of the layers that read them.
     fn observe(
         &self,
-        input: &mut Option<LayerInput>,
+        seen: &mut Option<Seen>,
         observation: Observation<'_>,
-        beside: Option<&[f32]>,
+        beside: Beside<'_>,
         compared: usize,
     ) -> Result<()> {
-        let Some(first) = observation.weights.first() else { return Ok(()) };
-        if observation.tokens == 0 {
+        let Observation { input, x, tokens } = observation;
+        let Some(first) = input.weights.first() else { return Ok(()) };
+        if tokens == 0 {
             return Ok(());
         }
-        let features = observation.x.len() / observation.tokens;
-        if input.is_none() {
+        let features = x.len() / tokens;
+        let dense = match beside {
+            Beside::Nothing => None,
+            Beside::Inputs(dense) => Some((DenseSide::Inputs, dense)),
+            Beside::Outputs(dense) => Some((DenseSide::Outputs(dense.len() / tokens), dense)),
+        };
+        if seen.is_none() {
             let Some(statistic) = Statistic::new(self.how.pruning.requires(), features)? else { return Ok(()) };
-            *input = Some(LayerInput {
-                weights: observation.weights.to_vec(),
-                is_transposed: observation.is_transposed,
+            *seen = Some(Seen {
                 statistic,
-                beside: beside.map(|_| CrossProducts::new(features)).transpose()?,
+                beside: dense.map(|(side, _)| CrossProducts::new(side, features)).transpose()?,
                 sample: ActivationSample::new(features),
             });
         }
-        let Some(input) = input else { return Ok(()) };
+        let Some(seen) = seen else { return Ok(()) };
         let named = |error: twofour::Error| error.in_tensor(first);
-        input.statistic.add(observation.x).map_err(named)?;
-        if let (Some(products), Some(beside)) = (&mut input.beside, beside) {
-            products.add(beside, observation.x).map_err(named)?;
+        seen.statistic.add(x).map_err(named)?;
+        if let (Some(products), Some((_, dense))) = (&mut seen.beside, dense) {
+            products.add(dense, x).map_err(named)?;
         }
         // The end of a text has the longest context.
-        let skipped = observation.tokens.saturating_sub(compared);
-        input.sample.add(&observation.x[skipped * features..]).map_err(named)?;
+        let skipped = tokens.saturating_sub(compared);
+        seen.sample.add(&x[skipped * features..]).map_err(named)?;
         Ok(())
     }
 
@@ -186,27 +206,63 @@ impl Solver<'_> {
         Ok(())
     }
 
-    fn is_selected(&self, name: &str) -> bool {
+    /// The pattern that weights are pruned to.
+    pub(super) fn pattern(&self) -> Pattern {
+        self.how.pruning.pattern
+    }
+
+    /// Whether a tensor is stored as floats.
+    pub(super) fn is_plain(&self, name: &str) -> bool {
+        let tensor = self.reader.plain_tensors().find(|tensor| tensor.name == *name);
+        tensor.is_some_and(|tensor| tensor.dtype.element().is_some())
+    }
+
+    /// Whether a weight is to be pruned.
+    pub(super) fn is_selected(&self, name: &str) -> bool {
         let tensor = self.reader.plain_tensors().find(|tensor| tensor.name == *name);
         tensor.is_some_and(|t| self.selection.of(&t.name, t.dtype, &t.shape).is_ok())
     }
 
-    /// Prunes a weight, if it is selected.
-    fn solve(&self, name: &str, input: &LayerInput) -> Result<Option<Solution>> {
-        if !self.is_selected(name) {
-            return Ok(None);
+    /// Prunes weights that read one input.
+    fn solve(&self, names: &[&str], is_transposed: bool, seen: &Seen) -> Result<Vec<(String, Solution)>> {
+        let mut dense = vec![];
+        for name in names {
+            tracing::info!(tensor = name, "pruning");
+            dense.push(self.dense(name, is_transposed)?);
         }
-        tracing::info!(tensor = name, "pruning");
-        let (rows, cols, dense) = self.dense(name, input.is_transposed)?;
-        let matrix = MatrixRef::new(rows, cols, &dense)?;
+        let mut matrices = vec![];
+        for (name, (rows, cols, values)) in names.iter().zip(&dense) {
+            let matrix = MatrixRef::new(*rows, *cols, values)?;
+            matrix.expect_finite().map_err(|error| error.in_tensor(*name))?;
+            matrices.push(matrix);
+        }
+        let found = self.how.pruning.prune_all(&matrices, Some(&seen.statistic), seen.beside.as_ref());
+        let found = found.map_err(|error| error.in_tensor(names.join(", ")))?;
+        let mut solutions = vec![];
+        for ((name, matrix), found) in names.iter().zip(matrices).zip(found) {
+            interrupt::check()?;
+            solutions.push(((*name).to_owned(), self.solution(name, is_transposed, matrix, found, &seen.sample)?));
+        }
+        Ok(solutions)
+    }
+
+    /// What is stored of a pruned weight.
+    fn solution(
+        &self,
+        name: &str,
+        is_transposed: bool,
+        matrix: MatrixRef<'_, f32>,
+        found: Pruned,
+        sample: &ActivationSample,
+    ) -> Result<Solution> {
+        let (rows, cols) = (matrix.rows(), matrix.cols());
         let named = |error: twofour::Error| error.in_tensor(name);
-        let found = self.how.pruning.prune(matrix, Some(&input.statistic), input.beside.as_ref()).map_err(named)?;
         let (mask, values) = match found {
             Pruned::Mask(mask) => (mask, None),
             Pruned::Solved(solved) => {
                 let values = match self.how.quantization {
                     None => Values::Floats(self.rounded(name, solved.weight)?),
-                    Some(_) if input.is_transposed => anyhow::bail!(
+                    Some(_) if is_transposed => anyhow::bail!(
                         "`{name}` is stored as [in_features, out_features], and integers are 2:4 along stored rows; \
                          leave out --quantize"
                     ),
@@ -220,23 +276,21 @@ impl Solver<'_> {
             Values::Integers(weight) => weight.dequantize().to_dense(),
         };
         let pruned = values.as_ref().map_or_else(|| mask.apply(matrix), |values| Ok(dense_of(values)))?;
-        let relative_error =
-            input.sample.relative_error(matrix, MatrixRef::new(rows, cols, &pruned)?).map_err(named)?;
+        let relative_error = sample.relative_error(matrix, MatrixRef::new(rows, cols, &pruned)?).map_err(named)?;
         let adjusted = match values {
             None => None,
             Some(Values::Integers(weight)) => Some(Adjusted::integers(self.store, &weight)?),
             Some(Values::Floats(_)) => {
-                let stored =
-                    if input.is_transposed { MatrixRef::new(rows, cols, &pruned)?.transposed() } else { pruned };
+                let stored = if is_transposed { MatrixRef::new(rows, cols, &pruned)?.transposed() } else { pruned };
                 Some(Adjusted::floats(self.store, &stored)?)
             }
         };
-        let (mask, axis) = if input.is_transposed { (mask.transposed(), Axis::Column) } else { (mask, Axis::Row) };
-        Ok(Some(Solution { mask, axis, adjusted, relative_error }))
+        let (mask, axis) = if is_transposed { (mask.transposed(), Axis::Column) } else { (mask, Axis::Row) };
+        Ok(Solution { mask, axis, adjusted, relative_error })
     }
 
-    /// A stored weight as `[out, in]`: rows, columns and elements.
-    fn dense(&self, name: &str, is_transposed: bool) -> Result<(usize, usize, Vec<f32>)> {
+    /// A weight as `[out, in]`, in its order: rows, columns and elements.
+    pub(super) fn dense(&self, name: &str, is_transposed: bool) -> Result<(usize, usize, Vec<f32>)> {
         let (rows, cols, stored) = self.stored(name)?;
         if is_transposed {
             return Ok((cols, rows, MatrixRef::new(rows, cols, &stored)?.transposed()));
@@ -245,14 +299,26 @@ impl Solver<'_> {
     }
 
     fn stored(&self, name: &str) -> Result<(usize, usize, Vec<f32>)> {
+        let &[rows, cols] = self.reader.tensor(name)?.info.shape.as_slice() else {
+            anyhow::bail!("tensor `{name}` is no matrix");
+        };
+        Ok((rows, cols, self.elements(name)?))
+    }
+
+    /// A tensor's elements, in its order.
+    fn elements(&self, name: &str) -> Result<Vec<f32>> {
         fn typed<T: Element + StoredElement>(reader: &Reader, name: &str) -> twofour::Result<Vec<f32>> {
             Ok(reader.tensor(name)?.elements::<T>()?.iter().map(|value| value.to_f32()).collect())
         }
         let info = self.reader.tensor(name)?.info;
-        let (Some(dtype), &[rows, cols]) = (info.dtype.element(), info.shape.as_slice()) else {
-            anyhow::bail!("tensor `{name}` is no matrix of a dtype that can be pruned");
+        let Some(dtype) = info.dtype.element() else {
+            anyhow::bail!("tensor `{name}` is of a dtype that cannot be pruned");
         };
-        Ok((rows, cols, match_element!(dtype, |T| typed::<T>(self.reader, name))?))
+        let elements = match_element!(dtype, |T| typed::<T>(self.reader, name))?;
+        match self.orders.get(name) {
+            Some(order) => Ok(order.apply(&info.shape, &elements).map_err(|error| error.in_tensor(name))?),
+            None => Ok(elements),
+        }
     }
 
     /// Values as the weight's dtype stores them.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{
-    Args,
+    Args, ValueEnum,
     builder::{PossibleValue, PossibleValuesParser},
 };
 use twofour::{
@@ -40,6 +40,21 @@ pub(super) struct MethodOptions {
     /// 0.5 with --calibration]
     #[arg(long, value_name = "SHARE", value_parser = share, requires = "calibration")]
     compensate: Option<f64>,
+
+    /// Whether hidden features and values within heads are put in another order where a layer's error is lower in it;
+    /// the layers before are stored in the same order, so that the dense model would compute what it did
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t, requires = "calibration")]
+    permute: Permute,
+}
+
+/// When features are put in another order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum Permute {
+    /// Where the error is lower
+    #[default]
+    Auto,
+    /// Never
+    Off,
 }
 
 /// The values of `--method`, each with its help.
@@ -65,6 +80,11 @@ fn share(text: &str) -> Result<f64, String> {
 }
 
 impl MethodOptions {
+    /// Whether features are put in another order where that makes the error smaller.
+    pub(super) fn permutes(&self) -> bool {
+        self.permute == Permute::Auto
+    }
+
     /// Returns what prunes, given whether there is text to calibrate on and whether kept weights are rounded.
     pub(super) fn pruning(&self, pattern: Pattern, calibrates: bool, rounds: bool) -> Result<Pruning, Usage> {
         let default = match (calibrates, rounds) {

@@ -3,6 +3,7 @@
 mod calibrated;
 mod evaluation;
 mod method;
+mod order;
 mod report;
 mod sampling;
 mod solution;
@@ -126,6 +127,9 @@ struct Answer<'a> {
     /// The share of the errors of earlier layers that each layer made up for.
     #[serde(skip_serializing_if = "Option::is_none")]
     compensation: Option<f64>,
+    /// Tensors that were stored in another order of their features, with which the model computes the same.
+    #[serde(skip_serializing_if = "is_zero")]
+    reordered: usize,
     /// The integers of the pruned weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     quantization: Option<QuantizationAnswer>,
@@ -189,7 +193,7 @@ impl Prune {
         let solutions = match sampling {
             None => None,
             Some(sampling) => {
-                let how = How { pruning, quantization };
+                let how = How { pruning, quantization, permutes: self.method.permutes() };
                 let solutions = calibrated::solve(screen, places, &selection, how, &sampling)?;
                 if solutions.is_empty() {
                     bail!(
@@ -202,7 +206,11 @@ impl Prune {
             }
         };
         let mut progress = screen.progress();
-        let convert = Convert::open(places.0)?
+        let mut reader = Reader::open(places.0)?;
+        if let Some(solutions) = &solutions {
+            reader = reader.reordered(solutions.orders())?;
+        }
+        let convert = Convert::new(reader)
             .overwrite(overwrite)
             .progress(|p: file::Progress<'_>| super::output::show(&mut progress, p));
         let report = match (&solutions, quantization) {
@@ -242,6 +250,7 @@ impl Prune {
             swaps: pruning.swaps,
             compensation: Some(pruning.compensation).filter(|share| *share > 0.0),
             refit: if pruning.grid.is_some() { 0 } else { pruning.refit },
+            reordered: solutions.as_ref().map_or(0, |solutions| solutions.orders().len()),
             quantization: quantization.map(QuantizationAnswer::from),
             perplexity,
             tensors,

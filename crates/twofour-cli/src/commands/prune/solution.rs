@@ -6,7 +6,7 @@ use anyhow::Result;
 use half::f16;
 use twofour::{
     Axis, Compressed, Mask,
-    file::{PrunedWeight, Quantization, QuantizedWeight, TensorInfo},
+    file::{PrunedWeight, Quantization, QuantizedWeight, Reorder, TensorInfo},
     int4::Int4,
     int8::Int8,
 };
@@ -17,6 +17,8 @@ use super::store::{Place, Store};
 #[derive(Debug)]
 pub(super) struct Solutions {
     weights: HashMap<String, Solution>,
+    /// The orders that tensors are to have, by name: pruned weights, and what goes before them.
+    orders: HashMap<String, Reorder>,
     /// Adjusted weights.
     store: Store,
     /// Tokens that the model ran on.
@@ -34,8 +36,18 @@ pub(super) struct Solution {
 }
 
 impl Solutions {
-    pub(super) fn new(weights: HashMap<String, Solution>, store: Store, tokens: usize) -> Self {
-        Solutions { weights, store, tokens }
+    pub(super) fn new(
+        weights: HashMap<String, Solution>,
+        orders: HashMap<String, Reorder>,
+        store: Store,
+        tokens: usize,
+    ) -> Self {
+        Solutions { weights, orders, store, tokens }
+    }
+
+    /// The orders that tensors are to have before they are pruned, by name.
+    pub(super) fn orders(&self) -> &HashMap<String, Reorder> {
+        &self.orders
     }
 
     /// Whether no weight was pruned.

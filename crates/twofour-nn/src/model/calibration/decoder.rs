@@ -1,14 +1,13 @@
 //! Decoders, block by block.
 
-use std::ops::ControlFlow;
-
 use twofour::file::Reader;
 
-use super::{BlockwiseCheckpoint, CheckpointBlock, Observation, Observe, Replace};
+use super::{BlockInput, BlockwiseCheckpoint, CheckpointBlock, FreeFeatures, Outputs, Replace};
 use crate::{
     Result,
     model::{
         Checkpoint, Positions, Tokenizer, TransformerConfig,
+        families::layout::StoredLinear,
         inference::{
             attention::Seen,
             build::Parts,
@@ -22,31 +21,28 @@ use crate::{
 
 /// A block with what runs it.
 pub(super) struct Block<'a> {
-    pub(super) config: &'a TransformerConfig,
-    pub(super) layer: Layer<f32>,
-    pub(super) weights: StoredWeights,
+    config: &'a TransformerConfig,
+    layer: Layer<f32>,
+    inputs: Vec<BlockInput>,
+    free: Vec<Option<FreeFeatures>>,
 }
 
-/// The stored weights of a block's linear layers, and whether they are transposed.
-pub(super) struct StoredWeights {
-    of_roles: Vec<(Role, Vec<String>, bool)>,
-}
-
-impl StoredWeights {
-    /// The weights that `stored(role)` names.
-    pub(super) fn new(stored: impl Fn(Role) -> Option<(Vec<String>, bool)>) -> Self {
-        let of = |role: Role| stored(role).map(|(names, is_transposed)| (role, names, is_transposed));
-        StoredWeights { of_roles: Role::ALL.into_iter().filter_map(of).collect() }
-    }
-
-    /// Shows the input of a linear layer.
-    fn show(&self, role: Role, x: &[f32], tokens: usize, observe: Observe<'_>) -> ControlFlow<()> {
-        match self.of_roles.iter().find(|(own, ..)| *own == role) {
-            Some((_, weights, is_transposed)) => {
-                observe(Observation { weights, x, tokens, is_transposed: *is_transposed })
+impl<'a> Block<'a> {
+    /// The block of a layer, whose linear layers lie as `stored` says.
+    pub(super) fn new<'s>(
+        config: &'a TransformerConfig,
+        layer: Layer<f32>,
+        stored: impl Fn(Role) -> Option<&'s StoredLinear>,
+    ) -> Self {
+        let input = |role: Role| match stored(role) {
+            Some(StoredLinear { parts, is_transposed, .. }) => {
+                let weights = parts.iter().map(|(name, _)| format!("{name}.weight")).collect();
+                BlockInput { weights, is_transposed: *is_transposed }
             }
-            None => ControlFlow::Continue(()),
-        }
+            None => BlockInput::default(),
+        };
+        let free = Role::ALL.map(|role| FreeFeatures::of(config, role, &stored)).into();
+        Block { config, layer, inputs: Role::ALL.map(input).into(), free }
     }
 }
 
@@ -97,13 +93,25 @@ impl BlockwiseCheckpoint for Checkpoint {
     fn block(&self, index: usize, replace: Option<Replace<'_>>) -> Result<Box<dyn CheckpointBlock + '_>> {
         let config = self.config();
         let layer = Layer::build(config, &self.parts().replacing(replace), index)?;
-        let weights = StoredWeights::new(|role| self.stored(&format!("blocks.{index}.{}", role.name())));
-        Ok(Box::new(Block { config, layer, weights }))
+        let parts = self.parts();
+        Ok(Box::new(Block::new(config, layer, |role| parts.stored(&format!("blocks.{index}.{}", role.name())))))
     }
 }
 
 impl CheckpointBlock for Block<'_> {
-    fn run(&self, x: &mut Vec<f32>, observe: Observe<'_>) -> Result<()> {
+    fn inputs(&self) -> &[BlockInput] {
+        &self.inputs
+    }
+
+    fn free_features(&self, index: usize) -> Option<&FreeFeatures> {
+        self.free.get(index)?.as_ref()
+    }
+
+    fn input(&self, index: usize, x: &[f32], between: Vec<f32>) -> Vec<f32> {
+        self.layer.input(Role::ALL[index], x, between)
+    }
+
+    fn step(&self, index: usize, input: &[f32], x: &mut [f32], outputs: Option<Outputs<'_>>) -> Result<Vec<f32>> {
         let tokens = x.len() / self.config.width;
         let tables = Rotations::of(self.config).map(|rotations| rotations.tables(0..tokens));
         let mut cache = Cache::default();
@@ -111,6 +119,6 @@ impl CheckpointBlock for Block<'_> {
             true => Seen::Cache { cache: &mut cache, position: 0, rotary: tables.as_ref() },
             false => Seen::Sequences(&[tokens]),
         };
-        self.layer.forward(self.config, x, seen, &mut |role, x: &[f32]| self.weights.show(role, x, tokens, observe))
+        self.layer.step(self.config, Role::ALL[index], input, x, seen, outputs)
     }
 }

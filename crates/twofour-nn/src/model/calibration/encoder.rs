@@ -2,10 +2,7 @@
 
 use twofour::file::Reader;
 
-use super::{
-    BlockwiseCheckpoint, CheckpointBlock, Observation, Observe, Replace,
-    decoder::{Block, StoredWeights},
-};
+use super::{BlockInput, BlockwiseCheckpoint, CheckpointBlock, Outputs, Replace, decoder::Block};
 use crate::{
     Result,
     model::{EncoderCheckpoint, EncoderInput, Tokenizer, encoder::Embeddings, inference::layer::Layer},
@@ -16,7 +13,7 @@ const POOLER: &str = "pooler";
 /// The pooler as the last block: it reads the first token of each text, and changes no hidden state.
 struct PoolerBlock {
     width: usize,
-    weights: Vec<String>,
+    input: BlockInput,
 }
 
 impl BlockwiseCheckpoint for EncoderCheckpoint {
@@ -52,22 +49,26 @@ impl BlockwiseCheckpoint for EncoderCheckpoint {
     fn block(&self, index: usize, replace: Option<Replace<'_>>) -> Result<Box<dyn CheckpointBlock + '_>> {
         let config = self.config();
         if index == config.layers {
-            let weights = self.parts().weights_of(POOLER);
-            return Ok(Box::new(PoolerBlock { width: config.width, weights }));
+            let input = BlockInput { weights: self.parts().weights_of(POOLER), is_transposed: false };
+            return Ok(Box::new(PoolerBlock { width: config.width, input }));
         }
         let layer = Layer::build(config, &self.parts().replacing(replace), index)?;
         let parts = self.parts();
-        let stored = |name: &str| parts.has_linear(name).then(|| (parts.weights_of(name), false));
-        let weights = StoredWeights::new(|role| stored(&format!("blocks.{index}.{}", role.name())));
-        Ok(Box::new(Block { config, layer, weights }))
+        Ok(Box::new(Block::new(config, layer, |role| parts.stored(&format!("blocks.{index}.{}", role.name())))))
     }
 }
 
 impl CheckpointBlock for PoolerBlock {
-    fn run(&self, x: &mut Vec<f32>, observe: Observe<'_>) -> Result<()> {
-        let first = x.get(..self.width).unwrap_or_default();
-        // Nothing is computed after it.
-        let _ = observe(Observation { weights: &self.weights, x: first, tokens: 1, is_transposed: false });
-        Ok(())
+    fn inputs(&self) -> &[BlockInput] {
+        std::slice::from_ref(&self.input)
+    }
+
+    fn input(&self, _: usize, x: &[f32], _: Vec<f32>) -> Vec<f32> {
+        x.get(..self.width).unwrap_or_default().to_vec()
+    }
+
+    /// Nothing is computed after it.
+    fn step(&self, _: usize, _: &[f32], _: &mut [f32], _: Option<Outputs<'_>>) -> Result<Vec<f32>> {
+        Ok(vec![])
     }
 }

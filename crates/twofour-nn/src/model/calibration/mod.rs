@@ -3,12 +3,16 @@
 
 mod decoder;
 mod encoder;
+mod free;
 #[cfg(test)]
 mod tests;
 
-use std::{cell::OnceCell, fmt, ops::ControlFlow, path::Path};
+use std::{cell::OnceCell, fmt, ops::Range, path::Path};
 
 use twofour::file::Reader;
+
+pub use super::inference::layer::Outputs;
+pub use free::{FreeFeatures, OutputOrder};
 
 use super::{
     Checkpoint, CheckpointError, EncoderCheckpoint, Tokenizer,
@@ -17,25 +21,41 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// The input of linear layers.
-#[derive(Debug, Clone, Copy)]
-pub struct Observation<'a> {
+/// An input of a block's linear layers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BlockInput {
     /// The names of the weights that are multiplied with it, as the checkpoint has them: queries, keys and values share
     /// one input, and so do gate and up.
-    pub weights: &'a [String],
-    /// The input, `[tokens, in_features]`.
-    pub x: &'a [f32],
-    /// Number of tokens.
-    pub tokens: usize,
+    pub weights: Vec<String>,
     /// Whether the weights are stored as `[in_features, out_features]` (GPT-2).
     pub is_transposed: bool,
 }
 
-/// The values of a weight that replaces the stored one, by its name and in its stored shape; none to leave it.
-pub type Replace<'a> = &'a dyn Fn(&str) -> Option<Vec<f32>>;
+/// A text's input of linear layers.
+#[derive(Debug, Clone, Copy)]
+pub struct Observation<'a> {
+    /// Its name.
+    pub input: &'a BlockInput,
+    /// The values, `[tokens, in_features]`.
+    pub x: &'a [f32],
+    /// Number of tokens.
+    pub tokens: usize,
+}
 
-/// What sees the inputs of linear layers. After a break the block computes no further.
-pub type Observe<'a> = &'a mut dyn FnMut(Observation<'_>) -> ControlFlow<()>;
+/// What the stored model has for the same tokens.
+#[derive(Debug, Clone, Copy)]
+pub enum Beside<'a> {
+    /// It is not run.
+    Nothing,
+    /// The input, `[tokens, in_features]`.
+    Inputs(&'a [f32]),
+    /// The products of the one weight that reads the input, `[tokens, out_features]`, without its bias, where they are
+    /// added to the hidden states.
+    Outputs(&'a [f32]),
+}
+
+/// The values of a weight or a bias that replace the stored ones, by name and in the stored shape; none to leave it.
+pub type Replace<'a> = &'a dyn Fn(&str) -> Option<Vec<f32>>;
 
 /// A checkpoint whose blocks are read and run one at a time: [`Checkpoint`] and [`EncoderCheckpoint`].
 pub trait BlockwiseCheckpoint: fmt::Debug {
@@ -77,14 +97,28 @@ pub trait BlockwiseCheckpoint: fmt::Debug {
     fn block(&self, index: usize, replace: Option<Replace<'_>>) -> Result<Box<dyn CheckpointBlock + '_>>;
 }
 
-/// A block of a [`BlockwiseCheckpoint`], in memory.
+/// A block of a [`BlockwiseCheckpoint`], in memory. It is computed from one input of linear layers to the next.
 pub trait CheckpointBlock {
-    /// Runs one text's hidden states `x: [tokens, width]` through the block, in place, and shows the inputs of its
-    /// linear layers. Where `observe` breaks, `x` is of no more use.
+    /// The inputs, in the order of computation.
+    fn inputs(&self) -> &[BlockInput];
+
+    /// The features of an input that may stand in another order, where there are any.
+    fn free_features(&self, index: usize) -> Option<&FreeFeatures> {
+        let _ = index;
+        None
+    }
+
+    /// Returns the input of a number, of a text that was computed up to it: from its hidden states `x: [tokens, width]`
+    /// or from what the step before it returned.
+    fn input(&self, index: usize, x: &[f32], between: Vec<f32>) -> Vec<f32>;
+
+    /// Computes the layers that read an input, and what follows them up to the next input. Returns that one, or nothing
+    /// where it is read from the hidden states, which were changed. `outputs` sees the products of a layer that
+    /// changes the hidden states, without its bias.
     ///
     /// # Errors
     /// Those of the products.
-    fn run(&self, x: &mut Vec<f32>, observe: Observe<'_>) -> Result<()>;
+    fn step(&self, index: usize, input: &[f32], x: &mut [f32], outputs: Option<Outputs<'_>>) -> Result<Vec<f32>>;
 }
 
 /// Opens a directory with a decoder or an encoder, as its configuration says.
@@ -110,6 +144,49 @@ fn also_encoders(error: Error) -> Error {
     }
 }
 
+/// A text in front of an input of a block.
+#[derive(Debug, Clone)]
+struct Text {
+    /// The hidden states, `[tokens, width]`.
+    x: Vec<f32>,
+    /// The input, where it is not read from the hidden states.
+    between: Vec<f32>,
+}
+
+impl Text {
+    /// Takes the text through the block from one input to another.
+    fn run(&mut self, block: &dyn CheckpointBlock, inputs: Range<usize>) -> Result<()> {
+        for index in inputs {
+            let input = self.input(block, index);
+            self.between = block.step(index, &input, &mut self.x, None)?;
+        }
+        Ok(())
+    }
+
+    /// The input in front of which the text is.
+    fn input(&mut self, block: &dyn CheckpointBlock, index: usize) -> Vec<f32> {
+        block.input(index, &self.x, std::mem::take(&mut self.between))
+    }
+}
+
+/// All texts on their way through one model.
+#[derive(Debug, Clone)]
+struct Texts {
+    texts: Vec<Text>,
+    /// The number of the input in front of which they are.
+    at: usize,
+}
+
+impl Texts {
+    fn new(states: Vec<Vec<f32>>) -> Self {
+        Texts { texts: states.into_iter().map(|x| Text { x, between: vec![] }).collect(), at: 0 }
+    }
+
+    fn states(&self) -> Vec<&[f32]> {
+        self.texts.iter().map(|text| text.x.as_slice()).collect()
+    }
+}
+
 /// Texts on their way through a checkpoint. In memory are the hidden states of all texts, in f32, and the weights of
 /// one block; twice as many where the dense model's states are kept beside those of the pruned one.
 ///
@@ -119,27 +196,32 @@ fn also_encoders(error: Error) -> Error {
 /// let text = checkpoint.tokenizer()?.encode("calibration text")?;
 /// let mut calibration = Calibration::new(&checkpoint, &[text])?;
 /// while !calibration.is_finished() {
-///     calibration.observe(&mut |input| println!("{:?}: {} tokens", input.weights, input.tokens))?;
-///     // Prune the block's weights here, and go on with what the pruned block computes.
+///     for index in 0..calibration.inputs()?.len() {
+///         // Weights that were pruned before are replaced here, so that later inputs are those of the pruned block.
+///         calibration.observe(index, &|_| None, &mut |seen, _| println!("{:?}: {}", seen.input.weights, seen.tokens))?;
+///     }
 ///     calibration.advance(&|_| None)?;
 /// }
 /// # Ok::<(), twofour_nn::Error>(())
 /// ```
 pub struct Calibration<'a> {
     checkpoint: &'a dyn BlockwiseCheckpoint,
-    /// The hidden states of each text, `[tokens, width]`.
-    texts: Vec<Vec<f32>>,
+    texts: Texts,
     /// The same in the model as it is stored, where these are kept.
-    dense: Option<Vec<Vec<f32>>>,
+    dense: Option<Texts>,
+    /// The hidden states in front of the block, where these are kept.
+    entry: Option<Vec<Vec<f32>>>,
     block: usize,
     /// The next block as it is stored, once it has been read.
     stored: OnceCell<Box<dyn CheckpointBlock + 'a>>,
+    /// Bytes that the inputs between two steps may take.
+    room: u64,
     is_stopped: &'a dyn Fn() -> bool,
 }
 
 impl fmt::Debug for Calibration<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Calibration").field("texts", &self.texts.len()).field("block", &self.block).finish()
+        f.debug_struct("Calibration").field("texts", &self.texts.texts.len()).field("block", &self.block).finish()
     }
 }
 
@@ -159,18 +241,33 @@ impl<'a> Calibration<'a> {
         }
         Ok(Calibration {
             checkpoint,
-            texts: checkpoint.embed(texts)?,
+            texts: Texts::new(checkpoint.embed(texts)?),
             dense: None,
+            entry: None,
             block: 0,
             stored: OnceCell::new(),
+            room: 0,
             is_stopped: &|| false,
         })
     }
 
-    /// Keeps the hidden states of the stored model, too, from here on: [`Calibration::observe_input`] shows both.
+    /// Keeps the hidden states of the stored model, too, from here on: [`Calibration::observe`] shows both.
     #[must_use]
     pub fn beside_dense(self) -> Self {
         Calibration { dense: Some(self.texts.clone()), ..self }
+    }
+
+    /// Keeps the hidden states in front of each block until the texts are through it: [`Calibration::entry`].
+    #[must_use]
+    pub fn keeping_entry(self) -> Self {
+        Calibration { entry: Some(self.texts.texts.iter().map(|text| text.x.clone()).collect()), ..self }
+    }
+
+    /// Keeps the inputs of a block's last layers until the next call, where those of all texts take at most so many
+    /// bytes. They are several times as large as the hidden states; otherwise they are computed once more.
+    #[must_use]
+    pub fn with_room(self, bytes: u64) -> Self {
+        Calibration { room: bytes, ..self }
     }
 
     /// Asks before each text whether to stop.
@@ -189,93 +286,136 @@ impl<'a> Calibration<'a> {
         self.block >= self.checkpoint.blocks()
     }
 
-    /// Runs every text through the next block with its stored weights, and shows the inputs of the block's linear
-    /// layers, text by text. The texts stay in front of the block.
+    /// Returns the inputs of the next block's linear layers, in the order of computation.
     ///
     /// # Errors
-    /// Those of reading the block's weights and of its products; a call after the last block;
-    /// [`twofour::Error::Interrupted`] where [`Calibration::stopped_by`] asks for it.
-    pub fn observe(&self, observe: &mut dyn FnMut(Observation<'_>)) -> Result<()> {
-        let block = self.stored()?;
-        self.texts.iter().try_for_each(|text| {
-            go_on(self.is_stopped)?;
-            block.run(&mut text.clone(), &mut |input| {
-                observe(input);
-                ControlFlow::Continue(())
-            })
-        })
+    /// Those of reading the block's weights; a call after the last block.
+    pub fn inputs(&self) -> Result<Vec<BlockInput>> {
+        Ok(self.stored()?.inputs().to_vec())
     }
 
-    /// Returns the names of the weights that read each input of the next block's linear layers, in the order of
-    /// computation.
+    /// Returns the features of an input of the next block that may stand in another order, where there are any.
     ///
     /// # Errors
-    /// Those of [`Calibration::observe`].
-    pub fn inputs(&self) -> Result<Vec<Vec<String>>> {
-        let block = self.stored()?;
-        let mut inputs = vec![];
-        if let Some(text) = self.texts.first() {
-            // One token passes all layers.
-            let mut token = text[..self.checkpoint.width()].to_vec();
-            block.run(&mut token, &mut |input| {
-                inputs.push(input.weights.to_vec());
-                ControlFlow::Continue(())
-            })?;
-        }
-        Ok(inputs)
+    /// Those of [`Calibration::inputs`].
+    pub fn free_features(&self, index: usize) -> Result<Option<FreeFeatures>> {
+        Ok(self.stored()?.free_features(index).cloned())
     }
 
-    /// Runs every text through the next block, as far as the linear layers that read the same input as the weight
-    /// `name`, and shows that input, text by text: of the block with the weights that `replace` returns in place of the
-    /// stored ones, and, where they are kept ([`Calibration::beside_dense`]), of the stored block on the stored model's
-    /// hidden states. The texts stay in front of the block.
+    /// Runs every text through the next block, as far as the input of that number, and shows it, text by text: of the
+    /// block with the weights that `replace` returns in place of the stored ones, and, where they are kept
+    /// ([`Calibration::beside_dense`]), of the stored block on the stored model's hidden states. Calls go from one input
+    /// to a later one; weights that read earlier ones must not change between them. After an error the texts are of no
+    /// more use.
     ///
     /// # Errors
-    /// Those of [`Calibration::observe`]; a replaced weight of another length.
-    pub fn observe_input(
-        &self,
-        name: &str,
+    /// Those of [`Calibration::inputs`] and of the products; a replaced weight of another length; an input that the
+    /// texts are past; [`twofour::Error::Interrupted`] where [`Calibration::stopped_by`] asks for it.
+    pub fn observe(
+        &mut self,
+        index: usize,
         replace: Replace<'_>,
-        observe: &mut dyn FnMut(Observation<'_>, Option<&[f32]>),
+        observe: &mut dyn FnMut(Observation<'_>, Beside<'_>),
     ) -> Result<()> {
         let block = self.next_block(Some(replace))?;
-        let stored = self.dense.as_ref().map(|_| self.stored()).transpose()?;
-        let reads = |input: &Observation<'_>| input.weights.iter().any(|weight| weight == name);
-        for (index, text) in self.texts.iter().enumerate() {
+        if self.dense.is_some() {
+            self.stored()?;
+        }
+        let dense_at = self.dense.as_ref().map_or(index, |dense| dense.at);
+        let Some(input) = block.inputs().get(index).filter(|_| self.texts.at <= index && dense_at <= index) else {
+            let found = index.to_string();
+            return Err(Error::Setting { what: "an input of a block", found, expected: "one that comes next" });
+        };
+        let width = self.checkpoint.width().max(1);
+        let mut keeps = None;
+        for number in 0..self.texts.texts.len() {
             go_on(self.is_stopped)?;
-            let mut beside = None;
-            if let (Some(stored), Some(texts)) = (&stored, &self.dense) {
-                stored.run(&mut texts[index].clone(), &mut |input| match reads(&input) {
-                    true => {
-                        beside = Some(input.x.to_vec());
-                        ControlFlow::Break(())
+            let mut text = self.texts.texts[number].clone();
+            text.run(block.as_ref(), self.texts.at..index)?;
+            let is_between = !text.between.is_empty();
+            let x = text.input(block.as_ref(), index);
+            let tokens = text.x.len() / width;
+            let observation = Observation { input, x: &x, tokens };
+            match (self.stored.get(), &mut self.dense) {
+                (Some(stored), Some(dense)) => {
+                    let (stored, text) = (stored.as_ref(), &mut dense.texts[number]);
+                    text.run(stored, dense.at..index)?;
+                    let inputs = text.input(stored, index);
+                    let mut outputs = None;
+                    let mut keep = |products: &[f32]| outputs = Some(products.to_vec());
+                    text.between = stored.step(index, &inputs, &mut text.x, Some(&mut keep))?;
+                    match outputs.as_deref().filter(|_| input.weights.len() == 1) {
+                        Some(outputs) => observe(observation, Beside::Outputs(outputs)),
+                        None => observe(observation, Beside::Inputs(&inputs)),
                     }
-                    false => ControlFlow::Continue(()),
-                })?;
-            }
-            block.run(&mut text.clone(), &mut |input| match reads(&input) {
-                true => {
-                    observe(input, beside.as_deref());
-                    ControlFlow::Break(())
                 }
-                false => ControlFlow::Continue(()),
-            })?;
+                _ => observe(observation, Beside::Nothing),
+            }
+            let keeps = *keeps.get_or_insert_with(|| {
+                let states: usize = self.texts.texts.iter().map(|text| text.x.len()).sum();
+                let features = x.len() / tokens.max(1);
+                let bytes = (states / width).saturating_mul(features * size_of::<f32>()) as u64;
+                !is_between || features <= 2 * width || bytes <= self.room
+            });
+            if keeps {
+                if is_between {
+                    text.between = x;
+                }
+                self.texts.texts[number] = text;
+            }
+        }
+        if keeps == Some(true) {
+            self.texts.at = index;
+        }
+        if let Some(dense) = &mut self.dense {
+            dense.at = index + 1;
         }
         Ok(())
     }
 
-    /// Runs every text through the next block, with the weights that `replace` returns in place of the stored ones.
-    /// After an error the texts are of no more use.
+    /// Runs the next tokens, at most `tokens` of whole texts but at least one text, through the next block as it is
+    /// stored, and shows the inputs of its layers. The texts stay where they are, in front of the block.
     ///
     /// # Errors
-    /// Those of [`Calibration::observe`]; a replaced weight of another length.
+    /// Those of [`Calibration::observe`].
+    pub fn preview(&self, tokens: usize, observe: &mut dyn FnMut(Observation<'_>)) -> Result<()> {
+        let block = self.stored()?;
+        if self.texts.at > 0 {
+            let found = self.texts.at.to_string();
+            return Err(Error::Setting { what: "an input of a block", found, expected: "the first" });
+        }
+        let mut seen = 0;
+        for text in &self.texts.texts {
+            go_on(self.is_stopped)?;
+            let mut text = text.clone();
+            for (index, input) in block.inputs().iter().enumerate() {
+                let x = text.input(block, index);
+                observe(Observation { input, x: &x, tokens: text.x.len() / self.checkpoint.width().max(1) });
+                text.between = block.step(index, &x, &mut text.x, None)?;
+            }
+            seen += text.x.len() / self.checkpoint.width().max(1);
+            if seen >= tokens {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs every text to the end of the next block, with the weights that `replace` returns in place of the stored
+    /// ones. After an error the texts are of no more use.
+    ///
+    /// # Errors
+    /// Those of [`Calibration::observe`].
     pub fn advance(&mut self, replace: Replace<'_>) -> Result<()> {
         let is_stopped = self.is_stopped;
-        let run = |block: &dyn CheckpointBlock, texts: &mut [Vec<f32>]| {
-            texts.iter_mut().try_for_each(|x| {
+        let run = |block: &dyn CheckpointBlock, texts: &mut Texts| {
+            let end = block.inputs().len();
+            texts.texts.iter_mut().try_for_each(|text| {
                 go_on(is_stopped)?;
-                block.run(x, &mut |_| ControlFlow::Continue(()))
-            })
+                text.run(block, texts.at..end)
+            })?;
+            texts.at = 0;
+            Ok::<(), Error>(())
         };
         if let Some(mut texts) = self.dense.take() {
             run(self.stored()?, &mut texts)?;
@@ -284,13 +424,37 @@ impl<'a> Calibration<'a> {
         self.stored = OnceCell::new();
         let block = self.next_block(Some(replace))?;
         run(block.as_ref(), &mut self.texts)?;
+        if let Some(entry) = &mut self.entry {
+            entry.iter_mut().zip(&self.texts.texts).for_each(|(entry, text)| entry.clone_from(&text.x));
+        }
         self.block += 1;
         Ok(())
     }
 
-    /// The hidden states of each text in front of the next block, `[tokens, width]`.
-    pub fn texts(&self) -> &[Vec<f32>] {
-        &self.texts
+    /// The hidden states of each text, `[tokens, width]`: between two blocks those in front of the next.
+    pub fn texts(&self) -> Vec<&[f32]> {
+        self.texts.states()
+    }
+
+    /// The hidden states of each text in front of the block, `[tokens, width]`, wherever the text is by now; nothing
+    /// without [`Calibration::keeping_entry`].
+    pub fn entry(&self) -> Option<&[Vec<f32>]> {
+        self.entry.as_deref()
+    }
+
+    /// The hidden states of each text in the stored model, `[tokens, width]`; nothing without
+    /// [`Calibration::beside_dense`]. Once the last input of a block was observed, they are the block's outputs.
+    pub fn dense_texts(&self) -> Option<Vec<&[f32]>> {
+        self.dense.as_ref().map(Texts::states)
+    }
+
+    /// Puts the texts of the pruned model back in front of the block, where [`Calibration::keeping_entry`] kept them:
+    /// after weights that read earlier inputs changed. The stored model's stay where they are.
+    pub fn rewind(&mut self) {
+        if let Some(entry) = &self.entry {
+            let texts = entry.iter().map(|x| Text { x: x.clone(), between: vec![] }).collect();
+            self.texts = Texts { texts, at: 0 };
+        }
     }
 
     fn stored(&self) -> Result<&(dyn CheckpointBlock + 'a)> {

@@ -70,6 +70,11 @@ impl<'a> StoredParts<'a> {
         self.layout.linears.contains_key(ours)
     }
 
+    /// How a linear layer is stored.
+    pub(crate) fn stored(&self, ours: &str) -> Option<&'a StoredLinear> {
+        self.layout.linears.get(ours)
+    }
+
     /// The names of the weights that make up a linear layer.
     pub(crate) fn weights_of(&self, ours: &str) -> Vec<String> {
         let parts = self.layout.linears.get(ours).map(|linear| linear.parts.as_slice()).unwrap_or_default();
@@ -129,6 +134,17 @@ impl<'a> StoredParts<'a> {
         self.layout.tensors.get(ours).map(|tensor| tensor.name.as_str()).ok_or_else(|| absent(ours))
     }
 
+    fn bias(&self, name: &str, outputs: usize) -> Result<Vec<f32>> {
+        let bias = format!("{name}.bias");
+        match self.replace.and_then(|replace| replace(&bias)) {
+            Some(values) if values.len() == outputs => Ok(values),
+            Some(values) => {
+                Err(Error::Length { what: "a replaced bias", expected: outputs, found: values.len() }.in_layer(name))
+            }
+            None => self.floats::<f32>(&bias),
+        }
+    }
+
     fn part<T: KernelElement + StoredElement>(
         &self,
         linear: &StoredLinear,
@@ -136,7 +152,7 @@ impl<'a> StoredParts<'a> {
         stays_dense: bool,
     ) -> Result<LinearPart<T>> {
         let (weight, shape) = (format!("{name}.weight"), (*outputs, linear.inputs));
-        let bias = linear.has_bias.then(|| self.floats::<f32>(&format!("{name}.bias"))).transpose()?;
+        let bias = linear.has_bias.then(|| self.bias(name, *outputs)).transpose()?;
         let replaced = self.replace.and_then(|replace| replace(&weight));
         let is_compressed = file::is_compressed(self.reader, &weight) && replaced.is_none();
         if is_compressed && !linear.is_transposed && !stays_dense {

@@ -523,7 +523,7 @@ fn last_hidden(directory: &Path) -> Vec<Vec<f32>> {
     while !calibration.is_finished() {
         calibration.advance(&|_| None).unwrap();
     }
-    calibration.texts().to_vec()
+    calibration.texts().into_iter().map(<[f32]>::to_vec).collect()
 }
 
 #[test]

@@ -22,7 +22,7 @@ pub use self::cuda::CudaEncoder;
 pub(super) use self::embeddings::Embeddings;
 pub use self::{masked::MaskedEncoder, sentence::SentenceEncoder, similarity::Similarity};
 use super::{
-    calibration::Observation,
+    calibration::{BlockInput, Observation},
     checkpoint::{EncoderCheckpoint, StoredParts},
     config::{TokenInput, TransformerConfig},
     expect_below,
@@ -110,7 +110,7 @@ pub struct Encoder<T: KernelElement> {
     layers: Vec<Layer<T>>,
     pooler: Option<Linear<T>>,
     /// The stored weights of each layer's linear layers, as an observer is told.
-    stored: Vec<[Vec<String>; 4]>,
+    stored: Vec<[BlockInput; 4]>,
 }
 
 impl<T: KernelElement + StoredElement> Encoder<T> {
@@ -134,9 +134,11 @@ impl<T: KernelElement + StoredElement> Encoder<T> {
             true => Some(parts.linear("pooler", (width, width))?),
             false => None,
         };
-        let stored = (0..config.layers)
-            .map(|layer| Role::ALL.map(|role| parts.weights_of(&format!("blocks.{layer}.{}", role.name()))))
-            .collect();
+        let input = |layer: usize, role: Role| {
+            let weights = parts.weights_of(&format!("blocks.{layer}.{}", role.name()));
+            BlockInput { weights, is_transposed: false }
+        };
+        let stored = (0..config.layers).map(|layer| Role::ALL.map(|role| input(layer, role))).collect();
         Ok(Encoder { embeddings, layers, pooler, stored, config })
     }
 }
@@ -186,9 +188,9 @@ impl<T: KernelElement> Encoder<T> {
         for (layer, stored) in self.layers.iter().zip(&self.stored) {
             layer.forward(&self.config, &mut x, Seen::Sequences(&lengths), &mut |role: Role, x: &[T]| {
                 // Inputs are widened for an observer alone.
-                let weights = Role::ALL.iter().position(|own| *own == role).map(|at| &stored[at]);
-                if let (Some(weights), Some(observe)) = (weights, &mut observe) {
-                    observe(Observation { weights, x: &widened(x), tokens, is_transposed: false });
+                let input = Role::ALL.iter().position(|own| *own == role).map(|at| &stored[at]);
+                if let (Some(input), Some(observe)) = (input, &mut observe) {
+                    observe(Observation { input, x: &widened(x), tokens });
                 }
                 ControlFlow::Continue(())
             })?;

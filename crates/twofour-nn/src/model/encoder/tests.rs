@@ -65,10 +65,10 @@ fn every_linear_layer_is_observed_and_bad_sequences_are_refused() {
     let encoder = Encoder::<f32>::load(directory()).unwrap();
     let (mut names, mut elements) = (vec![], vec![]);
     let input = EncoderInput { tokens: &[3, 4, 5], types: None };
-    let outcome = encoder.forward_observed(&[input, input], &mut |input| {
-        assert_eq!(input.tokens, 6);
-        names.extend(input.weights.iter().cloned());
-        elements.push(input.x.len());
+    let outcome = encoder.forward_observed(&[input, input], &mut |seen| {
+        assert_eq!(seen.tokens, 6);
+        names.extend(seen.input.weights.iter().cloned());
+        elements.push(seen.x.len());
     });
     outcome.unwrap();
     assert_eq!(names.len(), 2 * 6, "{names:?}");

@@ -42,6 +42,16 @@ pub(crate) enum Seen<'a, T> {
     Sequences(&'a [usize]),
 }
 
+impl<T> Seen<'_, T> {
+    /// The same, borrowed once more.
+    pub(crate) fn again(&mut self) -> Seen<'_, T> {
+        match self {
+            Seen::Cache { cache, position, rotary } => Seen::Cache { cache, position: *position, rotary: *rotary },
+            Seen::Sequences(lengths) => Seen::Sequences(lengths),
+        }
+    }
+}
+
 /// What the scores of attention are multiplied by, and their bound.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ScoreScale {

@@ -69,6 +69,9 @@ impl Role {
 /// What sees the inputs of linear layers, `[tokens, in_features]`. After a break the layer computes no further.
 pub(crate) type Observer<'a, T> = &'a mut dyn FnMut(Role, &[T]) -> ControlFlow<()>;
 
+/// What sees the products of a linear layer, `[tokens, out_features]`.
+pub type Outputs<'a> = &'a mut dyn FnMut(&[f32]);
+
 /// The observer that sees nothing.
 pub(crate) fn unobserved<T>(_: Role, _: &[T]) -> ControlFlow<()> {
     ControlFlow::Continue(())
@@ -85,37 +88,66 @@ impl<T: KernelElement> Layer<T> {
         &self,
         config: &TransformerConfig,
         x: &mut [f32],
-        seen: Seen<'_, T>,
+        mut seen: Seen<'_, T>,
         observe: Observer<'_, T>,
     ) -> Result<()> {
-        let tokens = x.len() / config.width;
-        let h: Vec<T> = self.attention.input(x);
-        if observe(Role::Qkv, &h).is_break() {
-            return Ok(());
-        }
-        let o = match self.windows {
-            None => self.attend(config, &h, seen)?,
-            Some(windows) => {
-                let h = windows.partition(&h, config.width);
-                let positions = windows.positions();
-                let lengths = vec![positions; h.len() / (positions * config.width)];
-                windows.merge(&self.attend(config, &h, Seen::Sequences(&lengths))?, config.width)
+        let mut between = vec![];
+        for role in Role::ALL {
+            let h = self.input(role, x, between);
+            if observe(role, &h).is_break() {
+                return Ok(());
             }
-        };
-        if observe(Role::Out, &o).is_break() {
-            return Ok(());
+            between = self.step(config, role, &h, x, seen.again(), None)?;
         }
-        self.attention.add(x, &self.out.forward(&o, tokens, Activation::Identity)?);
-        let h: Vec<T> = self.feed_forward.input(x);
-        if observe(Role::Up, &h).is_break() {
-            return Ok(());
-        }
-        let h = self.hidden(config, &h, tokens)?;
-        if observe(Role::Down, &h).is_break() {
-            return Ok(());
-        }
-        self.feed_forward.add(x, &self.down.forward(&h, tokens, Activation::Identity)?);
         Ok(())
+    }
+
+    /// What a linear layer reads, from the residual stream `x` or from what the layer before it returned.
+    pub(crate) fn input(&self, role: Role, x: &[f32], between: Vec<T>) -> Vec<T> {
+        match role {
+            Role::Qkv => self.attention.input(x),
+            Role::Up => self.feed_forward.input(x),
+            Role::Out | Role::Down => between,
+        }
+    }
+
+    /// Computes a linear layer from its input `h`, with what follows it up to the next linear layer. Returns what that
+    /// one reads, unless it reads the residual stream `x`, to which the output is added. `outputs` sees the products of
+    /// such a layer, without its bias.
+    pub(crate) fn step(
+        &self,
+        config: &TransformerConfig,
+        role: Role,
+        h: &[T],
+        x: &mut [f32],
+        seen: Seen<'_, T>,
+        outputs: Option<Outputs<'_>>,
+    ) -> Result<Vec<T>> {
+        let tokens = x.len() / config.width;
+        match role {
+            Role::Qkv => match self.windows {
+                None => self.attend(config, h, seen),
+                Some(windows) => {
+                    let h = windows.partition(h, config.width);
+                    let positions = windows.positions();
+                    let lengths = vec![positions; h.len() / (positions * config.width)];
+                    Ok(windows.merge(&self.attend(config, &h, Seen::Sequences(&lengths))?, config.width))
+                }
+            },
+            Role::Up => self.hidden(config, h, tokens),
+            Role::Out | Role::Down => {
+                let (linear, residual) = match role {
+                    Role::Out => (&self.out, &self.attention),
+                    _ => (&self.down, &self.feed_forward),
+                };
+                let y = linear.forward(h, tokens, Activation::Identity)?;
+                if let Some(outputs) = outputs {
+                    outputs(&without_bias(linear, &y, h.len() / tokens.max(1))?);
+                }
+                residual.add(x, &y);
+                Ok(vec![])
+            }
+        }
     }
 
     /// Attention before the output projection, `[tokens, query_width]`.
@@ -149,4 +181,14 @@ impl<T: KernelElement> Layer<T> {
         nonlinearity::in_place(feed_forward.activation, &mut h);
         Ok(narrowed(&h))
     }
+}
+
+/// The products of a layer's weight alone in its outputs `y`.
+fn without_bias<T: KernelElement>(linear: &Linear<T>, y: &[T], inputs: usize) -> Result<Vec<f32>> {
+    let bias = widened(&linear.forward(&vec![T::ZERO; inputs], 1, Activation::Identity)?);
+    let mut products = widened(y);
+    for row in products.chunks_exact_mut(bias.len().max(1)) {
+        row.iter_mut().zip(&bias).for_each(|(value, bias)| *value -= bias);
+    }
+    Ok(products)
 }
