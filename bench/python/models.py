@@ -20,7 +20,7 @@ import time
 
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import BertConfig, BertForQuestionAnswering, LlamaConfig, LlamaForCausalLM, StaticCache
 
 import twofour
 import twofour.transformers
@@ -53,11 +53,19 @@ SHAPES = {
         "vocab_size": 512,
     },
 }
+#: Encoders, which read whole texts.
+ENCODERS = {
+    "bert-base": {},
+    "minilm": {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 12, "num_attention_heads": 12},
+    "tiny-bert": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
+}
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CONTEXT, STEPS = 64, 20
 
 
-def config_of(model: str) -> LlamaConfig:
+def config_of(model: str) -> LlamaConfig | BertConfig:
+    if model in ENCODERS:
+        return BertConfig(**ENCODERS[model])
     return LlamaConfig(max_position_embeddings=8192, rope_theta=500000.0, dtype=torch.bfloat16, **SHAPES[model])
 
 
@@ -65,16 +73,18 @@ def made(model: str, form: str) -> LlamaForCausalLM:
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(DEVICE):
-        net = LlamaForCausalLM(config_of(model)).eval()
+        kind = BertForQuestionAnswering if model in ENCODERS else LlamaForCausalLM
+        net = kind(config_of(model)).eval()
     torch.set_default_dtype(torch.float32)
+    body = net.bert if model in ENCODERS else net.model
     kind = form.partition("+")[0]
     if kind == "sparsify":
-        sparsify_(net.model.layers, semi_sparse_weight(), prune=True)
+        sparsify_(body, semi_sparse_weight(), prune=True)
     elif kind in ("linear", "int4"):
         layer = twofour.Linear if kind == "linear" else twofour.Int4Linear
-        for name, module in list(net.model.named_modules()):
+        for name, module in list(body.named_modules()):
             if type(module) is nn.Linear:
-                net.model.set_submodule(name, layer.from_dense(module, prune=True))
+                body.set_submodule(name, layer.from_dense(module, prune=True))
     if form.endswith("+optimize"):
         twofour.transformers.optimize(net)
     return net
@@ -125,8 +135,11 @@ class Contender:
     @torch.no_grad()
     def prefill(self, batch: int, tokens: int, path: str):
         """A function that reads the prompts of a batch."""
-        call = self.net.forward if path == "eager" else torch.compile(self.net.forward, fullgraph=True)
+        mode = "reduce-overhead" if path == "graph" else None
+        call = self.net.forward if path == "eager" else torch.compile(self.net.forward, mode=mode, fullgraph=True)
         ids = torch.randint(0, self.config.vocab_size, (batch, tokens), device=DEVICE)
+        if isinstance(self.config, BertConfig):
+            return (lambda: call(input_ids=ids)), 1
         return (lambda: call(input_ids=ids, use_cache=False, logits_to_keep=1)), 1
 
 
@@ -157,7 +170,7 @@ def compared(functions: dict, rounds: int) -> tuple[dict, dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=SHAPES, default="tiny")
+    parser.add_argument("--model", choices=[*SHAPES, *ENCODERS], default="tiny")
     parser.add_argument("--forms", nargs="+", default=["linear", "sparsify", "int4"])
     parser.add_argument("--batch", nargs="*", type=int, default=[1], help="batches to decode")
     parser.add_argument("--prefill", nargs="*", default=[], help="batches and tokens, as in 4x1024")

@@ -282,5 +282,10 @@ def test_layers_of_a_sparse_model_stay_linear_layers():
     for strict in (False, True):
         exported = torch.export.export(net, (x,), strict=strict)
         assert torch.equal(exported.module()(x), expected) and "0.weight" in exported.graph_signature.parameters
-    net[0].weight = torch.nn.Parameter(net[0].weight.to_dense())
+    weight = net[0].weight
+    net[0].weight = torch.nn.Parameter(weight.to_dense())
+    assert type(net[0]) is torch.nn.Linear
     close(torch.compile(net, backend="aot_eager", fullgraph=True)(x), expected)
+    # As torch's tutorial does.
+    net[0].weight = torch.nn.Parameter(weight)
+    assert type(net[0]) is type(net[2]) and torch.equal(net(x), expected)

@@ -269,7 +269,7 @@ def load_model(model: Any, path: str | os.PathLike, *, strict: bool = True):
     """
     from torch import nn
 
-    from .modules.sparse_weight import set_sparse_weight
+    from .modules import sparse_weight as _layers  # An nn.Linear may have such a weight.
 
     tensors = load_file(path, framework="torch")
     replaced = set()
@@ -293,11 +293,7 @@ def load_model(model: Any, path: str | os.PathLike, *, strict: bool = True):
                 f"tensor `{name}`: the file's shape is {list(tensor.shape)}, the module's {list(old.shape)}"
             )
         device = tensor.device if old.device.type == "meta" else old.device
-        parameter = nn.Parameter(tensor.to(device=device, dtype=old.dtype), requires_grad=False)
-        if leaf == "weight":
-            set_sparse_weight(module, parameter)
-        else:
-            setattr(module, leaf, parameter)
+        setattr(module, leaf, nn.Parameter(tensor.to(device=device, dtype=old.dtype), requires_grad=False))
         replaced.add(name)
         del tensors[name]
     result = model.load_state_dict(tensors, strict=False)

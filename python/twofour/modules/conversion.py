@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import _WrappedHook
 
+from . import sparse_weight
+
 #: What a subclass may define without computing, moving or saving in a way of its own.
 _HARMLESS = frozenset(
     {
@@ -88,7 +90,7 @@ def _anchor(cls: type) -> type:
 
 def _computes_as_linear(anchor: type) -> bool:
     """Whether a class computes ``F.linear`` with its weight as it is."""
-    return anchor is nn.Linear or getattr(anchor, "COMPUTES_AS_LINEAR", False)
+    return anchor in (nn.Linear, sparse_weight.Linear)
 
 
 @functools.cache
@@ -217,7 +219,8 @@ def dense_layer(old: nn.Linear, weight: nn.Parameter) -> nn.Linear:
     new = kind.__new__(kind)
     plain = nn.Linear(old.in_features, old.out_features, bias=False, device="meta")
     new.__dict__.update(plain.__dict__)
-    new._parameters.update(weight=weight, bias=old._parameters["bias"])
+    new._parameters["bias"] = old._parameters["bias"]
+    new.weight = weight
     return take_over(new, old)
 
 

@@ -1,4 +1,4 @@
-"""Linear layers whose weight is a sparse tensor."""
+"""Linear layers whose weight is a sparse tensor. Importing this module lets every ``nn.Linear`` become one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.compiler import is_dynamo_compiling
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ..tensor.semi_structured import SparseSemiStructuredTensor, linear_in_graph
 
@@ -17,8 +18,6 @@ class Linear(nn.Linear):
     every call, which takes longer than a GEMM of few tokens.
     """
 
-    COMPUTES_AS_LINEAR = True
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # Not torch.compiler.is_exporting, which torch 2.11 takes for true wherever it compiles.
         if is_dynamo_compiling() and not torch.compiler._is_exporting_flag:
@@ -26,14 +25,11 @@ class Linear(nn.Linear):
         return F.linear(x, self.weight, self.bias)
 
 
-def set_sparse_weight(module: nn.Module, weight: nn.Parameter) -> nn.Module:
-    """Gives a layer a sparse weight. An ``nn.Linear`` with a 2:4 tensor is a :class:`Linear` of this module from then
-    on; a layer of another class keeps it, and so a ``forward`` of its own.
+def _when_registered(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+    """An ``nn.Linear`` is a :class:`Linear` of this module for as long as its weight is a 2:4 tensor. A layer of another
+    class keeps it, and so a ``forward`` of its own."""
+    if name == "weight" and type(module) in (nn.Linear, Linear):
+        module.__class__ = Linear if isinstance(parameter, SparseSemiStructuredTensor) else nn.Linear
 
-    Returns:
-        the layer.
-    """
-    module.weight = weight
-    if type(module) is nn.Linear and isinstance(weight, SparseSemiStructuredTensor):
-        module.__class__ = Linear
-    return module
+
+register_module_parameter_registration_hook(_when_registered)

@@ -25,7 +25,6 @@ from .conversion import (
 )
 from .linear import Linear
 from .roles import by_default
-from .sparse_weight import set_sparse_weight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,8 +139,7 @@ def sparsify_(
         try:
             if trained:
                 weight, is_pruned = weight_of(module)
-                parameter = _parameter(weight, config, prune and not is_pruned)
-                pairs.append((module, set_sparse_weight(dense_layer(module, parameter), parameter)))
+                pairs.append((module, dense_layer(module, _parameter(weight, config, prune and not is_pruned))))
             elif id(module.weight) not in sparse:
                 sparse[id(module.weight)] = _parameter(module.weight.detach(), config, prune)
         except ValueError as error:
@@ -151,7 +149,7 @@ def sparsify_(
             raise type(error)(f"{_quoted(name)}: {error}") from error
     for _, module in layers:
         if not is_training_layer(module):
-            set_sparse_weight(module, sparse[id(module.weight)])
+            module.weight = sparse[id(module.weight)]
     replace(model, pairs)
     changed = {id(module) for _, module in layers}
     for encoder in model.modules():
