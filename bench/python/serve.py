@@ -12,10 +12,47 @@ import json
 import pathlib
 import sys
 
+import numpy as np
 import torch
 
+#: What a checkpoint of compressed-tensors says of weights in its format for 2:4.
+BITMASK = {
+    "quant_method": "compressed-tensors",
+    "format": "dense",
+    "ignore": ["lm_head"],
+    "quantization_status": "compressed",
+    "sparsity_config": {
+        "format": "sparse-24-bitmask",
+        "global_sparsity": 0.5,
+        "sparsity_structure": "2:4",
+        "targets": ["Linear"],
+        "ignore": [],
+    },
+}
 PROMPTS = [[1, 5, 9, 2, 77, 30], [200, 3, 3, 8], [12] * 9]
 TOKENS = 12
+
+
+def as_bitmask(dense: torch.nn.Module, folder: pathlib.Path) -> None:
+    """Writes a 2:4 model as compressed-tensors does."""
+    from safetensors.torch import save_file
+
+    tensors = {}
+    for name, tensor in dense.state_dict().items():
+        if not name.endswith("_proj.weight"):
+            tensors[name] = tensor.contiguous()
+            continue
+        # The format's writer keeps exactly two of four, in ascending column.
+        order = tensor.abs().view(tensor.shape[0], -1, 4).argsort(dim=-1, descending=True, stable=True)
+        kept = torch.zeros(order.shape, dtype=torch.bool).scatter_(-1, order[..., :2], True).view(tensor.shape)
+        stem = name.removesuffix("weight")
+        tensors[stem + "compressed"] = tensor[kept].view(tensor.shape[0], -1)
+        tensors[stem + "bitmask"] = torch.from_numpy(np.packbits(kept.numpy(), axis=1, bitorder="little"))
+        tensors[stem + "shape"] = torch.tensor(tensor.shape).view(2, 1)
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {**dense.config.to_dict(), "architectures": [type(dense).__name__], "quantization_config": BITMASK}
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def make(folder: pathlib.Path) -> None:
@@ -38,7 +75,7 @@ def make(folder: pathlib.Path) -> None:
         eos_token_id=None,
     )
     torch.manual_seed(0)
-    dense = transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    dense = transformers.LlamaForCausalLM(config).eval()
     twofour.sparsity.apply_fake_sparsity(dense)
     expected = {}
     forms = {
@@ -46,20 +83,22 @@ def make(folder: pathlib.Path) -> None:
         "compressed": None,
         "int8": int8_dynamic_activation_int8_weight(),
         "int4": int4_weight_only(),
+        "sparse-24-bitmask": None,
     }
     dense.save_pretrained(folder / "dense")
+    as_bitmask(dense, folder / "sparse-24-bitmask")
     for form, quantization in forms.items():
-        if form == "dense":
+        if quantization is None and form != "compressed":
             model = dense
         elif form == "compressed":
             sparse = twofour.transformers.TwoFourConfig()
             model = transformers.AutoModelForCausalLM.from_pretrained(
-                folder / "dense", dtype=torch.bfloat16, quantization_config=sparse
+                folder / "dense", dtype=torch.float32, quantization_config=sparse
             )
         else:
-            model = transformers.AutoModelForCausalLM.from_pretrained(folder / "dense", dtype=torch.bfloat16)
+            model = transformers.AutoModelForCausalLM.from_pretrained(folder / "dense", dtype=torch.float32)
             twofour.quantize_(model, quantization)
-        if form != "dense":
+        if model is not dense:
             model.save_pretrained(folder / form)
         expected[form] = []
         for prompt in PROMPTS:
@@ -80,7 +119,7 @@ def check(folder: pathlib.Path, only: list[str]) -> None:
         model = LLM(
             str(folder / form),
             skip_tokenizer_init=True,
-            dtype="bfloat16",
+            dtype="float32",
             enforce_eager=True,
             max_model_len=128,
             quantization="twofour" if form == "dense" else None,
