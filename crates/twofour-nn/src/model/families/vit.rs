@@ -15,31 +15,24 @@ use crate::{
     },
 };
 
-/// The families, which differ in names, layer scale, registers and what their heads read.
+/// DINOv2, from which the others differ in names, layer scale, registers and what their heads read.
+const DINOV2: Family = Family {
+    name: "dinov2",
+    kind: Kind::Image,
+    layers: "num_hidden_layers",
+    prefixes: &["dinov2."],
+    config: |source| config(source, Kin::Dinov2),
+    layout: |source, config| layout(config, source.prefix),
+};
+
 pub(super) const FAMILIES: &[Family] = &[
-    Family {
-        name: "vit",
-        kind: Kind::Image,
-        layers: "num_hidden_layers",
-        prefixes: &["vit."],
-        config: |source| config(source, Kin::Vit),
-        layout: |source, config| layout(config, Kin::Vit, source.prefix),
-    },
-    Family {
-        name: "dinov2",
-        kind: Kind::Image,
-        layers: "num_hidden_layers",
-        prefixes: &["dinov2."],
-        config: |source| config(source, Kin::Dinov2),
-        layout: |source, config| layout(config, Kin::Dinov2, source.prefix),
-    },
+    Family { name: "vit", prefixes: &["vit."], config: |source| config(source, Kin::Vit), ..DINOV2 },
+    DINOV2,
     Family {
         name: "dinov2_with_registers",
-        kind: Kind::Image,
-        layers: "num_hidden_layers",
         prefixes: &["dinov2_with_registers."],
         config: |source| config(source, Kin::Dinov2WithRegisters),
-        layout: |source, config| layout(config, Kin::Dinov2WithRegisters, source.prefix),
+        ..DINOV2
     },
 ];
 
@@ -109,7 +102,7 @@ fn config(source: &Source<'_>, family: Kin) -> std::result::Result<TransformerCo
 }
 
 /// Where the tensors lie; `prefix` is the family's, or nothing where the model was stored without a head's class.
-fn layout(config: &TransformerConfig, family: Kin, prefix: &str) -> Result<Layout> {
+fn layout(config: &TransformerConfig, prefix: &str) -> Result<Layout> {
     let (width, feed_forward, input) = (config.width, config.feed_forward.hidden, config.image()?);
     let mut layout = Layout {
         ignored: vec!["embeddings.mask_token", "pooler.dense.weight", "pooler.dense.bias"],
@@ -122,12 +115,13 @@ fn layout(config: &TransformerConfig, family: Kin, prefix: &str) -> Result<Layou
     if input.registers > 0 {
         layout.tensor("registers", embeddings("register_tokens"), [1, input.registers, width]);
     }
-    let names = match (family, config.feed_forward.gated) {
-        (Kin::Vit, _) => {
+    // ViT has no layer scale.
+    let names = match (config.layer_scale, config.feed_forward.gated) {
+        (false, _) => {
             Names { norms: ["layernorm_before", "layernorm_after"], up: "intermediate.dense", down: "output.dense" }
         }
-        (_, false) => Names { norms: ["norm1", "norm2"], up: "mlp.fc1", down: "mlp.fc2" },
-        (_, true) => Names { norms: ["norm1", "norm2"], up: "mlp.weights_in", down: "mlp.weights_out" },
+        (true, false) => Names { norms: ["norm1", "norm2"], up: "mlp.fc1", down: "mlp.fc2" },
+        (true, true) => Names { norms: ["norm1", "norm2"], up: "mlp.weights_in", down: "mlp.weights_out" },
     };
     for layer in 0..config.layers {
         let ours = |part: &str| format!("blocks.{layer}.{part}");
