@@ -8,7 +8,7 @@
 //! | [`recipe`] | a training run, as a TOML file has it |
 //! | [`settings`] | settings of TOML files, read with every mistake noted |
 //! | [`report`] | the metrics of a run, as its folder has them |
-//! | [`parameter`], [`linear`], [`parts`], [`block`] | what models are made of |
+//! | [`linear`], [`parts`], [`block`] | what models are made of |
 //! | [`model`] | the models, their files, and inference |
 //! | [`logistic`] | logistic regression, by which features are judged |
 //! | [`questions`] | extractive question answering: files, windows, answers, scores |
@@ -20,7 +20,6 @@ mod error;
 pub mod linear;
 pub mod logistic;
 pub mod model;
-pub mod parameter;
 pub mod parts;
 pub mod questions;
 pub mod recipe;
@@ -30,4 +29,4 @@ pub mod text;
 pub mod train;
 
 pub use error::{Error, Result};
-pub(crate) use twofour_transformer::{cpu, engine, random};
+pub(crate) use twofour_transformer::{cpu, engine, parameter, random};

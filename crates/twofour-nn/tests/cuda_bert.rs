@@ -66,7 +66,7 @@ fn passes<E: Engine>(engine: &E, task: EncoderTask, sparse: bool) -> (f64, Vec<(
     for accumulate in [Accumulate::Overwrite, Accumulate::Add] {
         model.gradients(engine, samples, (0.5, accumulate), &mut loss).unwrap();
     }
-    let gradient = |parameter: &twofour_nn::parameter::Parameter<E>| {
+    let gradient = |parameter: &twofour_transformer::parameter::Parameter<E>| {
         (parameter.name().to_owned(), engine.read(parameter.gradient().unwrap()).unwrap())
     };
     (f64::from(engine.read(&loss).unwrap()[0]), model.parameters().into_iter().map(gradient).collect())

@@ -8,6 +8,8 @@
 //! | [`cpu`] | operations over f32 slices on the CPU |
 //! | `cuda` | operations over device memory, and their kernels (feature `cuda`) |
 //! | [`engine`] | memory and operations of a device, over which models are written once; the CPU's and a GPU's |
+//! | [`parameter`] | a trainable parameter |
+//! | [`weight`] | what a linear layer computes with: a dense, 2:4 or masked weight |
 
 mod attention;
 pub mod cpu;
@@ -16,7 +18,9 @@ pub mod cuda;
 pub mod engine;
 mod error;
 mod loss;
+pub mod parameter;
 pub mod random;
+pub mod weight;
 
 pub use attention::{AttentionShape, ScoreOptions};
 pub use error::{Error, Result};

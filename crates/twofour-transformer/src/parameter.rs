@@ -3,7 +3,7 @@
 use twofour::{DataType, layer::Accumulate};
 
 use crate::{
-    Error, Result,
+    Result,
     engine::{Engine, Kept, Kind, OptimizerStep, ParameterState},
 };
 
@@ -65,7 +65,10 @@ impl<E: Engine> Parameter<E> {
     }
 
     /// Makes the copy in the compute type, where that is not f32.
-    pub(crate) fn add_copy(&mut self, engine: &E) -> Result<()> {
+    ///
+    /// # Errors
+    /// Not enough memory.
+    pub fn add_copy(&mut self, engine: &E) -> Result<()> {
         if engine.compute_type() != DataType::F32 && self.copy.is_none() {
             let mut copy = engine.zeros(Kind::Compute, self.shape.iter().product())?;
             engine.round(&self.master, &mut copy)?;
@@ -75,7 +78,7 @@ impl<E: Engine> Parameter<E> {
     }
 
     /// Drops the copy: a 2:4 layer computes with its packed weight.
-    pub(crate) fn drop_copy(&mut self) {
+    pub fn drop_copy(&mut self) {
         self.copy = None;
     }
 
@@ -86,16 +89,19 @@ impl<E: Engine> Parameter<E> {
     pub fn write(&mut self, engine: &E, values: &[f32]) -> Result<()> {
         engine.write(&mut self.master, values)?;
         match &mut self.copy {
-            Some(copy) => Ok(engine.round(&self.master, copy)?),
+            Some(copy) => engine.round(&self.master, copy),
             None => Ok(()),
         }
     }
 
     /// Zeros in the values where a mask, as [`Kept::Mask`] has it, prunes.
-    pub(crate) fn mask_in_place(&mut self, engine: &E, mask: &E::Buffer, cols: usize) -> Result<()> {
+    ///
+    /// # Errors
+    /// A mask that does not fit.
+    pub fn mask_in_place(&mut self, engine: &E, mask: &E::Buffer, cols: usize) -> Result<()> {
         engine.mask_in_place(mask, cols, &mut self.master)?;
         match &mut self.copy {
-            Some(copy) => Ok(engine.prune(Kept::Mask(mask), &self.master, cols, copy)?),
+            Some(copy) => engine.prune(Kept::Mask(mask), &self.master, cols, copy),
             None => Ok(()),
         }
     }
@@ -115,11 +121,13 @@ impl<E: Engine> Parameter<E> {
         self.training.as_ref().map(|training| &training.gradient)
     }
 
-    pub(crate) fn gradient_mut(&mut self) -> Option<&mut E::Buffer> {
+    /// The gradient for writing, where the parameter trains.
+    pub fn gradient_mut(&mut self) -> Option<&mut E::Buffer> {
         self.training.as_mut().map(|training| &mut training.gradient)
     }
 
-    pub(crate) fn master_and_gradient(&mut self) -> (&E::Buffer, Option<&mut E::Buffer>) {
+    /// The master weight, and the gradient for writing, where the parameter trains.
+    pub fn master_and_gradient(&mut self) -> (&E::Buffer, Option<&mut E::Buffer>) {
         (&self.master, self.training.as_mut().map(|training| &mut training.gradient))
     }
 
@@ -128,52 +136,59 @@ impl<E: Engine> Parameter<E> {
         self.training.as_ref().map(|training| [&training.first].into_iter().chain(&training.second).collect())
     }
 
-    pub(crate) fn moments_mut(&mut self) -> Option<Vec<&mut E::Buffer>> {
+    /// [`Parameter::moments`] for writing.
+    pub fn moments_mut(&mut self) -> Option<Vec<&mut E::Buffer>> {
         let Training { first, second, .. } = self.training.as_mut()?;
         Some([first].into_iter().chain(second).collect())
     }
 
     /// Frees the second moment, which gradient descent does not have.
-    pub(crate) fn drop_second_moment(&mut self) {
+    pub fn drop_second_moment(&mut self) {
         if let Some(training) = &mut self.training {
             training.second = None;
         }
     }
 
     /// Writes or adds the gradient by `write(gradient, accumulate)`, if the parameter trains.
-    pub(crate) fn record<X>(
+    ///
+    /// # Errors
+    /// Those of `write`.
+    pub fn record<X>(
         &mut self,
         accumulate: Accumulate,
         write: impl FnOnce(&mut E::Buffer, Accumulate) -> Result<(), X>,
-    ) -> Result<()>
-    where
-        Error: From<X>,
-    {
-        self.gradient_mut().map_or(Ok(()), |gradient| Ok(write(gradient, accumulate)?))
+    ) -> Result<(), X> {
+        self.gradient_mut().map_or(Ok(()), |gradient| write(gradient, accumulate))
     }
 
     /// An optimizer step of several parameters without masks, unless the guard skips it. Returns what
-    /// [`StepOperations::step`] does.
-    pub(crate) fn update_together(
+    /// [`StepOperations::step`](crate::engine::StepOperations::step) does.
+    ///
+    /// # Errors
+    /// Those of the step.
+    pub fn update_together(
         parameters: &mut [&mut Self],
         engine: &E,
         step: &OptimizerStep,
         guard: &E::StepGuard,
     ) -> Result<f64> {
         let states = parameters.iter_mut().filter_map(|parameter| parameter.state(None)).collect();
-        Ok(engine.step(step, states, Some(guard))?)
+        engine.step(step, states, Some(guard))
     }
 
     /// An optimizer step, unless the guard skips it; nothing if the parameter does not train. Returns what
-    /// [`StepOperations::step`] does.
-    pub(crate) fn update(
+    /// [`StepOperations::step`](crate::engine::StepOperations::step) does.
+    ///
+    /// # Errors
+    /// Those of the step.
+    pub fn update(
         &mut self,
         engine: &E,
         step: &OptimizerStep,
         sparse: Option<&E::SparseLinear>,
         guard: &E::StepGuard,
     ) -> Result<f64> {
-        Ok(engine.step(step, self.state(sparse).into_iter().collect(), Some(guard))?)
+        engine.step(step, self.state(sparse).into_iter().collect(), Some(guard))
     }
 
     /// What an optimizer reads and writes, if the parameter trains.

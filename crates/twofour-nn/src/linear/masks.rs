@@ -2,7 +2,9 @@
 
 use twofour::{Axis, Mask, Pattern};
 
-use super::{Linear, Masking, Weight, masked::MaskedWeight};
+use twofour_transformer::weight::MaskedWeight;
+
+use super::{Linear, Masking, Weight};
 use crate::{
     Error, Result,
     engine::{Engine, SparseLayer as _},
@@ -28,7 +30,7 @@ impl<E: Engine> Linear<E> {
     pub fn set_mask(&mut self, engine: &E, mask: Mask) -> Result<()> {
         self.expect_shape_of(&mask)?;
         let Weight::Masked(masked) = &mut self.operand else { return Ok(()) };
-        masked.set_mask(engine, mask, &mut self.weight).map_err(|error| error.in_layer(&self.name))
+        Ok(masked.set_mask(engine, mask, &mut self.weight).map_err(|error| error.in_layer(&self.name))?)
     }
 
     fn expect_shape_of(&self, mask: &Mask) -> Result<()> {
@@ -91,7 +93,7 @@ impl<E: Engine> Linear<E> {
     /// Those of the device.
     pub fn squashed(&self, engine: &E) -> Result<Vec<f32>> {
         match &self.operand {
-            Weight::Masked(masked) => masked.values(engine, &self.weight),
+            Weight::Masked(masked) => Ok(masked.values(engine, &self.weight)?),
             _ => Ok(engine.read(self.weight.master())?),
         }
     }

@@ -1,9 +1,7 @@
 //! A linear layer that is dense, 2:4 or masked, and can change from one to the other between any two steps.
 
 mod forms;
-mod masked;
 mod masks;
-mod weight;
 
 use twofour::{
     Mask,
@@ -17,10 +15,11 @@ use crate::{
     parameter::Parameter,
 };
 
-pub use crate::engine::SparsePrecision;
-pub use masked::Masking;
-pub use weight::LayerForm;
-use weight::Weight;
+use twofour_transformer::weight::Weight;
+pub use twofour_transformer::{
+    engine::SparsePrecision,
+    weight::{LayerForm, Masking},
+};
 
 /// A linear layer, `y = x · Wᵀ + bias`.
 ///
@@ -154,7 +153,7 @@ impl<E: Engine> Linear<E> {
     /// [`Error::InLayer`] with that of [`SparseLayer::remask`](crate::engine::SparseLayer::remask).
     pub fn refresh(&mut self, engine: &E, selects_mask: bool) -> Result<()> {
         let outcome = self.operand.refresh(engine, (&mut self.weight, self.in_features), selects_mask);
-        outcome.map_err(|error| error.in_layer(&self.name))
+        Ok(outcome.map_err(|error| error.in_layer(&self.name))?)
     }
 
     /// What an update that the guard may have skipped changes beside the weight: the layer's own mask and packed
@@ -234,7 +233,7 @@ impl<E: Engine> Linear<E> {
 
     fn bias_gradient(&mut self, engine: &E, dy: &E::Buffer, accumulate: Accumulate) -> Result<()> {
         match &mut self.bias {
-            Some(bias) => bias.record(accumulate, |db, accumulate| engine.bias_gradient(dy, accumulate, db)),
+            Some(bias) => Ok(bias.record(accumulate, |db, accumulate| engine.bias_gradient(dy, accumulate, db))?),
             None => Ok(()),
         }
     }
@@ -328,6 +327,6 @@ impl<E: Engine> Linear<E> {
 
     /// An optimizer step of the weight, with the mask if the layer is 2:4. Returns what [`StepOperations::step`] does.
     pub(crate) fn update_weight(&mut self, engine: &E, step: &OptimizerStep, guard: &E::StepGuard) -> Result<f64> {
-        self.weight.update(engine, step, self.operand.sparse(), guard)
+        Ok(self.weight.update(engine, step, self.operand.sparse(), guard)?)
     }
 }

@@ -25,7 +25,7 @@ pub enum Masking {
 
 /// The mask of a linear layer's weight, and what its GEMMs compute with.
 #[derive(Debug)]
-pub(crate) struct MaskedWeight<E: Engine> {
+pub struct MaskedWeight<E: Engine> {
     mask: Mask,
     /// The mask as [`Kept::Mask`] has it.
     words: E::Buffer,
@@ -36,7 +36,10 @@ pub(crate) struct MaskedWeight<E: Engine> {
 
 impl<E: Engine> MaskedWeight<E> {
     /// Applies a mask to a weight of its shape.
-    pub(crate) fn new(engine: &E, mask: Mask, masking: Masking, weight: &mut Parameter<E>) -> Result<Self> {
+    ///
+    /// # Errors
+    /// A mask of another shape; not enough memory.
+    pub fn new(engine: &E, mask: Mask, masking: Masking, weight: &mut Parameter<E>) -> Result<Self> {
         let elements = mask.rows() * mask.cols();
         let apart = match masking {
             Masking::InPlace => {
@@ -57,56 +60,68 @@ impl<E: Engine> MaskedWeight<E> {
     }
 
     /// The mask.
-    pub(crate) fn mask(&self) -> &Mask {
+    pub fn mask(&self) -> &Mask {
         &self.mask
     }
 
     /// A hash of the mask.
-    pub(crate) fn hash(&self) -> u64 {
+    pub fn hash(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         (0..self.mask.rows()).for_each(|row| self.mask.row_words(row).hash(&mut hasher));
         hasher.finish()
     }
 
     /// What happens to pruned weights.
-    pub(crate) fn masking(&self) -> Masking {
+    pub fn masking(&self) -> Masking {
         self.masking
     }
 
     /// The operand of GEMMs, unless it is the weight itself.
-    pub(crate) fn operand(&self) -> Option<&E::Buffer> {
+    pub fn operand(&self) -> Option<&E::Buffer> {
         self.apart.as_ref()
     }
 
     fn upload(&mut self, engine: &E) -> Result<()> {
-        Ok(engine.write_ids(&mut self.words, &words(&self.mask))?)
+        engine.write_ids(&mut self.words, &words(&self.mask))
     }
 
     /// Replaces the mask by one of the same shape and applies it. Its memory stays where it is.
-    pub(crate) fn set_mask(&mut self, engine: &E, mask: Mask, weight: &mut Parameter<E>) -> Result<()> {
+    ///
+    /// # Errors
+    /// A mask of another shape.
+    pub fn set_mask(&mut self, engine: &E, mask: Mask, weight: &mut Parameter<E>) -> Result<()> {
         self.mask = mask;
         self.upload(engine)?;
         self.refresh(engine, weight)
     }
 
     /// Applies the mask to the weight after it has changed.
-    pub(crate) fn refresh(&mut self, engine: &E, weight: &mut Parameter<E>) -> Result<()> {
+    ///
+    /// # Errors
+    /// A weight of another shape.
+    pub fn refresh(&mut self, engine: &E, weight: &mut Parameter<E>) -> Result<()> {
         match &mut self.apart {
-            Some(apart) => Ok(engine.prune(Kept::Mask(&self.words), weight.master(), self.mask.cols(), apart)?),
+            Some(apart) => engine.prune(Kept::Mask(&self.words), weight.master(), self.mask.cols(), apart),
             None => weight.mask_in_place(engine, &self.words, self.mask.cols()),
         }
     }
 
     /// Zeros in the gradient where the mask prunes, unless the estimator is straight-through.
-    pub(crate) fn mask_gradient(&self, engine: &E, gradient: &mut E::Buffer) -> Result<()> {
+    ///
+    /// # Errors
+    /// A gradient of another shape.
+    pub fn mask_gradient(&self, engine: &E, gradient: &mut E::Buffer) -> Result<()> {
         match self.masking {
             Masking::StraightThrough => Ok(()),
-            Masking::Masked | Masking::InPlace => Ok(engine.mask_in_place(&self.words, self.mask.cols(), gradient)?),
+            Masking::Masked | Masking::InPlace => engine.mask_in_place(&self.words, self.mask.cols(), gradient),
         }
     }
 
-    /// The weight as the mask leaves it, in f32.
-    pub(crate) fn values(&self, engine: &E, weight: &Parameter<E>) -> Result<Vec<f32>> {
+    /// The weight as the mask leaves it, in f32. Waits.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn values(&self, engine: &E, weight: &Parameter<E>) -> Result<Vec<f32>> {
         let master = engine.read(weight.master())?;
         Ok(self.mask.apply(MatrixRef::new(self.mask.rows(), self.mask.cols(), &master)?)?)
     }

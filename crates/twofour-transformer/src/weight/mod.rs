@@ -1,8 +1,10 @@
 //! What a linear layer computes with.
 
+mod masked;
+
+pub use masked::{MaskedWeight, Masking};
 use twofour::select::Transposable;
 
-use super::masked::MaskedWeight;
 use crate::{
     Result,
     engine::{Engine, Kept, SparseLayer as _},
@@ -11,7 +13,7 @@ use crate::{
 
 /// What a linear layer computes with, made of its master weight.
 #[derive(Debug)]
-pub(crate) enum Weight<E: Engine> {
+pub enum Weight<E: Engine> {
     /// The weight itself.
     Dense,
     /// The packed 2:4 weight.
@@ -42,7 +44,7 @@ pub enum LayerForm {
 
 impl<E: Engine> Weight<E> {
     /// Its form.
-    pub(crate) fn form(&self) -> LayerForm {
+    pub fn form(&self) -> LayerForm {
         match self {
             Weight::Dense => LayerForm::Dense,
             Weight::Sparse(_) => LayerForm::TwoOfFour,
@@ -53,7 +55,7 @@ impl<E: Engine> Weight<E> {
     }
 
     /// The packed weight.
-    pub(crate) fn sparse(&self) -> Option<&E::SparseLinear> {
+    pub fn sparse(&self) -> Option<&E::SparseLinear> {
         match self {
             Weight::Sparse(sparse) => Some(sparse),
             _ => None,
@@ -70,12 +72,12 @@ impl<E: Engine> Weight<E> {
     }
 
     /// The operand of dense GEMMs.
-    pub(crate) fn operand<'a>(&'a self, parameter: &'a Parameter<E>) -> &'a E::Buffer {
+    pub fn operand<'a>(&'a self, parameter: &'a Parameter<E>) -> &'a E::Buffer {
         self.apart().unwrap_or_else(|| parameter.compute())
     }
 
     /// Whether it computes with the parameter's copy in the compute type.
-    pub(crate) fn reads_copy(&self) -> bool {
+    pub fn reads_copy(&self) -> bool {
         self.sparse().is_none() && self.apart().is_none()
     }
 
@@ -83,16 +85,16 @@ impl<E: Engine> Weight<E> {
     ///
     /// # Errors
     /// A NaN in the master weight; those of the engine.
-    pub(crate) fn refresh(
+    pub fn refresh(
         &mut self,
         engine: &E,
         (parameter, cols): (&mut Parameter<E>, usize),
         selects_mask: bool,
     ) -> Result<()> {
         match self {
-            Weight::Sparse(sparse) if selects_mask => Ok(sparse.remask(parameter.master())?),
-            Weight::Sparse(sparse) => Ok(sparse.repack(parameter.master())?),
-            Weight::ThreeOfFour(kept) => Ok(engine.prune(Kept::OfFour(3), parameter.master(), cols, kept)?),
+            Weight::Sparse(sparse) if selects_mask => sparse.remask(parameter.master()),
+            Weight::Sparse(sparse) => sparse.repack(parameter.master()),
+            Weight::ThreeOfFour(kept) => engine.prune(Kept::OfFour(3), parameter.master(), cols, kept),
             Weight::Masked(masked) => masked.refresh(engine, parameter),
             Weight::Dense | Weight::InputPruned(_) => Ok(()),
         }

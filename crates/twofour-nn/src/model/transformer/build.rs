@@ -52,7 +52,7 @@ impl<'a, E: Engine> Builder<'a, E> {
     }
 
     fn parameter(&self, name: &str, shape: &[usize], computes: bool) -> Result<Parameter<E>> {
-        Parameter::new(self.engine, name, shape, &(self.values)(name, shape)?, computes)
+        Ok(Parameter::new(self.engine, name, shape, &(self.values)(name, shape)?, computes)?)
     }
 
     /// A table of that many rows of the model's width.

@@ -162,7 +162,7 @@ impl<E: Engine, T: Task<E>> Transformer<E, T> {
     /// # Errors
     /// Not enough memory.
     pub fn begin_training(&mut self, engine: &E) -> Result<()> {
-        self.parameters_mut().into_iter().try_for_each(|parameter| parameter.begin_training(engine))
+        Ok(self.parameters_mut().into_iter().try_for_each(|parameter| parameter.begin_training(engine))?)
     }
 
     pub(super) fn task_mut(&mut self) -> &mut T {
