@@ -16,7 +16,7 @@
 //! | rotation, the cache, attention | [`CacheShape`], [`CachedAttention`], [`CachedTokens`] |
 //! | gated activations to 8-bit integers | [`gate_to_i8`] |
 //! | the most likely token | [`ChosenTokens`], [`choose_tokens`] |
-//! | dense layers of integers, to compare 2:4 with | [`DenseInt8Linear`], [`WeightOnlyLinear`] |
+//! | dense layers of 8-bit integers; of integers with inputs of floats, to compare 2:4 with | [`DenseInt8Linear`], [`WeightOnlyLinear`] |
 //!
 //! [`crate::cuda::gated_forward`] is the gated activation to floats, and
 //! [`PackedLinear`](twofour_cuda::layer::PackedLinear) the 2:4 layer.

@@ -12,7 +12,8 @@ use crate::cuda::raw::decode::dense::{DenseForm, DenseOperands, DenseProducts, G
 /// with a scale for each group of 64 columns. `x` and `y` are of f16 or bf16; integers are converted to that type
 /// exactly, sums are in f32.
 ///
-/// It is for few tokens: more than 32 are multiplied 32 at a time. It is what 2:4 weights are compared with.
+/// It is for few tokens: more than 32 are multiplied 32 at a time. It is what 2:4 weights are compared with; it is in
+/// this crate because it shares its kernel with [`DenseInt8Linear`](super::DenseInt8Linear), which runs models.
 #[derive(Debug)]
 pub struct WeightOnlyLinear {
     context: LayerContext,
