@@ -292,7 +292,7 @@ fn a_gemma_2_trains_as_on_the_cpu() {
             // While weights are the same.
             let gradients = (step == 0).then(|| gradients(&cpu, &cuda));
             for (name, size, apart) in gradients.into_iter().flatten() {
-                assert!(apart < of_norm * size + 0.04 * of_norm * a.gradient_norm, "{what}, {name}: {apart} of {size}");
+                assert!(apart < 2.0 * of_norm * size + 0.1 * of_norm * a.gradient_norm, "{what}, {name}: {apart}");
             }
         }
     }
