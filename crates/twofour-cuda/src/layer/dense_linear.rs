@@ -59,6 +59,12 @@ impl DenseLinear {
         }
     }
 
+    /// Returns the address of the weight of a layer that has features.
+    fn weight(&self, context: &LayerContext, dtype: DataType, weight: DeviceSlice<'_>) -> Result<u64> {
+        self.expect_features(dtype)?;
+        weight.at("the weight", context, dtype, product(self.out_features, self.in_features)?)
+    }
+
     /// Plans the GEMMs of a training step for a number of tokens, except those with operands in their epilogue.
     ///
     /// # Errors
@@ -94,23 +100,13 @@ impl DenseLinear {
         y: DeviceSliceMut<'_>,
     ) -> Result<()> {
         let dtype = x.dtype();
-        self.expect_features(dtype)?;
+        let weight = self.weight(context, dtype, weight)?;
         let x = x.at("the input", context, dtype, product(tokens, self.in_features)?)?;
-        let weight = weight.at("the weight", context, dtype, product(self.out_features, self.in_features)?)?;
         let y = y.at("the result", context, dtype, product(tokens, self.out_features)?)?;
         let problem = self.forward_problem(dtype, tokens);
         let Some(bias) = bias else { return dense(context, problem, weight, x, y) };
         let bias = bias.at("the bias", context, dtype, self.out_features)?;
-        if tokens == 0 {
-            return Ok(());
-        }
-        // SAFETY: the bias has been found to be as long as the layer requires, and the plan runs while it is borrowed,
-        // here and at later calls with its address.
-        let plan = unsafe { context.dense_with_epilogue(problem, DenseEpilogue::Bias, (bias, 0)) }?.plan;
-        let mut work = context.work();
-        let [workspace] = work.parts([WORKSPACE_BYTES])?;
-        // SAFETY: the slices have been found to be as long as the problem requires; the stream is of their device.
-        unsafe { plan.run(context.raw(), weight, x, y, workspace) }
+        self.with_epilogue(context, problem, DenseEpilogue::Bias, (bias, 0), [weight, x, y])
     }
 
     /// Computes `pre = x · Wᵀ + b` as [`DenseLinear::forward`] does, and `y = activation(pre)`; both are `[tokens,
@@ -151,9 +147,8 @@ impl DenseLinear {
         (pre, y): (DeviceSliceMut<'_>, DeviceSliceMut<'_>),
     ) -> Result<()> {
         let (dtype, len) = (x.dtype(), product(tokens, self.out_features)?);
-        self.expect_features(dtype)?;
         let x = x.at("the input", context, dtype, product(tokens, self.in_features)?)?;
-        let weight = weight.at("the weight", context, dtype, product(self.out_features, self.in_features)?)?;
+        let weight = self.weight(context, dtype, weight)?;
         let pre = pre.at("the pre-activation", context, dtype, len)?;
         let y = y.at("the result", context, dtype, len)?;
         let bias = bias.map(|bias| bias.at("the bias", context, dtype, self.out_features)).transpose()?;
@@ -184,9 +179,8 @@ impl DenseLinear {
         dbias: Option<DeviceSliceMut<'_>>,
     ) -> Result<()> {
         let (dtype, len) = (dy.dtype(), product(tokens, self.in_features)?);
-        self.expect_features(dtype)?;
         let dy = dy.at("the output gradient", context, dtype, product(tokens, self.out_features)?)?;
-        let weight = weight.at("the weight", context, dtype, product(self.out_features, self.in_features)?)?;
+        let weight = self.weight(context, dtype, weight)?;
         let pre = pre.at("the pre-activation", context, dtype, len)?;
         let dpre = dpre.at("the gradient of the pre-activation", context, dtype, len)?;
         let what = "the gradient of the bias";
@@ -208,7 +202,9 @@ impl DenseLinear {
         if problem.cols == 0 {
             return Ok(());
         }
-        crate::arguments::expect_pointers(&[("the pre-activation", operands.1, 16)])?;
+        if epilogue != DenseEpilogue::Bias {
+            crate::arguments::expect_pointers(&[("the pre-activation", operands.1, 16)])?;
+        }
         // SAFETY: the operands have been found to be as long as the problem requires, and the plan runs while they are
         // borrowed, here and at later calls with their addresses.
         let plan = unsafe { context.dense_with_epilogue(problem, epilogue, operands) }?.plan;
@@ -231,9 +227,8 @@ impl DenseLinear {
         dx: DeviceSliceMut<'_>,
     ) -> Result<()> {
         let dtype = dy.dtype();
-        self.expect_features(dtype)?;
+        let weight = self.weight(context, dtype, weight)?;
         let dy = dy.at("the output gradient", context, dtype, product(tokens, self.out_features)?)?;
-        let weight = weight.at("the weight", context, dtype, product(self.out_features, self.in_features)?)?;
         let dx = dx.at("the input gradient", context, dtype, product(tokens, self.in_features)?)?;
         dense(context, self.input_problem(dtype, tokens, accumulate), weight, dy, dx)
     }
