@@ -367,7 +367,7 @@ fn tuned_blocks_are_nearer_to_the_dense_model_under_the_same_masks() {
         assert!(alone["tuning"].is_null() && tuned["tuning"]["passes"] == 12, "{family}");
         for answer in [&tuned, &relative] {
             let errors = answer["tuning"]["errors"].as_array().unwrap();
-            assert_eq!(errors.len(), 2);
+            assert!(errors.len() >= 2, "{family}: {errors:?}");
             let falls = |error: &Value| error[1].as_f64().unwrap() < error[0].as_f64().unwrap();
             assert!(errors.iter().all(falls), "{family}: {errors:?}");
         }

@@ -23,9 +23,9 @@ use twofour_nn::{
     },
 };
 use twofour_transformer::engine::{
-    AdamWStep, Engine, Kept, Kind, Memory as _, Nonlinearity, NormGradients, NormInput, NormParameters, NormStatistics,
-    OptimizerStep, ParameterState, PrunedDecay, SecondMoment, SgdStep, SparseLayer as _, StepOperations as _,
-    cpu::CpuEngine, cuda::CudaEngine,
+    AdamWStep, Engine, ErrorMeasure, Kept, Kind, Memory as _, Nonlinearity, NormGradients, NormInput, NormParameters,
+    NormStatistics, OptimizerStep, ParameterState, PrunedDecay, SecondMoment, SgdStep, SparseLayer as _,
+    StepOperations as _, cpu::CpuEngine, cuda::CudaEngine,
 };
 
 use support::{engine, gradients};
