@@ -7,13 +7,16 @@ their start and end.
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import is_grad_enabled, nn
+from torch.compiler import is_compiling
 
 from .. import operators
 from .int4 import Int4Linear
 from .linear import Linear
 from .packed_buffer import plain
 from .tracing import traceable
+
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 
 class Group:
@@ -28,31 +31,36 @@ class Group:
         self.layers = layers
         self.whole = whole
         self.pending: tuple | None = None
+        # Not asked of a module in every call, whose attributes take as long as a view.
+        self.has_bias = whole.bias is not None
         ends = torch.tensor([layer.out_features for layer in layers]).cumsum(0).tolist()
         self.rows = [(end - layer.out_features, end) for layer, end in zip(layers, ends, strict=True)]
 
     def product(self, index: int, x: torch.Tensor) -> torch.Tensor:
         """The rows of one layer of ``x @ W.T + bias``."""
-        state = self._state(x)
-        pending, self.pending = self.pending, None
-        if pending is None or pending[0] is not x or pending[1] != state or index not in pending[2]:
+        state, pending = self._state(x), self.pending
+        if pending is None or pending[0] is not x or pending[1] != state or pending[2][index] is None:
             y = type(self.whole).forward(self.whole, x)
-            pending = x, state, {i: y[..., start:end] for i, (start, end) in enumerate(self.rows)}
-        of_x, state, parts = pending
-        rest = {i: part for i, part in parts.items() if i != index}
-        if rest:
-            self.pending = of_x, state, rest
-        return parts[index]
+            parts = [y.narrow(-1, start, end - start) for start, end in self.rows]
+            pending = self.pending = x, state, parts
+        parts = pending[2]
+        part, parts[index] = parts[index], None
+        if not any(each is not None for each in parts):
+            self.pending = None
+        return part
 
     def _state(self, x: torch.Tensor) -> tuple:
         """What a result depends on beside an input's identity and the weight."""
-        device = x.device.type
-        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        if torch.compiler.is_compiling():
-            return torch.is_grad_enabled(), autocast
-        tensors = [x] if self.whole.bias is None else [x, *(layer.bias for layer in self.layers)]
-        versions = [None if tensor.is_inference() else tensor._version for tensor in tensors]
-        return torch.is_grad_enabled(), autocast, torch.is_inference_mode_enabled(), versions
+        autocast = None
+        if _is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type):
+            autocast = torch.get_autocast_dtype(x.device.type)
+        if is_compiling():
+            return is_grad_enabled(), autocast
+        version = None if x.is_inference() else x._version
+        if self.has_bias:
+            biases = [layer.bias for layer in self.layers]
+            version = version, [None if bias.is_inference() else bias._version for bias in biases]
+        return is_grad_enabled(), autocast, torch.is_inference_mode_enabled(), version
 
     def canonical(self, index: int) -> tuple[torch.Tensor, ...]:
         """Copies of one layer's parts of the canonical form."""
@@ -87,7 +95,7 @@ class Fused:
         """The layer's product, which may be a part of one that is computed already."""
         group, index = self._fused
         y = group.product(index, x)
-        if torch.is_grad_enabled() and self.bias is not None and self.bias.requires_grad:
+        if is_grad_enabled() and group.has_bias and self.bias.requires_grad:
             # A zero with the bias's gradient, which the bias of the whole has not.
             y = y + (self.bias - self.bias.detach()).to(y.dtype)
         return y
