@@ -173,6 +173,7 @@ fn what_calibration_requires_is_said() {
     for follows in ["--refit", "--swaps", "--compensate"] {
         assert!(bad(2, &[follows, "1"]).contains("--calibration"));
     }
+    assert!(bad(2, &["--permute", "off"]).contains("--calibration"));
     let with = |text| ["--method", "wanda", "--calibration", text];
     let magnitude = ["--method", "magnitude", "--calibration", "text.txt", "--refit", "off", "--compensate", "off"];
     assert!(bad(2, &magnitude).contains("no effect"));

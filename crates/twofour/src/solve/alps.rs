@@ -344,6 +344,22 @@ mod tests {
         }
     }
 
+    /// The same rows many times have the same search, in which every penalty has its inverse.
+    #[test]
+    fn inverses_that_serve_for_several_penalties_cost_little_error() {
+        let (rows, cols, times) = (16, 64, 4);
+        let hessian = correlated(cols, 400);
+        for seed in [21, 22, 23] {
+            let w = random(rows * cols, seed);
+            let error = |w: &[f32]| {
+                let matrix = MatrixRef::new(w.len() / cols, cols, w).unwrap();
+                alps(matrix, &hessian, &Alps::new(Pattern::TWO_FOUR)).unwrap().squared_error
+            };
+            let (few, all) = (error(&w), error(&w.repeat(times)) / times as f64);
+            assert!(few <= 1.05 * all, "{seed}: {few} {all}");
+        }
+    }
+
     #[test]
     fn groups_small_enough_to_try_all_masks_come_near_the_best() {
         let (rows, cols) = (12, 8);
