@@ -139,7 +139,8 @@ class Method:
     has_seeds: bool = True
 
 
-ALONE = ["--refit", "off", "--swaps", "0", "--compensate", "off"]
+NO_STACK = ["--swaps", "0", "--compensate", "off", "--permute", "off"]
+ALONE = ["--refit", "off", *NO_STACK]
 CALIBRATED = ["--calibration", "CALIBRATION", "--samples", "128", "--length", "1024", "--seed", "SEED"]
 OWN_TEXT = ["--calibration", "self", *CALIBRATED[2:]]
 INT4 = ["--dtype", "int4", "--group", "128"]
@@ -149,10 +150,10 @@ METHODS = [
     Method("magnitude", ["--method", "magnitude"], has_seeds=False),
     Method("wanda", ["--method", "wanda", *ALONE, *CALIBRATED]),
     Method(BASELINE, ["--method", "sparsegpt", *ALONE, *CALIBRATED]),
-    Method("sparsegpt + refit", ["--method", "sparsegpt", "--swaps", "0", "--compensate", "off", *CALIBRATED]),
+    Method("sparsegpt + refit", ["--method", "sparsegpt", *NO_STACK, *CALIBRATED]),
     Method("alps", ["--method", "alps", *ALONE, *CALIBRATED]),
-    Method("alps + refit", ["--method", "alps", "--swaps", "0", "--compensate", "off", *CALIBRATED]),
-    Method("alps + refit + compensation", ["--method", "alps", *CALIBRATED]),
+    Method("alps + refit", ["--method", "alps", *NO_STACK, *CALIBRATED]),
+    Method("alps + refit + compensation", ["--method", "alps", "--permute", "off", *CALIBRATED]),
     Method("default", CALIBRATED),
     Method("default, own text", OWN_TEXT),
     Method("default, then int8", CALIBRATED, ["--dtype", "int8"]),

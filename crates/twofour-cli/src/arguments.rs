@@ -84,6 +84,7 @@ pub(crate) enum Command {
     Advise(commands::advise::Advise),
 
     Prune(commands::prune::Prune),
+    Sensitivity(commands::sensitivity::Sensitivity),
     Train(commands::train::Train),
     Compress(commands::compress::Compress),
     Quantize(commands::quantize::Quantize),

@@ -4,7 +4,7 @@
 //! ([`twofour::role`]). `--include` replaces that choice; `--exclude` removes tensors from either. A `*` matches dots
 //! too.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -47,6 +47,8 @@ pub(crate) enum Skipped {
     NotIncluded,
     /// An `--exclude` matches.
     Excluded,
+    /// A plan has it as dense, or not at all.
+    NotInPlan,
 }
 
 impl fmt::Display for Skipped {
@@ -58,6 +60,7 @@ impl fmt::Display for Skipped {
             Skipped::InOut => f.write_str("stored as [in, out]; compressed weights are [out, in]"),
             Skipped::NotIncluded => f.write_str("not in --include"),
             Skipped::Excluded => f.write_str("in --exclude"),
+            Skipped::NotInPlan => f.write_str("not sparse in --plan"),
         }
     }
 }
@@ -73,6 +76,8 @@ impl Serialize for Skipped {
 pub(crate) struct Globs {
     include: Vec<GlobMatcher>,
     exclude: Vec<GlobMatcher>,
+    /// The names of a plan, where there is one.
+    only: Option<BTreeSet<String>>,
 }
 
 impl SelectionOptions {
@@ -85,11 +90,20 @@ impl SelectionOptions {
             };
             globs.iter().map(matcher).collect::<Result<Vec<_>, _>>()
         };
-        Ok(Globs { include: matchers("include", &self.include)?, exclude: matchers("exclude", &self.exclude)? })
+        Ok(Globs {
+            include: matchers("include", &self.include)?,
+            exclude: matchers("exclude", &self.exclude)?,
+            only: None,
+        })
     }
 }
 
 impl Globs {
+    /// Leaves out tensors of other names.
+    pub(crate) fn only(self, names: BTreeSet<String>) -> Self {
+        Globs { only: Some(names), ..self }
+    }
+
     /// The choice among a model's tensors; an error for the first glob that matches none: most likely a misspelling.
     pub(crate) fn of_model(self, reader: &Reader) -> Result<Selection> {
         let names = || {
@@ -109,6 +123,14 @@ impl Globs {
                 return Err(usage.into());
             }
         }
+        let missing = self.only.iter().flatten().find(|name| !names().any(|own| own == name.as_str()));
+        if let Some(missing) = missing {
+            let usage = Usage(format!(
+                "--plan: there is no tensor `{missing}` in {}; make the plan for this model",
+                reader.path().display()
+            ));
+            return Err(usage.into());
+        }
         let selection = Selection { globs: self, roles: Roles::of_model(reader)? };
         selection.expect_weights(reader)?;
         Ok(selection)
@@ -127,6 +149,9 @@ impl Selection {
     pub(crate) fn of(&self, name: &str, dtype: StoredDType, shape: &[usize]) -> Result<Layout, Skipped> {
         if self.globs.exclude.iter().any(|glob| glob.is_match(name)) {
             return Err(Skipped::Excluded);
+        }
+        if self.globs.only.as_ref().is_some_and(|names| !names.contains(name)) {
+            return Err(Skipped::NotInPlan);
         }
         if self.globs.include.is_empty() {
             match self.roles.of(name, shape) {

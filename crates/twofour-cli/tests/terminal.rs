@@ -116,6 +116,8 @@ fn names_and_paths_are_escaped_by_every_command() {
         &["check", &file, "--include", &missing],
         &["advise", &missing],
         &["prune", &missing, "-o", "o"],
+        &["sensitivity", &missing, "--calibration", &text],
+        &["sensitivity", &file, "--calibration", &missing],
         &["prune", &file, "-o", &pruned],
         &["prune", &file, "-o", &full],
         &["compress", &file, "-o", &named("/x.safetensors")],
@@ -141,9 +143,10 @@ fn names_and_paths_are_escaped_by_every_command() {
         assert!(matches!(ran.code, Some(1 | 2)) && ran.stderr.starts_with("error: "), "{arguments:?}: {ran:?}");
     }
     // clap's errors.
-    for command in ["inspect", "check", "advise", "prune", "train", "compress", "quantize", "decompress", "eval"]
-        .into_iter()
-        .chain(["generate", "quickstart", "kernels", "completions", "man"])
+    for command in
+        ["inspect", "check", "advise", "prune", "train", "compress", "quantize", "decompress", "eval", "sensitivity"]
+            .into_iter()
+            .chain(["generate", "quickstart", "kernels", "completions", "man"])
     {
         for arguments in [vec![command, &format!("--{HOSTILE}=1")], vec![command, "x", "y", HOSTILE]] {
             let ran = harmless(run(at, &arguments));

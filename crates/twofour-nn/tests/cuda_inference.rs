@@ -22,7 +22,7 @@ use twofour_nn::{
     Error,
     model::{
         AttentionConfig, CudaInference, Decoder, Gpt, GptConfig, Inference, ModelInput, ModelOutput, NormPlace, Rope,
-        Sampling, TokenInput, TransformerConfig, VOCABULARY, Windows,
+        SampledTexts, Sampling, TokenInput, TransformerConfig, VOCABULARY, Windows,
     },
 };
 use twofour_transformer::engine::{Nonlinearity, cpu::CpuEngine};
@@ -278,4 +278,24 @@ fn models_that_kernels_do_not_have_are_refused() {
     let path = saved(directory.path(), "narrow", &narrow, false);
     let error = CudaInference::from_reader(&device, &Reader::open(&path).unwrap(), DataType::F32).unwrap_err();
     assert!(error.to_string().contains("heads of 16 elements"), "{error}");
+}
+
+#[test]
+fn texts_that_are_written_at_once_are_the_most_likely_ones_and_their_seeds_tell_them_apart() {
+    let Some(device) = device() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let (name, config) = configs()[0].clone();
+    let path = saved(directory.path(), name, &config, false);
+    let model = CudaInference::from_reader(&device, &Reader::open(&path).unwrap(), DataType::F32).unwrap();
+    let prompt = [3u32, 200, 7];
+    let written = |temperature: f32| {
+        let sampling = Sampling { temperature, seed: 5 };
+        let texts = SampledTexts { prompt: &prompt, count: 130, length: 20, sampling };
+        model.sample(&texts, &mut |_| Ok(())).unwrap()
+    };
+    let greedy = model.generate_batch(&[&prompt], 17).unwrap().remove(0);
+    assert!(written(0.0).iter().all(|text| text[..3] == prompt && text[3..] == greedy));
+    let texts = written(1.0);
+    assert!(texts.len() == 130 && texts.iter().all(|text| text.len() == 20) && texts[0] != texts[1]);
+    assert_eq!(texts, written(1.0));
 }

@@ -3,7 +3,7 @@
 use std::{fmt, ops::ControlFlow};
 
 use super::{Perplexity, Sampling, TransformerConfig, Windows, sampling::largest_score};
-use crate::{Error, Result, cpu::cross_entropy};
+use crate::{Error, Result, cpu::cross_entropy, random::Stream};
 
 /// A decoder that [`LanguageModel`](super::LanguageModel) runs, on any device and in any type.
 pub trait Decoder: fmt::Debug + Send + Sync {
@@ -56,6 +56,13 @@ pub trait Decoder: fmt::Debug + Send + Sync {
         }
         Ok(())
     }
+
+    /// Writes texts at once, and returns each with its prompt. `progress` is told how many tokens were written since it
+    /// was called last; its error ends the writing.
+    ///
+    /// # Errors
+    /// Those of [`SampledTexts::validate`], of the model, and of `progress`.
+    fn sample(&self, texts: &SampledTexts<'_>, progress: &mut dyn FnMut(usize) -> Result<()>) -> Result<Vec<Vec<u32>>>;
 
     /// The perplexity of a text, window by window; `progress(done, total)` is told the tokens that are scored.
     ///
@@ -114,6 +121,47 @@ pub trait Sequence {
     fn likelihood(&mut self, tokens: &[u32], targets: &[u32]) -> Result<Likelihood>;
 }
 
+/// Texts that a model writes, each by a seed of its own.
+#[derive(Debug, Clone, Copy)]
+pub struct SampledTexts<'a> {
+    /// The tokens that all of them begin with: one or more.
+    pub prompt: &'a [u32],
+    /// How many texts.
+    pub count: usize,
+    /// Tokens of each, with the prompt. A token that ends a text is one among others: the model goes on behind it.
+    pub length: usize,
+    /// The first text's; the seed of the next ones depends on it.
+    pub sampling: Sampling,
+}
+
+impl SampledTexts<'_> {
+    /// Checks the sizes, for a model of that context.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for an empty prompt, no texts, a length that the prompt fills or beyond the context, and a bad
+    /// temperature.
+    pub fn validate(&self, context: usize) -> Result<()> {
+        let refused = |what, found: String, expected| Err(Error::Setting { what, found, expected });
+        if self.prompt.is_empty() {
+            return refused("the prompt", "empty".to_owned(), "one token or more");
+        }
+        if self.count == 0 {
+            return refused("texts to write", "0".to_owned(), "one or more");
+        }
+        if self.length <= self.prompt.len() || self.length > context {
+            let found = format!("{} with a prompt of {} and a context of {context}", self.length, self.prompt.len());
+            return refused("the length of a text", found, "beyond the prompt and within the context");
+        }
+        self.sampling.validate()
+    }
+
+    /// How tokens of a text are chosen.
+    pub(super) fn sampling(&self, text: usize) -> Sampling {
+        let seed = Stream::new(self.sampling.seed, "texts").bits(text as u64);
+        Sampling { seed, ..self.sampling }
+    }
+}
+
 /// How likely a model finds tokens that it is given.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Likelihood {
@@ -148,5 +196,68 @@ impl Likelihood {
             None => Ok(()),
             Some((position, &token)) => Err(Error::Token { what: "targets", token, position, vocabulary }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::model::LanguageModel;
+
+    fn model(family: &str) -> LanguageModel {
+        let at = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoints").join(family);
+        LanguageModel::load_as(at, Some(twofour::DataType::F32)).unwrap()
+    }
+
+    #[test]
+    fn texts_that_are_written_at_once_are_those_that_are_written_alone() {
+        for family in ["llama", "gpt2", "gemma3", "qwen3"] {
+            let model = model(family);
+            let prompt = model.tokenizer.encode("two of").unwrap();
+            for temperature in [0.0, 1.0] {
+                let sampling = Sampling { temperature, seed: 7 };
+                let texts = SampledTexts { prompt: &prompt, count: 70, length: 24, sampling };
+                let mut told = 0;
+                let found = model.decoder.sample(&texts, &mut |more| {
+                    told += more;
+                    Ok(())
+                });
+                let found = found.unwrap();
+                assert_eq!((found.len(), told), (70, 70 * (24 - prompt.len())), "{family}");
+                for (index, found) in found.iter().enumerate() {
+                    let mut alone = prompt.clone();
+                    let count = 24 - prompt.len();
+                    let push = &mut |token| {
+                        alone.push(token);
+                        ControlFlow::Continue(())
+                    };
+                    model.decoder.generate(&prompt, count, texts.sampling(index), push).unwrap();
+                    assert_eq!(found, &alone, "{family}, text {index}");
+                }
+                assert!(temperature == 0.0 || found[0] != found[1], "{family}");
+            }
+        }
+    }
+
+    #[test]
+    fn texts_that_cannot_be_written_are_errors_and_the_writing_can_be_ended() {
+        let model = model("llama");
+        let sampling = Sampling { temperature: 1.0, seed: 0 };
+        let good = SampledTexts { prompt: &[1, 20], count: 2, length: 8, sampling };
+        let hot = Sampling { temperature: f32::NAN, ..sampling };
+        for bad in [
+            SampledTexts { prompt: &[], ..good },
+            SampledTexts { prompt: &[1, 999], ..good },
+            SampledTexts { count: 0, ..good },
+            SampledTexts { length: 2, ..good },
+            SampledTexts { length: 41, ..good },
+            SampledTexts { sampling: hot, ..good },
+        ] {
+            assert!(model.decoder.sample(&bad, &mut |_| Ok(())).is_err(), "{bad:?}");
+        }
+        let stopped = model.decoder.sample(&good, &mut |_| Err(twofour::Error::Interrupted.into()));
+        assert!(matches!(stopped, Err(Error::Core(twofour::Error::Interrupted))));
     }
 }

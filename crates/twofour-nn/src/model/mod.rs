@@ -43,7 +43,7 @@ pub use distillation::{DistillationLoss, Objective};
 pub use encoder::CudaEncoder;
 pub(crate) use encoder::HiddenStates;
 pub use encoder::{Encoder, EncoderInput, MaskedEncoder, SentenceEncoder, Similarity};
-pub use generation::{Decoder, Likelihood, Sequence};
+pub use generation::{Decoder, Likelihood, SampledTexts, Sequence};
 pub(crate) use gpt::expect_trainable;
 pub use gpt::{Gpt, NextToken};
 #[cfg(feature = "cuda")]

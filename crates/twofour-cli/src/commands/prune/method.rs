@@ -121,7 +121,10 @@ impl MethodOptions {
 /// What a calibrated method runs the model on.
 #[derive(Debug, Clone, Args)]
 pub(super) struct CalibrationOptions {
-    /// A text file; the model runs on pieces of it, block by block
+    /// A text file, or `self` for text that the model writes; the model runs on pieces of it, block by block
+    ///
+    /// `self`: the pieces are sampled at temperature 1, from where the model's chat template has a user begin, or else
+    /// from the token that texts begin with. What the model did not write is left out of what is gathered.
     #[arg(long, value_name = "TEXT")]
     calibration: Option<PathBuf>,
 

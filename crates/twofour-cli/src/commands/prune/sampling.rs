@@ -10,11 +10,11 @@ use crate::{exit::Usage, interrupt, present::Screen};
 
 /// A text and how it is cut.
 #[derive(Debug, Clone)]
-pub(super) struct Sampling {
-    pub(super) text: PathBuf,
-    pub(super) samples: usize,
-    pub(super) length: Option<usize>,
-    pub(super) seed: u64,
+pub(in super::super) struct Sampling {
+    pub(in super::super) text: PathBuf,
+    pub(in super::super) samples: usize,
+    pub(in super::super) length: Option<usize>,
+    pub(in super::super) seed: u64,
 }
 
 /// The sizes of a piece, in tokens.

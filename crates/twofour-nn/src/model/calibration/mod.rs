@@ -4,6 +4,7 @@
 mod decoder;
 mod encoder;
 mod free;
+mod prompt;
 #[cfg(test)]
 mod tests;
 
@@ -216,6 +217,8 @@ pub struct Calibration<'a> {
     stored: OnceCell<Box<dyn CheckpointBlock + 'a>>,
     /// Bytes that the inputs between two steps may take.
     room: u64,
+    /// The first tokens of each text, whose inputs are not shown.
+    prompt: usize,
     is_stopped: &'a dyn Fn() -> bool,
 }
 
@@ -247,6 +250,7 @@ impl<'a> Calibration<'a> {
             block: 0,
             stored: OnceCell::new(),
             room: 0,
+            prompt: 0,
             is_stopped: &|| false,
         })
     }
@@ -268,6 +272,12 @@ impl<'a> Calibration<'a> {
     #[must_use]
     pub fn with_room(self, bytes: u64) -> Self {
         Calibration { room: bytes, ..self }
+    }
+
+    /// Shows no inputs of the first tokens of each text: those of a prompt, where the model wrote what follows.
+    #[must_use]
+    pub fn behind_prompt(self, tokens: usize) -> Self {
+        Calibration { prompt: tokens, ..self }
     }
 
     /// Asks before each text whether to stop.
@@ -335,7 +345,7 @@ impl<'a> Calibration<'a> {
             let is_between = !text.between.is_empty();
             let x = text.input(block.as_ref(), index);
             let tokens = text.x.len() / width;
-            let observation = Observation { input, x: &x, tokens };
+            let observation = Observation { input, x: &x, tokens }.behind(self.prompt);
             match (self.stored.get(), &mut self.dense) {
                 (Some(stored), Some(dense)) => {
                     let (stored, text) = (stored.as_ref(), &mut dense.texts[number]);
@@ -344,10 +354,11 @@ impl<'a> Calibration<'a> {
                     let mut outputs = None;
                     let mut keep = |products: &[f32]| outputs = Some(products.to_vec());
                     text.between = stored.step(index, &inputs, &mut text.x, Some(&mut keep))?;
-                    match outputs.as_deref().filter(|_| input.weights.len() == 1) {
-                        Some(outputs) => observe(observation, Beside::Outputs(outputs)),
-                        None => observe(observation, Beside::Inputs(&inputs)),
-                    }
+                    let beside = match outputs.as_deref().filter(|_| input.weights.len() == 1) {
+                        Some(outputs) => Beside::Outputs(outputs),
+                        None => Beside::Inputs(&inputs),
+                    };
+                    observe(observation, beside.behind(self.prompt, tokens));
                 }
                 _ => observe(observation, Beside::Nothing),
             }
@@ -390,7 +401,8 @@ impl<'a> Calibration<'a> {
             let mut text = text.clone();
             for (index, input) in block.inputs().iter().enumerate() {
                 let x = text.input(block, index);
-                observe(Observation { input, x: &x, tokens: text.x.len() / self.checkpoint.width().max(1) });
+                let tokens = text.x.len() / self.checkpoint.width().max(1);
+                observe(Observation { input, x: &x, tokens }.behind(self.prompt));
                 text.between = block.step(index, &x, &mut text.x, None)?;
             }
             seen += text.x.len() / self.checkpoint.width().max(1);

@@ -59,7 +59,7 @@ pub use self::{
 #[cfg(feature = "cuda")]
 use super::{CudaInference, inference::cuda::repeatable};
 use super::{
-    Gpt, Inference, Tokenizer,
+    Gpt, Inference, Replace, Tokenizer,
     config::{ModelOutput, TransformerConfig},
     families::{Family, Kind, fields::Fields, layout::StoredLinear},
 };
@@ -171,6 +171,15 @@ impl Checkpoint {
     pub fn inference<T: KernelElement + StoredElement>(&self) -> Result<Inference<T>> {
         self.expect_head()?;
         Inference::build(self.opened.config.clone(), &self.parts())
+    }
+
+    /// [`Checkpoint::inference`] with other weights in place of those that `replace` returns.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::inference`]; a replaced weight of another length.
+    pub fn inference_with<T: KernelElement + StoredElement>(&self, replace: Replace<'_>) -> Result<Inference<T>> {
+        self.expect_head()?;
+        Inference::build(self.opened.config.clone(), &self.parts().replacing(Some(replace)))
     }
 
     /// [`Checkpoint::inference`] for the hidden states: in a model without a head the embedding is in its place.

@@ -38,6 +38,15 @@ pub(crate) enum Seen<'a, T> {
         /// Cosines and sines of the new tokens' positions, where queries and keys are rotated.
         rotary: Option<&'a Tables>,
     },
+    /// One token each of several sequences, all at one position.
+    Caches {
+        /// Keys and values of the tokens before, of each sequence.
+        caches: &'a mut [Cache<T>],
+        /// How many there are.
+        position: usize,
+        /// Cosines and sines of the position, where queries and keys are rotated.
+        rotary: Option<&'a Tables>,
+    },
     /// Their whole sequence: sequences of these lengths, one after the other.
     Sequences(&'a [usize]),
 }
@@ -47,6 +56,7 @@ impl<T> Seen<'_, T> {
     pub(crate) fn again(&mut self) -> Seen<'_, T> {
         match self {
             Seen::Cache { cache, position, rotary } => Seen::Cache { cache, position: *position, rotary: *rotary },
+            Seen::Caches { caches, position, rotary } => Seen::Caches { caches, position: *position, rotary: *rotary },
             Seen::Sequences(lengths) => Seen::Sequences(lengths),
         }
     }
@@ -90,6 +100,22 @@ pub(crate) fn attend<T: KernelElement>(
                 rotate(config, tables.of_layer(config, layer), qkv);
             }
             causal(config, cache, Place { position, window: config.window(layer) }, qkv)
+        }
+        Seen::Caches { caches, position, rotary } => {
+            let (place, width) = (Place { position, window: config.window(layer) }, config.query_width());
+            let mut o: Vec<T> = bytemuck::allocation::zeroed_vec(caches.len() * width);
+            let rows = qkv.chunks_mut(config.qkv_width()).zip(o.chunks_mut(width)).zip(caches);
+            share(
+                rows,
+                || (),
+                |(), ((row, o), cache)| {
+                    if let Some(tables) = rotary {
+                        rotate(config, tables.of_layer(config, layer), row);
+                    }
+                    o.copy_from_slice(&causal(config, cache, place, row));
+                },
+            );
+            o
         }
     }
 }

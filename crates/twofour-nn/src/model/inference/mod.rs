@@ -1,6 +1,7 @@
 //! Inference: weights packed for the CPU kernels, and a key-value cache.
 
 pub(super) mod attention;
+mod batch;
 pub(super) mod build;
 pub(super) mod cache;
 #[cfg(feature = "cuda")]
@@ -35,7 +36,10 @@ pub use self::{
 };
 #[cfg(doc)]
 use super::Gpt;
-use super::{Decoder, EncoderInput, Sampling, Sequence, config::TransformerConfig, encoder::HiddenStates};
+use super::{
+    Decoder, EncoderInput, SampledTexts, Sampling, Sequence, config::TransformerConfig, encoder::HiddenStates,
+};
+
 use crate::{Error, Result};
 
 /// A decoder's weights packed for the CPU kernels in `T`: dense layers for the dense kernel, 2:4 and compressed ones
@@ -141,6 +145,10 @@ impl<T: KernelElement> Decoder for Inference<T> {
 
     fn begin(&self, _: usize) -> Result<Box<dyn Sequence + '_>> {
         Ok(Box::new(self.session()))
+    }
+
+    fn sample(&self, texts: &SampledTexts<'_>, progress: &mut dyn FnMut(usize) -> Result<()>) -> Result<Vec<Vec<u32>>> {
+        self.sample_batch(texts, progress)
     }
 }
 

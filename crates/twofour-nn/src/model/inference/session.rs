@@ -36,6 +36,11 @@ impl<'a, T: KernelElement> Session<'a, T> {
         Session { model, caches: vec![Cache::default(); model.config.layers], position: 0 }
     }
 
+    /// The keys and values of each layer.
+    pub(super) fn into_caches(self) -> Vec<Cache<T>> {
+        self.caches
+    }
+
     /// How many tokens were fed.
     pub fn position(&self) -> usize {
         self.position

@@ -6,10 +6,13 @@ use super::{CudaInference, CudaSession};
 use crate::{
     Result,
     model::{
-        Decoder, EncoderInput, Likelihood, Sampling, Sequence, TransformerConfig, encoder::HiddenStates,
+        Decoder, EncoderInput, Likelihood, SampledTexts, Sampling, Sequence, TransformerConfig, encoder::HiddenStates,
         sampling::largest_score,
     },
 };
+
+/// Sequences that are written at once.
+const AT_ONCE: usize = 128;
 
 /// Below this temperature the most likely token is taken, as on the CPU.
 const GREEDY: f32 = 1e-4;
@@ -26,6 +29,32 @@ impl Decoder for CudaInference {
     fn begin(&self, capacity: usize) -> Result<Box<dyn Sequence + '_>> {
         let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(Box::new(CudaSequence { session: self.session(1, capacity)?, chosen: None, _busy: busy }))
+    }
+
+    fn sample(&self, texts: &SampledTexts<'_>, progress: &mut dyn FnMut(usize) -> Result<()>) -> Result<Vec<Vec<u32>>> {
+        texts.validate(self.config().context())?;
+        let _busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = vec![];
+        for first in (0..texts.count).step_by(AT_ONCE) {
+            let samplings: Vec<Sampling> =
+                (first..texts.count.min(first + AT_ONCE)).map(|i| texts.sampling(i)).collect();
+            let mut session = self.session(samplings.len(), texts.length)?;
+            for sequence in 0..samplings.len() {
+                session.prefill(sequence, texts.prompt)?;
+            }
+            session.choose()?;
+            let mut written = vec![texts.prompt.to_vec(); samplings.len()];
+            for index in 0..texts.length - texts.prompt.len() {
+                let chosen = session.choose_by(&samplings, index as u64)?;
+                written.iter_mut().zip(&chosen).for_each(|(text, token)| text.push(*token));
+                progress(chosen.len())?;
+                if texts.prompt.len() + index + 1 < texts.length {
+                    session.decode()?;
+                }
+            }
+            found.extend(written);
+        }
+        Ok(found)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Sequences that are being read and written on a GPU.
 
+use rayon::prelude::*;
 use twofour_cuda::layer::{Accumulate, CapturedWork, DeviceBuffer, DeviceSliceMut};
 use twofour_transformer::cuda::{
     IGNORED_TARGET, Rotary, cross_entropy_loss,
@@ -11,7 +12,11 @@ use super::{
     cached::{Caches, Step},
     hidden::{download, first},
 };
-use crate::{Error, Result, cpu::rope::Table, model::Likelihood};
+use crate::{
+    Error, Result,
+    cpu::rope::Table,
+    model::{Likelihood, Sampling},
+};
 
 /// Tokens that go through the layers at once.
 const MOST_AT_ONCE: usize = 512;
@@ -224,6 +229,15 @@ impl CudaSession<'_> {
         let before: Vec<u32> = self.lengths.iter().map(|length| *length as u32 - 1).collect();
         self.positions.write_ids(&before)?;
         self.launch_choice()
+    }
+
+    /// Replaces the tokens that were chosen on the device by others, chosen on the host by the same scores.
+    pub(super) fn choose_by(&mut self, samplings: &[Sampling], index: u64) -> Result<Vec<u32>> {
+        let (vocabulary, mut scores) = (self.model.config().vocabulary(), download(&self.logits)?);
+        let rows = scores.par_chunks_mut(vocabulary).zip(samplings);
+        let chosen: Vec<u32> = rows.map(|(row, sampling)| sampling.choose(row, index)).collect::<Result<_>>()?;
+        self.ids.write_ids(&chosen)?;
+        Ok(chosen)
     }
 
     /// The chosen tokens; waits for the device.
