@@ -5,6 +5,7 @@ mod support;
 use std::{fs, path::PathBuf};
 
 use half::bf16;
+use serde_json::Value;
 use support::{names, run};
 use twofour::file::{Reader, StoredDType};
 
@@ -344,4 +345,76 @@ fn perplexity_before_and_after_is_that_of_eval() {
     assert!(!names(at).contains(&"no.safetensors".to_owned()));
     assert!(bad(&["--window", "8"], 2).contains("--eval"));
     assert!(!names(at).contains(&"no".to_owned()));
+}
+
+#[test]
+fn tuned_blocks_are_nearer_to_the_dense_model_under_the_same_masks() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    fs::write(at.join("text.txt"), text()).unwrap();
+    let calibration = ["--calibration", "text.txt", "--samples", "12", "--length", "24"];
+    for (family, method) in [("llama", "alps"), ("qwen2", "wanda"), ("gemma3", "sparsegpt"), ("gpt2", "wanda")] {
+        let model = checkpoint(family);
+        let of = |out: &str, more: &[&str]| {
+            let settings = ["prune", &model, "-o", out, "--json", "--method", method];
+            run(at, &[&settings[..], &calibration, more].concat()).good().json()
+        };
+        let [alone, tuned, relative] = [
+            ("alone", &["--permute", "auto"][..]),
+            ("tuned", &["--tune", "12", "--tune-rate", "1e-3"]),
+            ("relative", &["--tune", "12", "--tune-rate", "1e-3", "--tune-error", "relative"]),
+        ]
+        .map(|(out, more)| of(&format!("{family}-{out}"), more));
+        assert!(alone["tuning"].is_null() && tuned["tuning"]["passes"] == 12, "{family}");
+        for answer in [&tuned, &relative] {
+            let errors = answer["tuning"]["errors"].as_array().unwrap();
+            assert!(errors.len() >= 2, "{family}: {errors:?}");
+            let falls = |error: &Value| error[1].as_f64().unwrap() < error[0].as_f64().unwrap();
+            assert!(errors.iter().all(falls), "{family}: {errors:?}");
+        }
+        let read = |out: &str| Reader::open(at.join(out)).unwrap();
+        let [before, after] = ["alone", "tuned"].map(|out| read(&format!("{family}-{out}")));
+        let mut changed = 0;
+        for tensor in before.plain_tensors() {
+            let [a, b] = [&before, &after].map(|reader| parts(reader, &tensor.name, false).concat());
+            let is_zero = |values: &[f32]| values.iter().map(|value| *value == 0.0).collect::<Vec<_>>();
+            // Later masks depend on what earlier blocks compute.
+            if tensor.name.contains(".0.") {
+                assert!(is_zero(&a) == is_zero(&b), "{family}: {}", tensor.name);
+            }
+            changed += usize::from(a != b);
+        }
+        let pruned = tuned["tensors"].as_array().unwrap().iter().filter(|tensor| tensor["pruned"] == true).count();
+        assert!(changed >= pruned, "{family}: {changed} of {pruned}");
+    }
+}
+
+#[test]
+fn what_tuning_cannot_do_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    fs::write(at.join("text.txt"), text()).unwrap();
+    let bad = |family: &str, more: &[&str]| {
+        let model = checkpoint(family);
+        run(at, &[&["prune", &model, "-o", "out"], more].concat()).bad(2)
+    };
+    let calibration = ["--calibration", "text.txt"];
+    for (more, words) in [
+        (&["--tune", "2"][..], "--calibration"),
+        (&["--calibration", "text.txt", "--tune", "0"], "0 is not in 1.."),
+        (&["--calibration", "text.txt", "--tune-rate", "1e-4"], "--tune"),
+        (&["--calibration", "text.txt", "--device", "cuda"], "--tune"),
+        (&["--calibration", "text.txt", "--tune", "2", "--tune-rate", "0"], "a finite number above 0"),
+        (&["--calibration", "text.txt", "--tune", "2", "--tune-rate", "inf"], "a finite number above 0"),
+        (&["--calibration", "text.txt", "--tune", "2", "--tune-error", "cosine"], "squared"),
+        (&["--calibration", "text.txt", "--tune", "2", "--device", "cuda:0,1"], "one GPU"),
+        (&["--calibration", "text.txt", "--tune", "2", "--quantize", "int4"], "--quantize"),
+    ] {
+        let message = bad("llama", more);
+        assert!(message.contains(words), "{words}: {message}");
+    }
+    let model = checkpoint("bert");
+    let message = run(at, &[&["prune", &model, "-o", "out", "--tune", "2"], &calibration[..]].concat()).bad(1);
+    assert!(message.contains("decoders") && message.contains("bert"), "{message}");
+    assert_eq!(names(at), ["text.txt"]);
 }

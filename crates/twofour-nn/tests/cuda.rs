@@ -14,8 +14,8 @@ use twofour::{
 use twofour_nn::{
     linear::SparsePrecision,
     model::{
-        AttentionConfig, DistillationLoss, FeedForwardConfig, Gpt, ModelInput, ModelOutput, NormConfig, NormPlace,
-        TokenInput, TransformerConfig,
+        AttentionConfig, BlockTexts, BlockTuning, Checkpoint, DistillationLoss, FeedForwardConfig, Gpt, ModelInput,
+        ModelOutput, NormConfig, NormPlace, PrunedBlock, TokenInput, TransformerConfig,
     },
     recipe::{DecayTarget, Method, ModelKind, ModelSettings, OptimizerKind, SwitchMean, TrainingSettings},
     train::{
@@ -23,9 +23,9 @@ use twofour_nn::{
     },
 };
 use twofour_transformer::engine::{
-    AdamWStep, Engine, Kept, Kind, Memory as _, Nonlinearity, NormGradients, NormInput, NormParameters, NormStatistics,
-    OptimizerStep, ParameterState, PrunedDecay, SecondMoment, SgdStep, SparseLayer as _, StepOperations as _,
-    cpu::CpuEngine, cuda::CudaEngine,
+    AdamWStep, Engine, ErrorMeasure, Kept, Kind, Memory as _, Nonlinearity, NormGradients, NormInput, NormParameters,
+    NormStatistics, OptimizerStep, ParameterState, PrunedDecay, SecondMoment, SgdStep, SparseLayer as _,
+    StepOperations as _, cpu::CpuEngine, cuda::CudaEngine,
 };
 
 use support::{engine, gradients};
@@ -829,5 +829,28 @@ fn training_by_gradient_descent_follows_the_cpu_and_resumes_exactly() {
     resumed.resume(directory.path()).unwrap();
     for (step, expected) in losses.iter().enumerate().skip(6) {
         assert_eq!(resumed.step().unwrap().loss, *expected, "step {step}");
+    }
+}
+
+/// The errors of a block before and after tuning on an engine.
+fn tuned<E: Engine>(engine: &E, checkpoint: &Checkpoint) -> [f64; 2] {
+    let width = checkpoint.config().width;
+    let text = |seed: u32| -> Vec<f32> { numbers(seed).into_iter().cycle().take(24 * width).collect() };
+    let (inputs, outputs) = (text(1), text(2));
+    let block = PrunedBlock { index: 0, replace: &|_| None, is_pruned: &|_| true };
+    let texts = BlockTexts { inputs: &[&inputs], outputs: &[&outputs] };
+    let tuning = BlockTuning { passes: 20, learning_rate: 1e-3, measure: ErrorMeasure::RelativeSquared };
+    checkpoint.tune_block(engine, &block, texts, tuning, &|| false).unwrap().errors
+}
+
+#[test]
+fn blocks_are_tuned_as_on_the_cpu() {
+    let Some(engine) = engine(DataType::BF16) else { return };
+    let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoints");
+    for family in ["llama", "qwen2", "gemma3"] {
+        let checkpoint = Checkpoint::open(fixtures.join(family)).unwrap();
+        let (cpu, cuda) = (tuned(&CpuEngine, &checkpoint), tuned(&engine, &checkpoint));
+        assert!((cpu[0] - cuda[0]).abs() < 0.02 * cpu[0], "{family}: {cpu:?}, {cuda:?}");
+        assert!(cuda[1] < cuda[0] && (cpu[1] - cuda[1]).abs() < 0.05 * cpu[0], "{family}: {cpu:?}, {cuda:?}");
     }
 }

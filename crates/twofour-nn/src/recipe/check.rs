@@ -154,6 +154,10 @@ fn check_training(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
         let problem = "only a \"vit\" has features of images, and the model is of another kind";
         m.add(s.place("linear_probe"), "training.linear_probe", problem);
     }
+    if training.frozen_embeddings && !matches!(recipe.model.kind, ModelKind::Gpt | ModelKind::Llama) {
+        let problem = "only a decoder, a \"gpt\" or a \"llama\", has tables of tokens that can stay";
+        m.add(s.place("frozen_embeddings"), "training.frozen_embeddings", problem);
+    }
     check_optimizer(recipe, sections, m);
     let within_run = sound(m, &["steps", "warm_up", "decay_steps", "schedule"]);
     if within_run && training.warm_up > training.steps {

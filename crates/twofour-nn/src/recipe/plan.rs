@@ -292,10 +292,11 @@ impl Recipe {
             let one = weights / 2 * element + weights / 8;
             one * if layer.transposable { 2 } else { 1 } + weights / 8
         };
+        let trained = parameters - self.frozen_parameters();
         MemoryPlan {
             masters: 4 * parameters,
-            gradients: 4 * parameters,
-            moments: if self.training.optimizer == OptimizerKind::Sgd { 4 } else { 8 } * parameters,
+            gradients: 4 * trained,
+            moments: if self.training.optimizer == OptimizerKind::Sgd { 4 } else { 8 } * trained,
             // In f32 the masters are what is computed with.
             copies: if precision == Precision::F32 { 0 } else { element * (parameters - sparse_weights) },
             packed: layers
@@ -308,6 +309,17 @@ impl Recipe {
                 .sum(),
             activations: self.activations(element, devices),
             teacher: self.teacher_memory(precision, devices),
+        }
+    }
+
+    /// Parameters that stay as they are.
+    fn frozen_parameters(&self) -> u64 {
+        match self.model_config() {
+            ModelConfig::Decoder(config) if self.training.frozen_embeddings => {
+                let tables = if config.is_tied() { 1 } else { 2 };
+                (tables * config.vocabulary() * config.width) as u64
+            }
+            _ => 0,
         }
     }
 

@@ -122,6 +122,9 @@ settings! {
         checkpoint_every: u64 = 100, |s, key, m| s.integer(key, 0, MOST_STEPS, m);
         /// Checkpoints to keep beside the best one.
         keep_checkpoints: usize = 1, |s, key, m| s.integer(key, 1, 1000, m).map(|n| n as usize);
+        /// Whether the tables of a decoder's tokens, embedding and head, stay as they are.
+        #[serde(skip_serializing_if = "is_default")]
+        frozen_embeddings: bool = false, |s, key, m| s.boolean(key, m);
         /// Whether a run of a `vit` ends with logistic regression on its features
         /// ([`ImageSet::probe`](super::ImageSet::probe)).
         #[serde(skip_serializing_if = "is_default")]

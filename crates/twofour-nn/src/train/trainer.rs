@@ -68,6 +68,9 @@ pub struct Trainer<E: Engine, D: TrainingData = Corpus> {
     pub(super) micro_batches: Vec<Option<<D::Model<E> as TrainedModel<E>>::Uploaded>>,
 }
 
+/// The tables of a decoder's tokens, where each has its own.
+const TABLES: [&str; 2] = ["embedding", "head"];
+
 /// Consecutive skipped steps after which training stops.
 const MOST_SKIPPED: u64 = 30;
 
@@ -109,7 +112,18 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         for part in plan.parts().filter(|part| !part.is_dense()) {
             model.prepare(&part.layers, part.method.sparse_form())?;
         }
-        model.parameters_mut().into_iter().try_for_each(|parameter| parameter.begin_training(&engine))?;
+        let is_frozen =
+            |name: &str| training.frozen_embeddings && TABLES.iter().any(|table| name == format!("{table}.weight"));
+        if let Some(table) = plan
+            .parts()
+            .filter(|part| !part.is_dense())
+            .find_map(|part| part.layers.iter().find(|layer| is_frozen(&format!("{layer}.weight"))))
+        {
+            let (first, second) = ("`training.frozen_embeddings`".to_owned(), format!("a mask of the layer `{table}`"));
+            return Err(Error::Conflict { first, second, reason: "a mask changes the weight" });
+        }
+        let trained = model.parameters_mut().into_iter().filter(|parameter| !is_frozen(parameter.name()));
+        trained.into_iter().try_for_each(|parameter| parameter.begin_training(&engine))?;
         if training.optimizer == OptimizerKind::Sgd {
             if plan.method.watches() {
                 let (first, second) = ("the method `step`".to_owned(), "the optimizer `sgd`".to_owned());

@@ -18,6 +18,7 @@ use super::{
     sampling::Sampling,
     solution::{Adjusted, Solution, Solutions},
     store::Store,
+    tune::{BlockTuner, SeenInput},
 };
 use crate::{
     interrupt, memory,
@@ -45,6 +46,7 @@ pub(super) fn solve(
     selection: &Selection,
     how: How,
     sampling: &Sampling,
+    tuner: Option<&BlockTuner>,
 ) -> Result<Solutions> {
     let checkpoint = open_blockwise(input)?;
     let Pieces { tokens: pieces, prompt } = Pieces::of(screen, (checkpoint.as_ref(), input), sampling)?;
@@ -52,7 +54,9 @@ pub(super) fn solve(
     let store = Store::create_in(parent)?;
     let mut solver = Solver { reader: checkpoint.reader(), selection, how, store: &store, orders: HashMap::new() };
     let tokens: usize = pieces.iter().map(Vec::len).sum();
-    let models = if how.pruning.compensation > 0.0 { 2 } else { 1 };
+    // The dense model's states, and for tuning those in front of the block, and both as it reads them.
+    let keeps_dense = how.pruning.compensation > 0.0 || tuner.is_some();
+    let models = 1 + usize::from(keeps_dense) + if tuner.is_some() { 3 } else { 0 };
     let states = (tokens as u64).saturating_mul((models * checkpoint.width() * size_of::<f32>()) as u64);
     let what = format!("the hidden states of {} take", units::plural(tokens, "token"));
     memory::expect_room(states, &what, "lower --samples or --length")?;
@@ -62,13 +66,17 @@ pub(super) fn solve(
         Calibration::new(checkpoint.as_ref(), &pieces)?.with_room(room).stopped_by(&interrupt::requested);
     calibration = calibration.behind_prompt(prompt);
     drop(pieces);
-    if how.pruning.compensation > 0.0 {
+    if keeps_dense {
         calibration = calibration.beside_dense();
+    }
+    if tuner.is_some() {
+        calibration = calibration.keeping_entry();
     }
 
     let mut progress = screen.progress();
     let blocks = checkpoint.blocks() as u64;
     let mut weights: HashMap<String, Solution> = HashMap::new();
+    let mut tuned = vec![];
     while !calibration.is_finished() {
         let block = calibration.block();
         let inputs = calibration.inputs()?;
@@ -76,6 +84,7 @@ pub(super) fn solve(
             let orders = order::choose(&solver, &calibration, &inputs)?;
             solver.orders.extend(orders);
         }
+        let mut seen_inputs = vec![];
         // In the order of computation: those of a layer come from the pruned ones before it.
         for (index, input) in inputs.iter().enumerate() {
             interrupt::check()?;
@@ -101,15 +110,22 @@ pub(super) fn solve(
             }
             let Some(seen) = seen else { continue };
             weights.extend(solver.solve(&selected, input.is_transposed, &seen)?);
+            let names = selected.iter().map(|name| (*name).to_owned()).collect();
+            seen_inputs.push(SeenInput { weights: names, is_transposed: input.is_transposed, sample: seen.sample });
+        }
+        if let Some(tuner) = tuner.filter(|_| !seen_inputs.is_empty()) {
+            tuned.extend(tuner.tune(&solver, &mut weights, &mut calibration, &seen_inputs)?);
         }
         with_solutions(&solver, &weights, |replace| calibration.advance(replace))?;
     }
     let Solver { orders, .. } = solver;
-    Ok(Solutions::new(weights, orders, store, tokens))
+    let mut solutions = Solutions::new(weights, orders, store, tokens);
+    solutions.tuned = tuned;
+    Ok(solutions)
 }
 
 /// Does what computes with the weights that were found; an error of reading one of them comes first.
-fn with_solutions(
+pub(super) fn with_solutions(
     solver: &Solver<'_>,
     weights: &HashMap<String, Solution>,
     work: impl FnOnce(Replace<'_>) -> twofour_nn::Result<()>,
@@ -150,7 +166,7 @@ pub(super) struct Solver<'a> {
     reader: &'a Reader,
     selection: &'a Selection,
     how: How,
-    store: &'a Store,
+    pub(super) store: &'a Store,
     /// The orders that stored tensors are read in, by name.
     orders: HashMap<String, Reorder>,
 }
@@ -171,6 +187,7 @@ impl Solver<'_> {
         }
         let features = x.len() / tokens;
         let dense = match beside {
+            _ if self.how.pruning.compensation == 0.0 => None,
             Beside::Nothing => None,
             Beside::Inputs(dense) => Some((DenseSide::Inputs, dense)),
             Beside::Outputs(dense) => Some((DenseSide::Outputs(dense.len() / tokens), dense)),
@@ -322,7 +339,7 @@ impl Solver<'_> {
     }
 
     /// Values as the weight's dtype stores them.
-    fn rounded(&self, name: &str, weight: Vec<f32>) -> Result<Vec<f32>> {
+    pub(super) fn rounded(&self, name: &str, weight: Vec<f32>) -> Result<Vec<f32>> {
         let dtype = self.reader.tensor(name)?.info.dtype.element();
         let Some(dtype) = dtype else { return Ok(weight) };
         Ok(match_element!(dtype, |T| Ok::<Vec<f32>, twofour::Error>(

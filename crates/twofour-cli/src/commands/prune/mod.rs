@@ -9,6 +9,7 @@ mod report;
 pub(super) mod sampling;
 mod solution;
 mod store;
+mod tune;
 
 use std::path::PathBuf;
 
@@ -27,6 +28,7 @@ use self::{
     evaluation::{EvaluationOptions, PerplexityAnswer},
     method::{CalibrationOptions, JointOptions, MethodOptions},
     report::TensorAnswer,
+    tune::{TuningAnswer, TuningOptions},
 };
 use super::{
     effect::expect_to_prune,
@@ -58,6 +60,7 @@ Examples:
   twofour prune model/ -o pruned/ --calibration text.txt --eval held-out.txt
   twofour prune model/ -o int4/ --method sparsegpt --calibration text.txt \\
       --quantize int4 --group 128
+  twofour prune model/ -o pruned/ --calibration text.txt --tune 8 --device cuda
   twofour prune model.safetensors -o out.safetensors --pattern 4:8 \\
       --include '*.mlp.*'
   twofour prune model.safetensors -o out.safetensors --transposable optimal
@@ -88,6 +91,9 @@ pub(crate) struct Prune {
 
     #[command(flatten)]
     calibration: CalibrationOptions,
+
+    #[command(flatten)]
+    tuning: TuningOptions,
 
     #[command(flatten)]
     joint: JointOptions,
@@ -133,6 +139,8 @@ struct Answer<'a> {
     /// The share of the errors of earlier layers that each layer made up for.
     #[serde(skip_serializing_if = "Option::is_none")]
     compensation: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tuning: Option<TuningAnswer>,
     /// Tensors that were stored in another order of their features, with which the model computes the same.
     #[serde(skip_serializing_if = "is_zero")]
     reordered: usize,
@@ -197,13 +205,14 @@ impl Prune {
         tracing::info!(input = %reader.path().display(), "pruning");
         drop(reader);
 
+        let tuner = self.tuning.tuner(places.0)?;
         let before = self.evaluation.before(screen, places)?;
         let guard = interrupt::guard();
         let solutions = match sampling {
             None => None,
             Some(sampling) => {
                 let how = How { pruning, quantization, permutes: self.method.permutes() };
-                let solutions = calibrated::solve(screen, places, &selection, how, &sampling)?;
+                let solutions = calibrated::solve(screen, places, &selection, how, &sampling, tuner.as_ref())?;
                 if solutions.is_empty() {
                     bail!(
                         "{}: no chosen tensor is a weight of the model's blocks, which are all that --method {method} \
@@ -242,11 +251,17 @@ impl Prune {
             }
         };
         drop(progress);
+        let tuning = solutions.as_ref().and_then(|solutions| self.tuning.answer(&solutions.tuned));
         let tensors = report::answers(&report, &selection, solutions.as_ref());
         // The model is written; measuring it may be interrupted at once.
         drop(guard);
         let perplexity = before.map(|before| before.after(screen, places.1)).transpose()?;
         report::show(screen, &tensors)?;
+        if let Some(tuning) = &tuning {
+            let left = units::percent(tuning.left());
+            screen
+                .line(format!("tuning left {left} of the error of the blocks' outputs, in the mean over the blocks"))?;
+        }
         self.tell(screen, &tensors, perplexity.as_ref())?;
         let beside = BesideAnswer::of(places.0, places.1)?;
         beside.tell(screen)?;
@@ -259,6 +274,7 @@ impl Prune {
             swaps: pruning.swaps,
             compensation: Some(pruning.compensation).filter(|share| *share > 0.0),
             refit: if pruning.grid.is_some() { 0 } else { pruning.refit },
+            tuning,
             reordered: solutions.as_ref().map_or(0, |solutions| solutions.orders().len()),
             quantization: quantization.map(QuantizationAnswer::from),
             perplexity,

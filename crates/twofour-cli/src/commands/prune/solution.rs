@@ -23,6 +23,8 @@ pub(super) struct Solutions {
     store: Store,
     /// Tokens that the model ran on.
     pub(super) tokens: usize,
+    /// Of each block that was tuned, the mean error of a token before and after.
+    pub(super) tuned: Vec<[f64; 2]>,
 }
 
 /// What became of a weight.
@@ -42,7 +44,7 @@ impl Solutions {
         store: Store,
         tokens: usize,
     ) -> Self {
-        Solutions { weights, orders, store, tokens }
+        Solutions { weights, orders, store, tokens, tuned: vec![] }
     }
 
     /// The orders that tensors are to have before they are pruned, by name.

@@ -101,7 +101,7 @@ impl<'a> StoredParts<'a> {
             return Ok(parts.collect::<Result<Vec<_>>>()?.concat());
         }
         if let Some(linear) = of(".bias").filter(|linear| linear.has_bias) {
-            let parts = linear.parts.iter().map(|(name, _)| self.floats(&format!("{name}.bias")));
+            let parts = linear.parts.iter().map(|(name, outputs)| self.bias(name, *outputs));
             return Ok(parts.collect::<Result<Vec<_>>>()?.concat());
         }
         self.tensor(ours)

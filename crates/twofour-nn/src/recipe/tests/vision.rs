@@ -73,6 +73,8 @@ fn keys_of_other_models_and_sizes_that_do_not_fit_are_refused() {
         ("data.images=['a', 'b']", "expected text"),
         ("sparsity.layers=['patch']", "matches no linear layer"),
         ("training.linear_probe=1", "true or false"),
+        ("training.frozen_embeddings=true", "only a decoder"),
+        ("distillation.teacher=model", "only a decoder"),
     ] {
         let found = one(&[set]);
         assert!(found.contains(words), "{set}: {found}");

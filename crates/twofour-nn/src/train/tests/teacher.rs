@@ -3,7 +3,7 @@
 use super::{bits, layers, plans, steps, trainer_with, training};
 use crate::{
     Error, Result,
-    engine::cpu::CpuEngine,
+    engine::{Memory as _, cpu::CpuEngine},
     model::{DistillationLoss, Gpt, TrainedModel as _},
     train::{SparsityPlan, Trainer, TrainingSettings, methods::Method},
 };
@@ -65,4 +65,38 @@ fn students_resume_bit_for_bit_and_only_with_their_teacher() {
             assert!(matches!(error, Error::OtherRun { what: "teacher or weights of its loss", .. }), "{name}: {error}");
         }
     }
+}
+
+#[test]
+fn frozen_tables_stay_while_the_rest_trains_and_resumes() {
+    let settings = TrainingSettings { frozen_embeddings: true, ..training() };
+    let plan = SparsityPlan::of_method(Method::FIXED, layers(), 60);
+    let begin = || trainer_with(plan.clone(), settings.clone()).learn_from(dense(), LOSS).unwrap();
+    let masters = |trainer: &Trainer<CpuEngine>| -> Vec<(String, Vec<f32>)> {
+        let parameters = trainer.model().parameters();
+        let read = |p: &crate::parameter::Parameter<CpuEngine>| CpuEngine.read(p.master()).unwrap();
+        parameters.into_iter().map(|p| (p.name().to_owned(), read(p))).collect()
+    };
+    let mut whole = begin();
+    let before = masters(&whole);
+    let expected = steps(&mut whole, 4);
+    for ((name, before), (_, after)) in before.iter().zip(masters(&whole)) {
+        let is_table = ["embedding.weight", "head.weight"].contains(&name.as_str());
+        assert_eq!(*before == after, is_table, "{name}");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut begun = begin();
+    steps(&mut begun, 2);
+    begun.save(directory.path()).unwrap();
+    let mut resumed = begin();
+    resumed.resume(directory.path()).unwrap();
+    assert_eq!(steps(&mut resumed, 2), expected[2..]);
+    assert!(masters(&resumed) == masters(&whole));
+    // Trained tables are another run, and a table under a mask is none that stays.
+    let mut other = student(&plan, dense(), LOSS).unwrap();
+    assert!(matches!(other.resume(directory.path()), Err(Error::OtherRun { .. })));
+    let head = SparsityPlan::of_method(Method::STE, vec!["head".to_owned()], 60);
+    let model = Gpt::from_config(&CpuEngine, whole.model().config(), 1).unwrap();
+    let refused = Trainer::with_model(CpuEngine, model, &settings, head, whole.data().clone());
+    assert!(matches!(refused, Err(Error::Conflict { .. })));
 }
