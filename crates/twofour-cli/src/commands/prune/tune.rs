@@ -131,7 +131,7 @@ impl TuningOptions {
             ComputeDevice::Cpu => TuningEngine::Cpu,
             ComputeDevice::Cuda(numbers) => match numbers.as_slice() {
                 [number] => {
-                    TuningEngine::Cuda(Box::new(CudaEngine::new(&Device::open(*number)?, twofour::DataType::BF16)?))
+                    TuningEngine::Cuda(Box::new(CudaEngine::new(&Device::open(*number)?, twofour::DataType::F32)?))
                 }
                 _ => return Err(Usage(format!("--tune computes on one GPU, not on {}", self.device)).into()),
             },

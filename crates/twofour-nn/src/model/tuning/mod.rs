@@ -161,7 +161,7 @@ fn steps_of<E: Engine>(engine: &E, texts: BlockTexts<'_>, width: usize) -> Resul
         for part in alike.chunks((STEP_TOKENS / positions).max(1)) {
             let shape = BatchShape { batch: part.len(), positions };
             let upload = |texts: &[&[f32]]| -> Result<E::Buffer> {
-                let values: Vec<f32> = part.iter().flat_map(|&text| texts[text].iter().copied()).collect();
+                let values = part.iter().map(|&text| texts[text]).collect::<Vec<_>>().concat();
                 let mut buffer = engine.zeros(Kind::Compute, values.len())?;
                 engine.write(&mut buffer, &values)?;
                 Ok(buffer)
