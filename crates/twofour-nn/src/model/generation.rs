@@ -226,7 +226,9 @@ mod tests {
                 });
                 let found = found.unwrap();
                 assert_eq!((found.len(), told), (70, 70 * (24 - prompt.len())), "{family}");
-                for (index, found) in found.iter().enumerate() {
+                // The first and last ones of both batches.
+                for index in [0, 1, 63, 64, 69] {
+                    let found = &found[index];
                     let mut alone = prompt.clone();
                     let count = 24 - prompt.len();
                     let push = &mut |token| {
