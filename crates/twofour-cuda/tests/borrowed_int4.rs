@@ -35,8 +35,9 @@ fn int4_products_of<T: Arithmetic>(context: &LayerContext) {
     let dtype: DataType = T::DTYPE;
     let narrow = |values: &[bf16]| -> Vec<T> { values.iter().map(|v| T::from_f32(v.to_f32())).collect() };
     let wide = |values: &[T]| -> Vec<bf16> { values.iter().map(|v| bf16::from_f32(v.to_f32())).collect() };
-    for (rows, cols, tokens) in [(64, 256, 1), (100, 52, 33), (7, 30, 2), (48, 128, 130), (4096, 384, 8), (33, 258, 65)]
-    {
+    // More than 256 tokens are multiplied with floats.
+    let few = [(64, 256, 1), (100, 52, 33), (7, 30, 2), (48, 128, 130), (4096, 384, 8), (33, 258, 65)];
+    for (rows, cols, tokens) in few.into_iter().chain([(64, 256, 300), (70, 132, 257), (33, 300, 400)]) {
         for granularity in [Granularity::Row, Granularity::Group] {
             let what = format!("{dtype} [{rows}, {cols}], {tokens} tokens, {granularity:?}");
             let dense: Vec<f32> = numbers(rows * cols, 1).iter().map(|v| v.to_f32()).collect();
