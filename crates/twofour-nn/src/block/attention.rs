@@ -172,7 +172,8 @@ impl<E: Engine> Branch<E> for Attention<E> {
         Ok(dx)
     }
 
-    fn release(saved: SavedAttention<E>, workspace: &mut Workspace<E>) {
+    fn release(engine: &E, saved: SavedAttention<E>, workspace: &mut Workspace<E>) {
+        engine.release_attention(saved.state);
         workspace.give(
             [saved.qkv, saved.merged].into_iter().chain(saved.norms.into_iter().flat_map(SavedHeadNorms::into_buffers)),
         );

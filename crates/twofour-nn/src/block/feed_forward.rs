@@ -154,7 +154,7 @@ impl<E: Engine> Branch<E> for FeedForward<E> {
         Ok(dx)
     }
 
-    fn release(saved: SavedFeedForward<E>, workspace: &mut Workspace<E>) {
+    fn release(_: &E, saved: SavedFeedForward<E>, workspace: &mut Workspace<E>) {
         workspace.give([saved.hidden]);
         match saved.activated {
             Activated::Dense(activated) => workspace.give([activated]),

@@ -46,7 +46,7 @@ pub trait Branch<E: Engine>: ModelParts<E> + Debug {
     ) -> Result<E::Buffer>;
 
     /// Gives the buffers back where there is no backward pass.
-    fn release(saved: Self::Saved, workspace: &mut Workspace<E>);
+    fn release(engine: &E, saved: Self::Saved, workspace: &mut Workspace<E>);
 }
 
 /// `behind(x + after(branch(before(x))))`, where each norm may be absent.
@@ -311,15 +311,15 @@ impl<E: Engine, B: Branch<E>> Block<E, B> {
     }
 
     /// Gives the buffers back where there is no backward pass.
-    pub fn release(saved: SavedBlock<E, B>, workspace: &mut Workspace<E>) {
-        let x = Self::release_but_input(saved, workspace);
+    pub fn release(engine: &E, saved: SavedBlock<E, B>, workspace: &mut Workspace<E>) {
+        let x = Self::release_but_input(engine, saved, workspace);
         workspace.give([x]);
     }
 
     /// [`Block::release`] of all but the residual stream in front of the block, which is returned.
-    pub fn release_but_input(saved: SavedBlock<E, B>, workspace: &mut Workspace<E>) -> E::Buffer {
+    pub fn release_but_input(engine: &E, saved: SavedBlock<E, B>, workspace: &mut Workspace<E>) -> E::Buffer {
         let SavedBlock { input, branch, after, behind, .. } = saved;
-        B::release(branch, workspace);
+        B::release(engine, branch, workspace);
         workspace.give(after.into_iter().chain(behind).flat_map(NormInput::into_buffers));
         input.into_x(workspace)
     }

@@ -73,7 +73,7 @@ impl<B: Branch<CpuEngine>> AnyBlock for Block<CpuEngine, B> {
         let mut workspace = Workspace::default();
         let x = Stream::Plain(buffer(x));
         let (y, saved) = Block::forward(self, &ENGINE, &mut workspace, x, SHAPE, None).unwrap();
-        Self::release(saved, &mut workspace);
+        Self::release(&ENGINE, saved, &mut workspace);
         ENGINE.read(y.x()).unwrap()
     }
 

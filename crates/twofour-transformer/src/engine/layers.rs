@@ -103,6 +103,11 @@ pub trait LayerOperations: LinearOperations {
         d_qkv: &mut Self::Buffer,
     ) -> Result<()>;
 
+    /// Takes a state of attention back where there is no backward pass: a step that is repeated must free no memory.
+    fn release_attention(&self, state: Self::AttentionState) {
+        drop(state);
+    }
+
     /// `y = function(x)`, element by element.
     ///
     /// # Errors

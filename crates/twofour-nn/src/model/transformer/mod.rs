@@ -55,15 +55,15 @@ pub(super) struct SavedLayer<E: Engine> {
 
 impl<E: Engine> SavedLayer<E> {
     /// Gives the buffers back where there is no backward pass.
-    pub(super) fn release(self, workspace: &mut Workspace<E>) {
-        let x = self.release_but_input(workspace);
+    pub(super) fn release(self, engine: &E, workspace: &mut Workspace<E>) {
+        let x = self.release_but_input(engine, workspace);
         workspace.give([x]);
     }
 
     /// [`SavedLayer::release`] of all but the hidden states in front of the layer, which are returned.
-    fn release_but_input(self, workspace: &mut Workspace<E>) -> E::Buffer {
-        Block::<E, FeedForward<E>>::release(self.feed_forward, workspace);
-        Block::<E, Attention<E>>::release_but_input(self.attention, workspace)
+    fn release_but_input(self, engine: &E, workspace: &mut Workspace<E>) -> E::Buffer {
+        Block::<E, FeedForward<E>>::release(engine, self.feed_forward, workspace);
+        Block::<E, Attention<E>>::release_but_input(engine, self.attention, workspace)
     }
 }
 
@@ -178,7 +178,8 @@ impl<E: Engine, T: Task<E>> Transformer<E, T> {
 
     /// The hidden states behind the last layer and its norm, where there is no backward pass.
     fn infer(&mut self, engine: &E, batch: &T::Batch, shape: BatchShape) -> Result<Stream<E>> {
-        let (output, input) = self.pass(engine, batch, shape, &mut |saved, workspace| saved.release(workspace))?;
+        let (output, input) =
+            self.pass(engine, batch, shape, &mut |saved, workspace| saved.release(engine, workspace))?;
         self.workspace.give(input.into_buffers());
         Ok(output)
     }

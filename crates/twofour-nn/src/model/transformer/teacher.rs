@@ -40,8 +40,8 @@ impl<E: Engine, T: Task<E>> Transformer<E, T> {
     ) -> Result<Taught<E>> {
         let mut states = vec![];
         let (output, input) = self.pass(engine, batch, shape, &mut |saved, workspace| match with_states {
-            true => states.push(saved.release_but_input(workspace)),
-            false => saved.release(workspace),
+            true => states.push(saved.release_but_input(engine, workspace)),
+            false => saved.release(engine, workspace),
         })?;
         self.workspace.give(input.into_buffers());
         let (scores, head) = self.task.scores(engine, &mut self.workspace, (output.read(), batch), shape)?;

@@ -214,7 +214,7 @@ impl<E: Engine> Tuner<'_, E> {
     /// The mean error of a token of the first step's texts.
     fn error(&mut self) -> Result<f64> {
         let (x, saved) = self.forward(0)?;
-        saved.release(&mut self.workspace);
+        saved.release(self.engine, &mut self.workspace);
         let dx = self.difference(&x, 0)?;
         self.workspace.give([x, dx]);
         let sum = self.engine.read(&self.loss)?.iter().map(|&sum| f64::from(sum)).sum::<f64>();

@@ -127,6 +127,18 @@ pub(super) fn forward(
     Ok(CudaAttention::Split(Box::new(SplitState { q, k, v, out, lse })))
 }
 
+/// Gives a state's memory back to the pool.
+pub(super) fn release(pool: &Pool, state: CudaAttention) {
+    let buffers = match state {
+        CudaAttention::Projected { lse } => vec![lse],
+        CudaAttention::Split(state) => {
+            let SplitState { q, k, v, out, lse } = *state;
+            vec![q, k, v, out, lse]
+        }
+    };
+    buffers.into_iter().for_each(|buffer| pool.give(buffer));
+}
+
 pub(super) fn gradient(
     (context, pool): (&LayerContext, &Pool),
     shape: AttentionShape,

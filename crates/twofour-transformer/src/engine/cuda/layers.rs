@@ -104,6 +104,10 @@ impl LayerOperations for CudaEngine {
         attention::gradient((&self.context, &self.pool), shape, saved, rotary, (d_merged, d_qkv))
     }
 
+    fn release_attention(&self, state: CudaAttention) {
+        attention::release(&self.pool, state);
+    }
+
     fn activation(&self, function: Elementwise, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
         let (context, x, y) = (&self.context, x.slice(), y.slice_mut());
         match function {
