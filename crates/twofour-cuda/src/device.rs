@@ -263,7 +263,7 @@ impl Device {
     /// [`Error::Capturing`], [`Error::Driver`].
     pub(crate) fn expect_not_capturing(&self, stream: Stream, action: &'static str) -> Result<()> {
         self.bind()?;
-        // SAFETY: whoever launches on the stream holds it.
+        // SAFETY: the caller launches on the stream, so it exists.
         let status = unsafe { result::stream::is_capturing(stream.0) };
         match status.map_err(|error| Error::driver("asking whether the stream is captured", error))? {
             sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(()),

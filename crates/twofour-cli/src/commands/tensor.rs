@@ -1,11 +1,22 @@
 //! Access to a stored tensor's elements, generic over dtype and form.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use twofour::{
     Element, MatrixRef,
     file::{CompressedInfo, Reader, StoredElement, TensorInfo, ValueFormat},
     match_element,
 };
+
+/// Returns a plain tensor's elements, in its order.
+pub(crate) fn floats(reader: &Reader, name: &str) -> Result<Vec<f32>> {
+    fn typed<T: Element + StoredElement>(reader: &Reader, name: &str) -> twofour::Result<Vec<f32>> {
+        Ok(reader.tensor(name)?.elements::<T>()?.iter().map(|value| value.to_f32()).collect())
+    }
+    let Some(dtype) = reader.tensor(name)?.info.dtype.element() else {
+        bail!("tensor `{name}` is of a dtype that cannot be pruned");
+    };
+    Ok(match_element!(dtype, |T| typed::<T>(reader, name))?)
+}
 
 /// Code over a matrix of any element type.
 pub(crate) trait OnMatrix {

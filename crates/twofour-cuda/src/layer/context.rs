@@ -292,8 +292,8 @@ impl LayerContext {
         self.stream.clone_dtod(memory).map_err(|error| Error::driver("copying device memory", error))
     }
 
-    /// Returns the plans or loaded kernels of a pair of types, which all streams of the context share. Whoever plans
-    /// something keeps it here, under types of its own.
+    /// Returns the plans or loaded kernels of a pair of types, which all streams of the context share. A crate
+    /// that plans operations of its own keeps the plans here, under types of its own.
     pub fn plans<K: Send + 'static, V: Send + 'static>(&self) -> Arc<Plans<K, V>> {
         self.shared.plans.plans()
     }

@@ -6,7 +6,7 @@ use anyhow::Result;
 use twofour::{
     Arithmetic, Axis, Element, MatrixRef, Pattern,
     calibration::{ActivationSample, CrossProducts, DenseSide, Statistic},
-    file::{Quantization, QuantizedWeight, Reader, Reorder, StoredElement},
+    file::{Quantization, QuantizedWeight, Reader, Reorder},
     match_element,
     solve::{Pruned, Pruning},
 };
@@ -21,6 +21,7 @@ use super::{
     tune::{BlockTuner, SeenInput},
 };
 use crate::{
+    commands::tensor::floats,
     interrupt, memory,
     present::{Screen, units},
     selection::Selection,
@@ -324,16 +325,11 @@ impl Solver<'_> {
 
     /// A tensor's elements, in its order.
     fn elements(&self, name: &str) -> Result<Vec<f32>> {
-        fn typed<T: Element + StoredElement>(reader: &Reader, name: &str) -> twofour::Result<Vec<f32>> {
-            Ok(reader.tensor(name)?.elements::<T>()?.iter().map(|value| value.to_f32()).collect())
-        }
-        let info = self.reader.tensor(name)?.info;
-        let Some(dtype) = info.dtype.element() else {
-            anyhow::bail!("tensor `{name}` is of a dtype that cannot be pruned");
-        };
-        let elements = match_element!(dtype, |T| typed::<T>(self.reader, name))?;
+        let elements = floats(self.reader, name)?;
         match self.orders.get(name) {
-            Some(order) => Ok(order.apply(&info.shape, &elements).map_err(|error| error.in_tensor(name))?),
+            Some(order) => Ok(order
+                .apply(&self.reader.tensor(name)?.info.shape, &elements)
+                .map_err(|error| error.in_tensor(name))?),
             None => Ok(elements),
         }
     }

@@ -2,16 +2,20 @@
 
 use anyhow::Result;
 use twofour::{
-    Element, MatrixRef,
+    MatrixRef,
     calibration::{ActivationSample, Statistic, StatisticKind},
-    file::{Reader, StoredElement},
-    match_element,
+    file::Reader,
     solve::{Pruned, Pruning},
 };
 use twofour_nn::model::{BlockInput, BlockwiseCheckpoint, Calibration, Observation};
 
 use super::{layer::Layer, perplexity::Judge};
-use crate::{commands::prune::own_text::Pieces, interrupt, present::Screen, selection::Selection};
+use crate::{
+    commands::{prune::own_text::Pieces, tensor::floats},
+    interrupt,
+    present::Screen,
+    selection::Selection,
+};
 
 /// Tokens on which outputs are compared.
 const COMPARED: usize = 512;
@@ -125,12 +129,8 @@ fn layer(
 
 /// A stored matrix.
 fn elements(reader: &Reader, name: &str) -> Result<([usize; 2], Vec<f32>)> {
-    fn typed<T: Element + StoredElement>(reader: &Reader, name: &str) -> twofour::Result<Vec<f32>> {
-        Ok(reader.tensor(name)?.elements::<T>()?.iter().map(|value| value.to_f32()).collect())
-    }
-    let info = reader.tensor(name)?.info;
-    let (Some(dtype), &[rows, cols]) = (info.dtype.element(), info.shape.as_slice()) else {
-        anyhow::bail!("tensor `{name}` is no matrix of a dtype that can be pruned");
+    let &[rows, cols] = reader.tensor(name)?.info.shape.as_slice() else {
+        anyhow::bail!("tensor `{name}` is no matrix");
     };
-    Ok(([rows, cols], match_element!(dtype, |T| typed::<T>(reader, name))?))
+    Ok(([rows, cols], floats(reader, name)?))
 }
