@@ -43,6 +43,10 @@ pub(crate) enum Skipped {
     DType(StoredDType),
     /// It is stored as `[in, out]`, and compressed weights are 2:4 along stored rows.
     InOut,
+    /// It holds experts in three dimensions, and nothing tells along which of them they are summed.
+    UnknownAxis,
+    /// It holds experts in three dimensions, and compressed weights are matrices.
+    Stacked,
     /// No `--include` matches.
     NotIncluded,
     /// An `--exclude` matches.
@@ -58,6 +62,10 @@ impl fmt::Display for Skipped {
             Skipped::Empty => f.write_str("no elements"),
             Skipped::DType(dtype) => write!(f, "{dtype} cannot be pruned; store it as F32, F16 or BF16"),
             Skipped::InOut => f.write_str("stored as [in, out]; compressed weights are [out, in]"),
+            Skipped::UnknownAxis => {
+                f.write_str("experts in one 3-D tensor, [out, in] or [in, out]: nothing tells which")
+            }
+            Skipped::Stacked => f.write_str("experts in one 3-D tensor; compressed weights are matrices"),
             Skipped::NotIncluded => f.write_str("not in --include"),
             Skipped::Excluded => f.write_str("in --exclude"),
             Skipped::NotInPlan => f.write_str("not sparse in --plan"),
@@ -155,16 +163,19 @@ impl Selection {
         }
         if self.globs.include.is_empty() {
             match self.roles.of(name, shape) {
-                Role::Linear => {}
+                Role::Linear | Role::StackedExperts => {}
                 role => return Err(Skipped::Role(role)),
             }
         } else if !self.globs.include.iter().any(|glob| glob.is_match(name)) {
             return Err(Skipped::NotIncluded);
         }
+        let is_stack = || self.roles.of(name, shape) == Role::StackedExperts;
         match *shape {
-            [_, _] if shape.contains(&0) => Err(Skipped::Empty),
+            [_, _] | [_, _, _] if shape.contains(&0) => Err(Skipped::Empty),
             [_, _] if dtype.element().is_none() => Err(Skipped::DType(dtype)),
             [rows, cols] => Ok(self.roles.layout(name, [rows, cols])),
+            [_, _, _] if is_stack() && dtype.element().is_none() => Err(Skipped::DType(dtype)),
+            [_, _, _] if is_stack() => self.roles.layout_of_stack(name).ok_or(Skipped::UnknownAxis),
             _ => Err(Skipped::Role(Role::NotAMatrix)),
         }
     }
@@ -173,6 +184,7 @@ impl Selection {
     /// why.
     pub(crate) fn of_compressible(&self, name: &str, dtype: StoredDType, shape: &[usize]) -> Result<(), Skipped> {
         match self.of(name, dtype, shape)? {
+            _ if shape.len() > 2 => Err(Skipped::Stacked),
             Layout::OutIn => Ok(()),
             Layout::InOut => Err(Skipped::InOut),
         }
@@ -229,6 +241,14 @@ impl Selection {
                  it is",
                 reader.path().display(),
                 units::plural(in_out, "weight")
+            );
+        }
+        let stacked = skipped.iter().filter(|reason| **reason == Skipped::Stacked).count();
+        if !has_others && stacked > 0 {
+            bail!(
+                "{}: {} of experts have three dimensions, and compressed weights are matrices; nothing is left to do",
+                reader.path().display(),
+                units::plural(stacked, "tensor")
             );
         }
         Ok(())

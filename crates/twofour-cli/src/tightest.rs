@@ -32,7 +32,8 @@ impl Tightest {
         self
     }
 
-    fn join(self, other: Tightest) -> Tightest {
+    /// That of both matrices.
+    pub(crate) fn join(self, other: Tightest) -> Tightest {
         let mut joined = self;
         joined.0.iter_mut().zip(other.0).for_each(|(a, b)| *a = (*a).max(b));
         joined

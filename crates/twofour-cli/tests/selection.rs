@@ -30,7 +30,7 @@ fn matrix(at: &Path, name: &str) -> Vec<Vec<f32>> {
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     let view = tensors.tensor(name).unwrap();
     let values: Vec<f32> = view.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-    values.chunks(view.shape()[1]).map(<[f32]>::to_vec).collect()
+    values.chunks(*view.shape().last().unwrap()).map(<[f32]>::to_vec).collect()
 }
 
 fn is_two_of_four(mut lines: impl Iterator<Item = Vec<f32>>) -> bool {
@@ -144,7 +144,6 @@ fn routers_of_experts_stay_and_gates_of_feed_forward_layers_are_pruned() {
     for (name, outcome) in outcome {
         let expected = match name.as_str() {
             "model.layers.0.mlp.gate.weight" | "model.layers.0.mlp.up.weight" => "row",
-            name if name.contains("experts.gate_up_proj") => "experts in one 3-D tensor",
             name if name.contains("experts.") => "row",
             _ => "router of experts",
         };
@@ -308,4 +307,70 @@ fn a_tokenizer_that_is_not_there_or_is_a_pointer_is_named_with_what_to_do() {
     fs::write(at.join("tokenizer.json"), "version https://git-lfs.github.com/spec/v1\noid sha256:ab\n").unwrap();
     let message = eval();
     assert!(message.contains("tokenizer.json: is a pointer of git lfs"), "{message}");
+}
+
+/// Experts of a layer as gpt-oss stores them, with inputs that are no whole groups, and as most others do.
+#[test]
+fn stacked_experts_are_pruned_and_checked_along_what_they_sum_and_stay_dense_where_weights_are_compressed() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let [in_out, out_in] = ["model.layers.0.mlp.experts", "model.layers.1.block_sparse_moe"];
+    let [up, down] = ["gate_up_proj", "down_proj"].map(|part| format!("{in_out}.{part}"));
+    let [input, output] = ["input_linear", "output_linear"].map(|part| format!("{out_in}.{part}.weight"));
+    model(
+        &at.join("in"),
+        "{}",
+        &[
+            ("model.layers.0.mlp.router.weight", &[3, 10]),
+            (&up, &[3, 10, 24]),
+            (&format!("{up}_bias"), &[3, 24]),
+            (&down, &[3, 12, 10]),
+            ("model.layers.0.self_attn.q_proj.weight", &[16, 10]),
+            ("model.layers.1.block_sparse_moe.router.layer.weight", &[3, 10]),
+            (&input, &[3, 24, 10]),
+            (&output, &[3, 10, 12]),
+            ("model.layers.2.mlp.experts.square", &[3, 12, 12]),
+            ("model.layers.3.conv.weight", &[8, 8, 3]),
+        ],
+    );
+    let outcome = pruned(at, &[]);
+    for (name, rows) in [(&up, 10), (&down, 12)] {
+        assert_eq!(outcome[name], "column");
+        let stored = matrix(at, name);
+        for expert in stored.chunks(rows) {
+            assert!(is_two_of_four((0..expert[0].len()).map(|c| expert.iter().map(|row| row[c]).collect())));
+        }
+        // Of a group two are left, of the last two inputs both.
+        let kept = stored.iter().flatten().filter(|value| **value != 0.0).count();
+        assert_eq!(kept, 3 * rows.div_ceil(4) * 2 * stored[0].len(), "{name}");
+        assert!(!is_two_of_four(stored.into_iter()));
+    }
+    for name in [&input, &output] {
+        assert_eq!(outcome[name], "row");
+        assert!(is_two_of_four(matrix(at, name).into_iter()));
+    }
+    assert_eq!(outcome["model.layers.0.mlp.router.weight"], "router of experts");
+    assert_eq!(outcome["model.layers.3.conv.weight"], "not 2-D");
+    let square = "experts in one 3-D tensor, [out, in] or [in, out]: nothing tells which";
+    assert_eq!(outcome["model.layers.2.mlp.experts.square"], square);
+    let checked = run(at, &["check", "out", "--json"]).good().json();
+    assert_eq!(checked["tensors"].as_array().unwrap().len(), 5, "{checked}");
+    let dense = run(at, &["check", "in", "--json"]).json();
+    let of = |tensor: &serde_json::Value| tensor["name"] == up.as_str();
+    let places = &dense["tensors"].as_array().unwrap().iter().find(|tensor| of(tensor)).unwrap()["columns"];
+    let violations = places["violations"].as_array().unwrap();
+    assert!(violations.len() == 3 && violations[0]["expert"] == 0 && places["groups"] == 3 * 3 * 24, "{places}");
+    assert!(run(at, &["check", "in", "-v"]).stdout.contains("expert 0, "));
+
+    let answer = run(at, &["compress", "out", "-o", "small", "--json"]).good().json();
+    let notes = answer["tensors"].as_array().unwrap().iter().map(|t| (t["name"].as_str(), t["note"].as_str()));
+    let notes: BTreeMap<_, _> = notes.collect();
+    let dense = Some("dense: experts in one 3-D tensor; compressed weights are matrices");
+    assert_eq!(notes[&Some(up.as_str())], dense);
+    assert_eq!(notes[&Some("model.layers.0.self_attn.q_proj.weight")], Some("compressed"));
+    // The library's function chooses the same.
+    let library = at.join("library");
+    twofour::file::prune(at.join("in"), &library, twofour::select::Selector::TWO_FOUR).unwrap();
+    let [ours, theirs] = [library, at.join("out")].map(|of| fs::read(of.join("model.safetensors")).unwrap());
+    assert!(ours == theirs);
 }

@@ -216,3 +216,44 @@ fn what_has_the_shape_of_the_table_of_tokens_is_a_head_whatever_its_name() {
     let found = tensors.map(|(name, shape)| roles.of(name, shape));
     assert_eq!(found, [Role::Embedding, Role::Embedding, Role::Linear, Role::Head, Role::Head, Role::Outside]);
 }
+
+/// Model types of transformers whose stacked experts are `[in, out]`: `is_transposed=True` in their modelling files.
+const TRANSPOSED: [&str; 6] = ["aria", "aria_text", "gpt_oss", "llama4", "llama4_text", "openai_privacy_filter"];
+
+#[test]
+fn stacked_experts_are_stored_as_their_model_computes_with_them() {
+    let (mut wrong, mut untold, mut right) = (BTreeSet::new(), BTreeSet::new(), 0);
+    each(|model, roles, tensor, role| {
+        if role != Role::StackedExperts {
+            return;
+        }
+        let is_transposed = model.types.split(' ').any(|own| TRANSPOSED.contains(&own));
+        let expected = if is_transposed { Layout::InOut } else { Layout::OutIn };
+        match roles.layout_of_stack(&tensor.name) {
+            Some(found) if found == expected => right += 1,
+            Some(_) => _ = wrong.insert(format!("{}: {} {:?}", model.types, tensor.name, tensor.shape)),
+            None => _ = untold.insert(format!("{}: {}", model.types, tensor.name)),
+        }
+    });
+    assert!(wrong.is_empty() && right > 120, "{right}, {wrong:#?}");
+    // Two square matrices: nothing is guessed.
+    let jetmoe = ["input_linear", "output_linear"];
+    let jetmoe = jetmoe.map(|name| format!("jetmoe: model.layers.3.self_attention.experts.{name}.weight"));
+    assert!(untold.iter().eq(jetmoe.iter()), "{untold:#?}");
+}
+
+#[test]
+fn biases_and_scales_of_stacked_experts_are_no_experts() {
+    let tensors: [(&str, &[usize]); 5] = [
+        ("layers.0.mlp.experts.gate_up_proj", &[4, 16, 48]),
+        ("layers.0.mlp.experts.gate_up_proj_bias", &[4, 48]),
+        ("layers.0.mlp.experts.gate_up_proj_scale", &[4, 1, 48]),
+        ("layers.0.mlp.experts.down_proj_weight_scale_inv", &[4, 2, 3]),
+        ("layers.0.conv.weight", &[16, 16, 3]),
+    ];
+    let roles = Roles::new(tensors, false);
+    assert_eq!(roles.layout_of_stack(tensors[0].0), Some(Layout::InOut));
+    let found = tensors.map(|(name, shape)| roles.of(name, shape));
+    let others = [Role::Parameter; 3];
+    assert_eq!((found[0], &found[1..4], found[4]), (Role::StackedExperts, &others[..], Role::NotAMatrix));
+}

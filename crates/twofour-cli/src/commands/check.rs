@@ -8,13 +8,13 @@ use serde::Serialize;
 use twofour::{
     Axis, Element, MatrixRef, Pattern,
     file::{CompressedInfo, Reader, TensorInfo},
-    role::{Layout, Role},
+    role::Layout,
     verify::{self, Census, Conformance},
 };
 
 use super::{
     next,
-    tensor::{OnMatrix, on_compressed, on_plain},
+    tensor::{OnMatrix, on_compressed, on_matrices},
 };
 use crate::{
     exit::Verdict,
@@ -107,7 +107,7 @@ struct Answer {
 struct TensorAnswer {
     name: String,
     dtype: &'static str,
-    shape: [usize; 2],
+    shape: Vec<usize>,
     compressed: bool,
     /// The axis along which the layer sums: its products run along rows of `[out, in]`, along columns of `[in, out]`.
     reduction: &'static str,
@@ -136,6 +136,9 @@ struct AxisAnswer {
 
 #[derive(Debug, Serialize)]
 struct Place {
+    /// The expert, in a tensor that holds several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expert: Option<usize>,
     /// Row or column.
     line: usize,
     group: usize,
@@ -148,13 +151,14 @@ struct SkippedAnswer {
     reason: String,
 }
 
-/// The elements of one tensor, checked.
+/// The elements of one matrix, checked.
 struct Findings {
     rows: (Conformance, Tightest),
     columns: (Conformance, Tightest),
     census: Census,
 }
 
+#[derive(Clone, Copy)]
 struct Look {
     pattern: Pattern,
     places: usize,
@@ -170,7 +174,7 @@ impl OnMatrix for Look {
 }
 
 enum Stored<'a> {
-    Plain(&'a TensorInfo, [usize; 2]),
+    Plain(&'a TensorInfo),
     Compressed(&'a CompressedInfo),
 }
 
@@ -186,10 +190,9 @@ impl Check {
         let (mut chosen, mut skipped) = (Vec::new(), Vec::new());
         let mut skip = |name: &str, reason: String| skipped.push(SkippedAnswer { name: name.to_owned(), reason });
         for t in reader.plain_tensors() {
-            match (selection.of(&t.name, t.dtype, &t.shape), t.shape.as_slice()) {
-                (Ok(layout), &[rows, cols]) => chosen.push((Stored::Plain(t, [rows, cols]), layout, t.bytes)),
-                (Ok(_), _) => skip(&t.name, Role::NotAMatrix.to_string()),
-                (Err(reason), _) => skip(&t.name, reason.to_string()),
+            match selection.of(&t.name, t.dtype, &t.shape) {
+                Ok(layout) => chosen.push((Stored::Plain(t), layout, t.bytes)),
+                Err(reason) => skip(&t.name, reason.to_string()),
             }
         }
         for w in reader.compressed_weights() {
@@ -237,15 +240,24 @@ impl Check {
     /// Returns the checks of a tensor's elements, or `None` for a dtype that twofour does not support.
     fn look(&self, reader: &Reader, stored: &Stored<'_>, layout: Layout) -> Result<Option<TensorAnswer>> {
         let code = Look { pattern: self.pattern, places: self.places };
-        let (name, dtype, shape, findings) = match *stored {
-            Stored::Plain(t, shape) => (&t.name, t.dtype.name(), shape, on_plain(reader, t, code)?),
+        let (name, dtype, shape, found) = match *stored {
+            Stored::Plain(t) => (&t.name, t.dtype.name(), t.shape.clone(), on_matrices(reader, t, code)?),
             Stored::Compressed(w) => {
-                (&w.name, w.format.name(), [w.rows, w.cols], Some(on_compressed(reader, w, code)?))
+                (&w.name, w.format.name(), vec![w.rows, w.cols], vec![on_compressed(reader, w, code)?])
             }
         };
         tracing::info!(tensor = %name, "checked");
-        let Some(Findings { rows, columns, census }) = findings else { return Ok(None) };
-        let along = |axis| if axis == Axis::Row { rows.0.obeys() } else { columns.0.obeys() };
+        if found.is_empty() {
+            return Ok(None);
+        }
+        let total = |of: fn(&Census) -> usize| found.iter().map(|findings| of(&findings.census)).sum::<usize>();
+        let density = total(|census| census.nonzeros) as f64 / total(|census| census.elements).max(1) as f64;
+        let (negative_zeros, nans) = (total(|census| census.negative_zeros), total(|census| census.nans));
+        let infinities = total(|census| census.infinities);
+        let is_stack = shape.len() > 2;
+        let (rows, columns): (Vec<_>, Vec<_>) = found.into_iter().map(|own| (own.rows, own.columns)).unzip();
+        let [rows, columns] = [rows, columns].map(|along| axis_answer(&along, is_stack, self.places));
+        let along = |axis| if axis == Axis::Row { rows.obeys } else { columns.obeys };
         let obeys = self.axis.axes(layout).iter().all(|axis| along(*axis));
         Ok(Some(TensorAnswer {
             name: name.clone(),
@@ -255,13 +267,13 @@ impl Check {
             reduction: if layout == Layout::OutIn { "row" } else { "column" },
             layout,
             obeys,
-            transposable: rows.0.obeys() && columns.0.obeys(),
-            density: census.nonzeros as f64 / census.elements.max(1) as f64,
-            negative_zeros: census.negative_zeros,
-            nans: census.nans,
-            infinities: census.infinities,
-            rows: axis_answer(rows),
-            columns: axis_answer(columns),
+            transposable: rows.obeys && columns.obeys,
+            density,
+            negative_zeros,
+            nans,
+            infinities,
+            rows,
+            columns,
         }))
     }
 
@@ -284,7 +296,7 @@ impl Check {
             let first = found(axis(row[0]));
             if row.iter().all(|t| found(axis(t)) == first) { first } else { "varies".to_owned() }
         };
-        let alike = |t: &TensorAnswer| (t.dtype, t.shape, t.obeys, t.layout);
+        let alike = |t: &TensorAnswer| (t.dtype, t.shape.clone(), t.obeys, t.layout);
         let groups = by_layer(&answer.tensors, screen.is_detailed(), |t| (&t.name, alike(t)));
         for (label, row) in &groups {
             let t = row[0];
@@ -381,7 +393,9 @@ impl Check {
                 self.pattern
             ))?;
             for place in &found.violations {
-                screen.line(format!("  {line} {}, group {}: {} non-zeros", place.line, place.group, place.nonzeros))?;
+                let expert = place.expert.map_or(String::new(), |expert| format!("expert {expert}, "));
+                let Place { line: index, group, nonzeros, .. } = place;
+                screen.line(format!("  {expert}{line} {index}, group {group}: {nonzeros} non-zeros"))?;
             }
             if found.violation_count > found.violations.len() {
                 screen.line("  ...")?;
@@ -391,13 +405,20 @@ impl Check {
     }
 }
 
-fn axis_answer((conformance, tightest): (Conformance, Tightest)) -> AxisAnswer {
-    let place = |v: &twofour::mask::Violation| Place { line: v.line, group: v.group, nonzeros: v.kept };
+/// What is found along an axis of a matrix, or of all the matrices of a stack.
+fn axis_answer(found: &[(Conformance, Tightest)], is_stack: bool, places: usize) -> AxisAnswer {
+    let of_matrix = |(index, (conformance, _)): (usize, &'_ (Conformance, Tightest))| {
+        let expert = is_stack.then_some(index);
+        let place =
+            move |v: &twofour::mask::Violation| Place { expert, line: v.line, group: v.group, nonzeros: v.kept };
+        conformance.violations.iter().map(place).collect::<Vec<_>>()
+    };
+    let tightest = found.iter().map(|(_, tightest)| *tightest).reduce(Tightest::join);
     AxisAnswer {
-        found: tightest.text(),
-        obeys: conformance.obeys(),
-        groups: conformance.groups,
-        violation_count: conformance.violation_count,
-        violations: conformance.violations.iter().map(place).collect(),
+        found: tightest.and_then(Tightest::text),
+        obeys: found.iter().all(|(conformance, _)| conformance.obeys()),
+        groups: found.iter().map(|(conformance, _)| conformance.groups).sum(),
+        violation_count: found.iter().map(|(conformance, _)| conformance.violation_count).sum(),
+        violations: found.iter().enumerate().flat_map(of_matrix).take(places).collect(),
     }
 }

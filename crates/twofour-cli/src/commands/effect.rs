@@ -19,7 +19,7 @@ pub(super) fn expect_to_prune(reader: &Reader, chosen: Chosen<'_>) -> Result<()>
         return Ok(());
     }
     let path = reader.path().display();
-    let is_matrix = |t: &TensorInfo| t.shape.len() == 2 && t.dtype.element().is_some();
+    let is_matrix = |t: &TensorInfo| [2, 3].contains(&t.shape.len()) && t.dtype.element().is_some();
     match reader.compressed_weights().count() {
         0 if !reader.plain_tensors().any(is_matrix) => bail!(
             "{path}: no tensor is a matrix of floats, as the weights of linear layers are, so nothing was written; \
@@ -117,6 +117,7 @@ impl Found {
 }
 
 /// Whether a matrix is 2:4 along its rows.
+#[derive(Clone, Copy)]
 struct IsSparse;
 
 impl OnMatrix for IsSparse {

@@ -77,6 +77,7 @@ impl Inspect {
         let roles = Roles::of_model(&reader)?;
         let is_in_out = |name: &str, shape: &[usize]| match *shape {
             [rows, cols] => roles.of(name, shape) == Role::Linear && roles.layout(name, [rows, cols]) == Layout::InOut,
+            [_, _, _] => roles.layout_of_stack(name) == Some(Layout::InOut),
             _ => false,
         };
         let plain = reader.plain_tensors().map(|t| TensorAnswer {

@@ -29,18 +29,41 @@ pub(crate) trait OnMatrix {
 
 /// Runs code over a plain two-dimensional tensor. Returns `None` for a dtype that twofour does not support, and for a
 /// tensor that is not a matrix.
-pub(crate) fn on_plain<C: OnMatrix>(reader: &Reader, tensor: &TensorInfo, code: C) -> Result<Option<C::Output>> {
-    let (Some(dtype), &[rows, cols]) = (tensor.dtype.element(), tensor.shape.as_slice()) else { return Ok(None) };
-    fn typed<T: Element + StoredElement, C: OnMatrix>(
-        reader: &Reader,
-        (name, rows, cols): (&str, usize, usize),
-        code: C,
-    ) -> Result<C::Output> {
-        let elements = reader.tensor(name)?.elements::<T>()?;
-        Ok(code.run(MatrixRef::new(rows, cols, &elements)?))
+pub(crate) fn on_plain<C: OnMatrix + Clone>(
+    reader: &Reader,
+    tensor: &TensorInfo,
+    code: C,
+) -> Result<Option<C::Output>> {
+    match tensor.shape.len() {
+        2 => Ok(on_matrices(reader, tensor, code)?.pop()),
+        _ => Ok(None),
     }
-    let place = (tensor.name.as_str(), rows, cols);
-    match_element!(dtype, |T| typed::<T, C>(reader, place, code)).map(Some)
+}
+
+/// Runs code over a plain matrix, or over each matrix of a tensor of three dimensions, in order. Returns nothing for a
+/// dtype that twofour does not support, and for a tensor of other dimensions.
+pub(crate) fn on_matrices<C: OnMatrix + Clone>(
+    reader: &Reader,
+    tensor: &TensorInfo,
+    code: C,
+) -> Result<Vec<C::Output>> {
+    fn typed<T: Element + StoredElement, C: OnMatrix + Clone>(
+        reader: &Reader,
+        (name, count, rows, cols): (&str, usize, usize, usize),
+        code: &C,
+    ) -> Result<Vec<C::Output>> {
+        let elements = reader.tensor(name)?.elements::<T>()?;
+        let one = |matrix: usize| &elements[matrix * rows * cols..(matrix + 1) * rows * cols];
+        (0..count).map(|matrix| Ok(code.clone().run(MatrixRef::new(rows, cols, one(matrix))?))).collect()
+    }
+    let (count, rows, cols) = match *tensor.shape.as_slice() {
+        [rows, cols] => (1, rows, cols),
+        [count, rows, cols] => (count, rows, cols),
+        _ => return Ok(vec![]),
+    };
+    let Some(dtype) = tensor.dtype.element() else { return Ok(vec![]) };
+    let place = (tensor.name.as_str(), count, rows, cols);
+    match_element!(dtype, |T| typed::<T, C>(reader, place, &code))
 }
 
 /// Runs code over the dense matrix of a compressed weight, after checking every rule of the compressed form. Of

@@ -16,12 +16,16 @@
 //! The bias tells: it has as many elements as the layer has outputs. A square weight is stored as the others of its
 //! name and layer are. Where no bias tells, `model_type` in `config.json` does.
 //!
+//! Experts may be stored in one tensor of three dimensions, a matrix for each of them, `[out_features, in_features]` or
+//! the other way round: [`Roles::layout_of_stack`] tells which.
+//!
 //! `tests/roles.rs` holds these rules against the modules of every model type of transformers.
 
 mod config;
 mod layout;
 mod name;
 mod roles;
+mod stacked;
 
 use std::fmt;
 
@@ -50,7 +54,7 @@ pub enum Role {
     SingleOutput,
     /// A matrix outside of the repeated layers that is none of the above: a projector, a pooler, what reads patches.
     Outside,
-    /// Experts of a layer in one tensor of three dimensions.
+    /// Experts of a layer in one tensor of three dimensions: worth pruning, where it is known how they are stored.
     StackedExperts,
     /// A tensor of one dimension, or of more than two: a bias, a convolution.
     NotAMatrix,

@@ -6,6 +6,7 @@ use super::{
     Layout, Role, config,
     layout::Layouts,
     name::{self, Modules, Place},
+    stacked::{Stacks, is_stacked},
 };
 use crate::{Result, file::Reader};
 
@@ -25,6 +26,7 @@ pub struct Roles {
     /// Modules with a decay.
     decays: HashSet<String>,
     layouts: Layouts,
+    stacked: Stacks,
 }
 
 impl Roles {
@@ -100,6 +102,7 @@ impl Roles {
                 roles.layouts.add(&modules, roles.bias_of(name), [rows, cols]);
             }
         }
+        roles.stacked = Stacks::of(&tensors, roles.tokens.map(|[_, width]| width));
         roles
     }
 
@@ -107,6 +110,23 @@ impl Roles {
     pub fn layout(&self, name: &str, shape: [usize; 2]) -> Layout {
         let Some(modules) = Modules::of_weight(name) else { return Layout::OutIn };
         self.layouts.of(&modules, self.bias_of(name), shape)
+    }
+
+    /// How each matrix of [`Role::StackedExperts`] is stored; nothing where neither biases nor shapes tell it.
+    ///
+    /// ```
+    /// use twofour::role::{Layout, Role, Roles};
+    /// let tensors: [(&str, &[usize]); 3] = [
+    ///     ("layers.0.mlp.router.weight", &[8, 64]),
+    ///     ("layers.0.mlp.experts.gate_up_proj", &[8, 64, 192]),
+    ///     ("layers.0.mlp.experts.down_proj", &[8, 96, 64]),
+    /// ];
+    /// let roles = Roles::new(tensors, false);
+    /// assert_eq!(roles.of("layers.0.mlp.experts.down_proj", &[8, 96, 64]), Role::StackedExperts);
+    /// assert_eq!(roles.layout_of_stack("layers.0.mlp.experts.down_proj"), Some(Layout::InOut));
+    /// ```
+    pub fn layout_of_stack(&self, name: &str) -> Option<Layout> {
+        self.stacked.layout(name)
     }
 
     /// What a tensor of the model is for.
@@ -206,11 +226,6 @@ fn is_norm(module: &str) -> bool {
 fn is_table(module: &str) -> bool {
     let module = module.to_ascii_lowercase();
     module.contains("emb") || module.contains("codebook") || module.ends_with("bias") || module.ends_with("_token")
-}
-
-/// Whether a tensor holds several experts.
-fn is_stacked(name: &str, shape: &[usize]) -> bool {
-    shape.len() == 3 && name.split('.').any(|part| part.contains("expert"))
 }
 
 /// Embeddings and heads outside of the repeated layers.

@@ -218,10 +218,13 @@ impl<'a> Convert<'a> {
 }
 
 /// A tensor that can be pruned and compressed: two-dimensional, of a dtype that twofour knows, and not without
-/// elements.
+/// elements; or, to be pruned, a stack of such matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Matrix {
     dtype: DataType,
+    /// How many matrices stand one below the other.
+    count: usize,
+    /// Rows of each.
     rows: usize,
     cols: usize,
 }
@@ -229,8 +232,18 @@ struct Matrix {
 impl Matrix {
     fn of(tensor: &TensorInfo) -> Option<Self> {
         match (tensor.dtype.element(), tensor.shape.as_slice()) {
-            (Some(dtype), &[rows, cols]) if rows > 0 && cols > 0 => Some(Matrix { dtype, rows, cols }),
+            (Some(dtype), &[rows, cols]) if rows > 0 && cols > 0 => Some(Matrix { dtype, count: 1, rows, cols }),
             _ => None,
+        }
+    }
+
+    /// A matrix, or the matrices of a tensor of three dimensions.
+    fn of_stack(tensor: &TensorInfo) -> Option<Self> {
+        match (tensor.dtype.element(), tensor.shape.as_slice()) {
+            (Some(dtype), &[count, rows, cols]) if count > 0 && rows > 0 && cols > 0 => {
+                Some(Matrix { dtype, count, rows, cols })
+            }
+            _ => Matrix::of(tensor),
         }
     }
 

@@ -44,7 +44,7 @@ pub(super) fn copy(reader: &Reader, writer: &mut Writer, name: &str) -> Result<(
     )
 }
 
-/// The rows of a matrix, some at a time.
+/// The rows of a matrix, some at a time; of a stack, those of one matrix after the other.
 pub(super) struct Bands<'a> {
     reader: &'a Reader,
     view: TensorView<'a>,
@@ -68,7 +68,8 @@ impl<'a> Bands<'a> {
     }
 
     /// Runs `work` over bands whose heights are multiples of `height`, on all threads, with the number of a band's
-    /// first row; then `then` with each result, in the order of the bands. Errors name the row of the matrix.
+    /// first row; then `then` with each result, in the order of the bands. Rows are counted through the matrices of a
+    /// stack, and errors name them so.
     pub(super) fn each<T: Arithmetic, R: Send>(
         &self,
         height: usize,
@@ -86,15 +87,17 @@ impl<'a> Bands<'a> {
         work: impl Fn(&mut S, usize, MatrixRef<'_, T>) -> Result<R> + Sync,
         then: impl FnMut(R) + Send,
     ) -> Result<()> {
-        let Matrix { rows: all, cols, .. } = self.matrix;
+        let Matrix { count, rows: all, cols, .. } = self.matrix;
         let row_bytes = cols * size_of::<T>();
         let rows = rows_of_a_piece(row_bytes).next_multiple_of(height);
+        let bands = all.div_ceil(rows);
         let outcome = in_order(
-            all.div_ceil(rows),
+            count * bands,
             || (Buffer::default(), state()),
-            |(input, state), band| {
-                let first_row = band * rows;
-                let rows = rows.min(all - first_row);
+            |(input, state), piece| {
+                let (matrix, band) = (piece / bands, piece % bands);
+                let first_row = matrix * all + band * rows;
+                let rows = rows.min(all - band * rows);
                 let input = input.of(rows * row_bytes)?;
                 self.view.read_into(first_row * row_bytes, input)?;
                 let elements = MatrixRef::new(rows, cols, bytemuck::cast_slice(input))?;

@@ -24,8 +24,8 @@ pub struct Prune<F> {
 }
 
 impl<F: FnMut(&TensorInfo) -> Option<Selector>> Prune<F> {
-    /// `choose` is asked once for every two-dimensional tensor with elements of a dtype that twofour knows; `None`
-    /// keeps it as it is.
+    /// `choose` is asked once for every tensor of two or three dimensions with elements of a dtype that twofour knows;
+    /// `None` keeps it as it is. One of three is a stack of matrices, as of experts, each of which is pruned.
     pub fn new(choose: F) -> Self {
         Prune { choose }
     }
@@ -83,9 +83,12 @@ pub fn prune(input: impl AsRef<Path>, output: impl AsRef<Path>, selector: Select
     let reader = Reader::open(input)?;
     let roles = Roles::of_model(&reader)?;
     let choose = move |tensor: &TensorInfo| {
-        let &[rows, cols] = tensor.shape.as_slice() else { return None };
-        let is_linear = roles.of(&tensor.name, &tensor.shape) == Role::Linear;
-        is_linear.then(|| stored_as(selector, roles.layout(&tensor.name, [rows, cols])))
+        let layout = match (roles.of(&tensor.name, &tensor.shape), tensor.shape.as_slice()) {
+            (Role::Linear, &[rows, cols]) => roles.layout(&tensor.name, [rows, cols]),
+            (Role::StackedExperts, _) => roles.layout_of_stack(&tensor.name)?,
+            _ => return None,
+        };
+        Some(stored_as(selector, layout))
     };
     Convert::new(reader).run(output, Prune::new(choose))
 }
@@ -113,9 +116,12 @@ impl<F: FnMut(&TensorInfo) -> Option<Selector>> Operation for Prune<F> {
     type Change = Pruned;
 
     fn plan(&mut self, reader: &Reader, item: Item<'_>, plan: &mut Plan) -> Result<Planned<PrunePlan>> {
-        let (tensor, matrix) = match dense_matrix(item) {
-            Ok(found) => found,
-            Err(kept) => return Ok(Planned::Copy(kept)),
+        let (tensor, matrix) = match item {
+            Item::Compressed(_) => return Ok(Planned::Copy(Kept::Compressed)),
+            Item::Plain(tensor) => match Matrix::of_stack(tensor) {
+                Some(matrix) => (tensor, matrix),
+                None => return Ok(Planned::Copy(Kept::NotAMatrix)),
+            },
         };
         let Some(selector) = (self.choose)(tensor) else { return Ok(Planned::Copy(Kept::NotChosen)) };
         Bands::of(reader, &tensor.name, matrix)?.expect_finite()?;
