@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import twofour  # noqa: E402
+from command import command, needs_command  # noqa: E402
 from twofour.sparsity.training import SemiSparseConv1d, SemiSparseConv2d  # noqa: E402
 
 SETTINGS = [
@@ -110,3 +111,16 @@ def test_what_is_refused_says_why():
         layer(torch.randn(1, 8, 9, 4))
     with pytest.raises(RuntimeError, match=r"\[batch, 8, size, size\]"):
         layer(torch.randn(1, 7, 9, 9))
+
+
+@needs_command
+def test_the_command_prunes_what_the_layers_prune(tmp_path):
+    layers = {"a": made(nn.Conv2d, kernel_size=3), "b": made(nn.Conv1d, channels=4, kernel_size=5)}
+    layers["c"] = made(nn.Conv2d, channels=3, kernel_size=3)
+    twofour.save_file({f"{name}.weight": layer.weight for name, layer in layers.items()}, tmp_path / "in.safetensors")
+    command("prune", tmp_path / "in.safetensors", "-o", tmp_path / "out.safetensors", "--include", "*")
+    pruned = twofour.load_file(tmp_path / "out.safetensors")
+    for name, layer in layers.items():
+        sparse = (twofour.Conv2d if layer.weight.dim() == 4 else twofour.Conv1d).from_dense(layer, prune=True)
+        assert torch.equal(pruned[f"{name}.weight"], sparse.weight)
+    command("check", tmp_path / "out.safetensors", "--include", "*")

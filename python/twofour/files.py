@@ -34,7 +34,7 @@ def save_file(
     Sparse tensors of :mod:`twofour.sparse`, weights of :class:`twofour.Linear`,
     :class:`twofour.quantization.QuantizedLinear` and :class:`twofour.Int4Linear`, and :class:`twofour.Compressed`
     objects are stored compressed, as ``<name>.values``, ``<name>.meta`` and, of integers, ``<name>.scales``; dense
-    tensors as they are. The file appears under its name when it is complete and on the disk, or not at all. One
+    tensors as they are, and sparse ones that are 2:4 along their columns alone dense. The file appears under its name when it is complete and on the disk, or not at all. One
     compressed weight is in memory at a time.
 
     Args:
@@ -77,7 +77,9 @@ def save_file(
             compress_named(name, entries[name], False, dtypes.get(name))
     writer = _native.FileWriter(os.fspath(path), overwrite, plain, weights, header)
     for name, *_ in plain:
-        writer.write(name, bytes_of(entries[name], dtypes.get(name)).data)
+        entry = entries[name]
+        dense = entry.to_dense() if _is_sparse(entry) else entry
+        writer.write(name, bytes_of(dense, dtypes.get(name)).data)
     for name, *_ in weights:
         weight = compressed_entry(name, entries[name], dtypes.get(name))
         scales = None if weight.scales is None else bytes_of(weight.scales).data
@@ -128,8 +130,13 @@ def _is_sparse(entry: Any) -> bool:
     return is_tensor(entry) and hasattr(entry, "packed_weight")
 
 
+def is_transpose(entry: Any) -> bool:
+    """Whether a sparse tensor is 2:4 along its columns alone, as the weight of transformers' ``Conv1D`` is."""
+    return entry.packed_weight.forward is None
+
+
 def _is_dense(entry: Any) -> bool:
-    return not (isinstance(entry, Compressed) or _is_layer(entry) or _is_sparse(entry))
+    return not (isinstance(entry, Compressed) or _is_layer(entry) or (_is_sparse(entry) and not is_transpose(entry)))
 
 
 def _of_torch(entry: Any) -> bool:
@@ -161,13 +168,13 @@ def compressed_entry(name: str, entry: Any, dtype: str | None) -> Compressed:
         return entry
     if _is_layer(entry):
         return entry.compressed()
-    if _is_sparse(entry) and entry.packed_weight.forward is not None:
+    if _is_sparse(entry) and not is_transpose(entry):
         from . import operators
 
         weight = entry.packed_weight
         values, meta = operators.canonical(weight.forward, weight.rows, weight.cols)
         return Compressed(values, meta, (weight.rows, weight.cols), dtype_name(values.dtype))
-    # Dense, or a transpose that is packed along its columns only.
+    # Dense, or 2:4 along its columns.
     return compress_named(name, entry, False, dtype)
 
 

@@ -1,7 +1,7 @@
 //! Choosing tensors of a model.
 //!
 //! Without `--include` the chosen tensors are those that the library finds to be weights of linear layers
-//! ([`twofour::role`]). `--include` replaces that choice; `--exclude` removes tensors from either. A `*` matches dots
+//! or convolutions ([`twofour::role`]). `--include` replaces that choice; `--exclude` removes tensors from either. A `*` matches dots
 //! too.
 
 use std::{collections::BTreeSet, fmt};
@@ -22,8 +22,9 @@ use crate::{exit::Usage, present::units};
 pub(crate) struct SelectionOptions {
     /// Only tensors whose whole name matches; `*` matches dots too; may be repeated
     ///
-    /// Without it: the weights of linear layers inside the repeated layers of the model. Embeddings, norms, heads,
-    /// projectors, routers of experts and what sets the decay of recurrences are left out.
+    /// Without it: the weights of linear layers and convolutions inside the repeated layers of the model. Embeddings,
+    /// norms, heads, projectors, routers of experts, what sets the decay of recurrences, and depthwise and transposed
+    /// convolutions are left out.
     #[arg(long, value_name = "GLOB")]
     include: Vec<String>,
 
@@ -47,6 +48,8 @@ pub(crate) enum Skipped {
     UnknownAxis,
     /// It holds experts in three dimensions, and compressed weights are matrices.
     Stacked,
+    /// It is a convolution's, and compressed weights are matrices.
+    Convolution,
     /// No `--include` matches.
     NotIncluded,
     /// An `--exclude` matches.
@@ -66,6 +69,7 @@ impl fmt::Display for Skipped {
                 f.write_str("experts in one 3-D tensor, [out, in] or [in, out]: nothing tells which")
             }
             Skipped::Stacked => f.write_str("experts in one 3-D tensor; compressed weights are matrices"),
+            Skipped::Convolution => f.write_str("a convolution; compressed weights are matrices"),
             Skipped::NotIncluded => f.write_str("not in --include"),
             Skipped::Excluded => f.write_str("in --exclude"),
             Skipped::NotInPlan => f.write_str("not sparse in --plan"),
@@ -162,21 +166,22 @@ impl Selection {
             return Err(Skipped::NotInPlan);
         }
         if self.globs.include.is_empty() {
-            match self.roles.of(name, shape) {
-                Role::Linear | Role::StackedExperts => {}
-                role => return Err(Skipped::Role(role)),
+            let role = self.roles.of(name, shape);
+            if !role.is_worth_pruning() {
+                return Err(Skipped::Role(role));
             }
         } else if !self.globs.include.iter().any(|glob| glob.is_match(name)) {
             return Err(Skipped::NotIncluded);
         }
-        let is_stack = || self.roles.of(name, shape) == Role::StackedExperts;
-        match *shape {
-            [_, _] | [_, _, _] if shape.contains(&0) => Err(Skipped::Empty),
-            [_, _] if dtype.element().is_none() => Err(Skipped::DType(dtype)),
-            [rows, cols] => Ok(self.roles.layout(name, [rows, cols])),
-            [_, _, _] if is_stack() && dtype.element().is_none() => Err(Skipped::DType(dtype)),
-            [_, _, _] if is_stack() => self.roles.layout_of_stack(name).ok_or(Skipped::UnknownAxis),
-            _ => Err(Skipped::Role(Role::NotAMatrix)),
+        match self.roles.layout(name, shape) {
+            _ if shape.contains(&0) => Err(Skipped::Empty),
+            None => Err(match self.roles.of(name, shape) {
+                Role::StackedExperts => Skipped::UnknownAxis,
+                role @ Role::Upsampling => Skipped::Role(role),
+                _ => Skipped::Role(Role::NotAMatrix),
+            }),
+            Some(_) if dtype.element().is_none() => Err(Skipped::DType(dtype)),
+            Some(layout) => Ok(layout),
         }
     }
 
@@ -184,6 +189,7 @@ impl Selection {
     /// why.
     pub(crate) fn of_compressible(&self, name: &str, dtype: StoredDType, shape: &[usize]) -> Result<(), Skipped> {
         match self.of(name, dtype, shape)? {
+            Layout::Convolution => Err(Skipped::Convolution),
             _ if shape.len() > 2 => Err(Skipped::Stacked),
             Layout::OutIn => Ok(()),
             Layout::InOut => Err(Skipped::InOut),
@@ -232,6 +238,13 @@ impl Selection {
         let skipped: Vec<Skipped> =
             reader.plain_tensors().filter_map(|t| self.of_compressible(&t.name, t.dtype, &t.shape).err()).collect();
         let has_others = reader.compressed_weights().next().is_some() || reader.plain_tensors().count() > skipped.len();
+        if !has_others && skipped.contains(&Skipped::Convolution) {
+            bail!(
+                "{}: no linear layer is chosen, and weights of convolutions are not stored compressed; `prune` and \
+                 `check` work with them, and PyTorch layers of the Python package hold them compressed in memory",
+                reader.path().display()
+            );
+        }
         let in_out = skipped.iter().filter(|reason| **reason == Skipped::InOut).count();
         if !has_others && in_out > 0 {
             bail!(

@@ -264,14 +264,71 @@ fn packed_weights_of_which_the_configuration_says_nothing_are_named_where_a_mode
 #[test]
 fn a_model_without_linear_layers_is_not_pruned_and_says_so() {
     let dir = tempfile::tempdir().unwrap();
-    let tensors = [("conv1.weight", random(&[8, 3, 3, 3])), ("bn1.weight", random(&[8])), ("bn1.bias", random(&[8]))];
-    write(&dir.path().join("resnet.safetensors"), &tensors);
-    for command in [&["prune"][..], &["prune", "--include", "*conv*"]] {
-        let message = run(dir.path(), &[command, &["resnet.safetensors", "-o", "out.safetensors"]].concat()).bad(1);
-        assert!(message.contains("no tensor is a matrix") && message.contains("convolutions"), "{message}");
-    }
-    assert_eq!(support::names(dir.path()), ["resnet.safetensors"]);
+    let tensors = [("bn1.weight", random(&[8])), ("bn1.bias", random(&[8]))];
+    write(&dir.path().join("norms.safetensors"), &tensors);
+    let message = run(dir.path(), &["prune", "norms.safetensors", "-o", "out.safetensors"]).bad(1);
+    assert!(message.contains("no tensor is a matrix") && message.contains("convolution"), "{message}");
+    assert_eq!(support::names(dir.path()), ["norms.safetensors"]);
 }
+
+#[test]
+fn convolutions_keep_the_two_largest_of_four_input_channels_at_each_position_of_the_kernel() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let shapes: [(&str, &[usize]); 7] = [
+        ("stages.0.layers.0.conv.weight", &[6, 8, 3, 2]),
+        ("stages.0.layers.0.wide.weight", &[3, 4, 5]),
+        ("stages.0.layers.0.cube.weight", &[2, 4, 2, 2, 2]),
+        ("stages.0.layers.0.depthwise.weight", &[8, 1, 3, 3]),
+        ("stages.0.layers.0.upsample.weight", &[8, 8, 2, 2]),
+        ("stages.0.layers.0.experts.weight", &[4, 8, 4]),
+        ("stem.weight", &[8, 4, 3, 3]),
+    ];
+    model(&at.join("in"), "{}", &shapes);
+    let outcome = pruned(at, &[]);
+    assert_eq!(outcome[shapes[3].0], "a convolution whose input channels are no multiple of 4");
+    assert_eq!(outcome[shapes[4].0], "a convolution that upsamples, perhaps a transposed one");
+    assert_eq!((&*outcome[shapes[5].0], &*outcome[shapes[6].0]), (SQUARE, EDGE));
+    let [before, after] = ["in", "out"].map(|model| fs::read(at.join(model).join("model.safetensors")).unwrap());
+    let [before, after] = [&before, &after].map(|bytes| SafeTensors::deserialize(bytes).unwrap());
+    let values = |file: &SafeTensors<'_>, name: &str| -> Vec<f32> {
+        let view = file.tensor(name).unwrap();
+        view.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    };
+    for (name, shape) in &shapes[..3] {
+        assert_eq!(outcome[*name], "row");
+        let (dense, sparse) = (values(&before, name), values(&after, name));
+        let positions: usize = shape[2..].iter().product();
+        for (dense, sparse) in dense.chunks(4 * positions).zip(sparse.chunks(4 * positions)) {
+            for position in 0..positions {
+                let group = [0, 1, 2, 3].map(|channel| channel * positions + position);
+                let mut largest = group;
+                largest.sort_by(|a, b| dense[*b].abs().total_cmp(&dense[*a].abs()));
+                for index in group {
+                    let expected = if largest[..2].contains(&index) { dense[index] } else { 0.0 };
+                    assert_eq!(sparse[index], expected, "{name}");
+                }
+            }
+        }
+    }
+    for name in outcome.keys().filter(|name| outcome[*name] != "row") {
+        assert_eq!(values(&before, name), values(&after, name), "{name}");
+    }
+    let checked = run(at, &["check", "out", "--json"]).good().json();
+    assert_eq!(checked["tensors"].as_array().unwrap().len(), 3, "{checked}");
+    assert_eq!(run(at, &["check", "in"]).code, Some(1));
+    // Compressed weights are matrices.
+    let message = run(at, &["compress", "out", "-o", "small"]).bad(1);
+    assert!(message.contains("convolutions are not stored compressed"), "{message}");
+    assert!(!at.join("small").exists());
+    // Stacked matrices are never taken for a kernel, and few channels are pruned where they are asked for.
+    let asked = pruned(at, &["--include", "*experts*", "--include", "*.depthwise.*"]);
+    assert_eq!(asked[shapes[5].0], SQUARE);
+    assert_eq!(asked[shapes[3].0], "row");
+}
+
+const SQUARE: &str = "experts in one 3-D tensor, [out, in] or [in, out]: nothing tells which";
+const EDGE: &str = "outside the repeated layers";
 
 #[test]
 fn a_tokenizer_whose_library_panics_is_an_error_of_one_line() {
@@ -330,7 +387,7 @@ fn stacked_experts_are_pruned_and_checked_along_what_they_sum_and_stay_dense_whe
             (&input, &[3, 24, 10]),
             (&output, &[3, 10, 12]),
             ("model.layers.2.mlp.experts.square", &[3, 12, 12]),
-            ("model.layers.3.conv.weight", &[8, 8, 3]),
+            ("model.layers.3.conv.weight", &[8, 1, 3]),
         ],
     );
     let outcome = pruned(at, &[]);
@@ -350,7 +407,7 @@ fn stacked_experts_are_pruned_and_checked_along_what_they_sum_and_stay_dense_whe
         assert!(is_two_of_four(matrix(at, name).into_iter()));
     }
     assert_eq!(outcome["model.layers.0.mlp.router.weight"], "router of experts");
-    assert_eq!(outcome["model.layers.3.conv.weight"], "not 2-D");
+    assert_eq!(outcome["model.layers.3.conv.weight"], "a convolution whose input channels are no multiple of 4");
     let square = "experts in one 3-D tensor, [out, in] or [in, out]: nothing tells which";
     assert_eq!(outcome["model.layers.2.mlp.experts.square"], square);
     let checked = run(at, &["check", "out", "--json"]).good().json();

@@ -189,14 +189,16 @@ fn linear_layers_of_repeated_layers_are_pruned_but_for_those_that_are_named_here
 fn weights_of_conv1d_are_stored_in_out_and_those_of_linear_layers_out_in() {
     let mut wrong = BTreeSet::new();
     each(|model, roles, tensor, _| {
-        let &[rows, cols] = tensor.shape.as_slice() else { return };
+        if tensor.shape.len() != 2 {
+            return;
+        }
         let expected = match tensor.kind {
             Kind::Linear => Layout::OutIn,
             Kind::Conv1D => Layout::InOut,
             _ => return,
         };
-        if roles.layout(&tensor.name, [rows, cols]) != expected {
-            wrong.insert(format!("{}: {} {rows}x{cols}", model.types, tensor.name));
+        if roles.layout(&tensor.name, &tensor.shape) != Some(expected) {
+            wrong.insert(format!("{}: {} {:?}", model.types, tensor.name, tensor.shape));
         }
     });
     assert!(wrong.is_empty(), "{wrong:#?}");
@@ -229,7 +231,7 @@ fn stacked_experts_are_stored_as_their_model_computes_with_them() {
         }
         let is_transposed = model.types.split(' ').any(|own| TRANSPOSED.contains(&own));
         let expected = if is_transposed { Layout::InOut } else { Layout::OutIn };
-        match roles.layout_of_stack(&tensor.name) {
+        match roles.layout(&tensor.name, &tensor.shape) {
             Some(found) if found == expected => right += 1,
             Some(_) => _ = wrong.insert(format!("{}: {} {:?}", model.types, tensor.name, tensor.shape)),
             None => _ = untold.insert(format!("{}: {}", model.types, tensor.name)),
@@ -252,8 +254,44 @@ fn biases_and_scales_of_stacked_experts_are_no_experts() {
         ("layers.0.conv.weight", &[16, 16, 3]),
     ];
     let roles = Roles::new(tensors, false);
-    assert_eq!(roles.layout_of_stack(tensors[0].0), Some(Layout::InOut));
+    assert_eq!(roles.layout(tensors[0].0, tensors[0].1), Some(Layout::InOut));
     let found = tensors.map(|(name, shape)| roles.of(name, shape));
     let others = [Role::Parameter; 3];
-    assert_eq!((found[0], &found[1..4], found[4]), (Role::StackedExperts, &others[..], Role::NotAMatrix));
+    assert_eq!((found[0], &found[1..4], found[4]), (Role::StackedExperts, &others[..], Role::Convolution));
 }
+
+#[test]
+fn convolutions_of_models_are_pruned_but_for_depthwise_ones_those_outside_of_layers_and_transposed_ones() {
+    type Case<'a> = (&'a str, &'a [usize], Option<usize>, Role, Option<Layout>);
+    let cases: [Case<'_>; 13] = [
+        // ResNet, CvT, Conformer, EnCodec.
+        ("encoder.stages.0.layers.0.layer.0.convolution", &[64, 64, 3, 3], None, Role::Convolution, CONVOLUTION),
+        ("encoder.stages.0.layers.0.shortcut.convolution", &[256, 64, 1, 1], None, Role::Convolution, CONVOLUTION),
+        ("encoder.layers.0.conv.pointwise_conv1", &[2048, 1024, 1], Some(2048), Role::Convolution, CONVOLUTION),
+        ("encoder.layers.0.conv.depthwise_conv", &[1024, 1, 9], Some(1024), Role::FewChannels, CONVOLUTION),
+        ("vision.blocks.0.conv3d", &[8, 4, 3, 3, 3], None, Role::Convolution, CONVOLUTION),
+        ("decoder.layers.3.conv", &[1024, 512, 16], Some(512), Role::Upsampling, None),
+        ("decoder.block.0.conv_t1", &[64, 64, 16], Some(64), Role::Upsampling, CONVOLUTION),
+        ("neck.feature_upsample.images.0.layers.0", &[64, 64, 2, 2], None, Role::Upsampling, CONVOLUTION),
+        // What reads patches or sound, and what lies outside of the layers.
+        ("embeddings.patch_embeddings.projection", &[768, 4, 16, 16], Some(768), Role::Embedding, CONVOLUTION),
+        ("encoder.conv2", &[384, 384, 3], Some(384), Role::Outside, CONVOLUTION),
+        // Stacks of matrices.
+        ("layers.0.block_sparse_moe.input_linear", &[8, 64, 32], None, Role::StackedExperts, None),
+        ("layers.0.codebooks_head", &[31, 1024, 2051], None, Role::NotAMatrix, None),
+        ("layers.0.grn", &[1, 1, 1, 384], None, Role::FewChannels, CONVOLUTION),
+    ];
+    let biases: Vec<_> = cases.iter().map(|(name, ..)| format!("{name}.bias")).collect();
+    let biases: Vec<_> = cases.iter().zip(&biases).filter_map(|(case, name)| Some((name, [case.2?]))).collect();
+    let weights: Vec<_> = cases.iter().map(|(name, ..)| format!("{name}.weight")).collect();
+    let tensors = weights.iter().zip(&cases).map(|(name, case)| (name.as_str(), case.1));
+    let roles = Roles::new(tensors.chain(biases.iter().map(|(name, shape)| (name.as_str(), shape.as_slice()))), false);
+    for ((_, shape, _, role, layout), name) in cases.iter().zip(&weights) {
+        assert_eq!((roles.of(name, shape), roles.layout(name, shape)), (*role, *layout), "{name}");
+    }
+    let plain: [(&str, &[usize]); 2] = [("features.0.weight", &[64, 3, 3, 3]), ("features.3.weight", &[64, 64, 3, 3])];
+    let roles = Roles::new(plain, false);
+    assert_eq!(plain.map(|(name, shape)| roles.of(name, shape)), [Role::FewChannels, Role::Convolution]);
+}
+
+const CONVOLUTION: Option<Layout> = Some(Layout::Convolution);

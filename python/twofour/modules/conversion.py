@@ -116,6 +116,12 @@ SHARDED = (
 )
 
 
+def is_in_out(module: nn.Module) -> bool:
+    """Whether a module is a linear layer whose weight is stored ``[in_features, out_features]``: transformers'
+    ``Conv1D``, of GPT-2."""
+    return any(base.__name__ == "Conv1D" and hasattr(module, "nf") for base in type(module).__mro__)
+
+
 def is_sharded(weight: torch.Tensor | None) -> bool:
     """Whether a weight is a part of one that several ranks hold."""
     return hasattr(weight, "full_tensor")
@@ -127,7 +133,8 @@ def refusal_of(linear: nn.Module) -> str | None:
     An ``nn.Linear`` can be replaced, and so can a subclass that adds attributes and no methods.
     """
     if not isinstance(linear, nn.Linear):
-        return f"a torch.nn.Linear is required, not a {type(linear).__name__}"
+        stored = ", whose weight is stored [in_features, out_features]" if is_in_out(linear) else ""
+        return f"a torch.nn.Linear is required, not a {type(linear).__name__}{stored}"
     if nn.utils.parametrize.is_parametrized(linear):
         return (
             "it has parametrizations, which the new layer would lose: call "

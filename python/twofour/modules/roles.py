@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from torch import nn
 
 from .. import _native
-from .conversion import is_training_layer
+from .conversion import is_in_out, is_training_layer
 
 
 def linear_layers(model: nn.Module) -> list[str]:
@@ -29,14 +29,18 @@ def linear_layers(model: nn.Module) -> list[str]:
     return [name for name, reason in reasons_to_stay_dense(model).items() if reason is None]
 
 
-def by_default(model: nn.Module) -> Callable[[nn.Module, str], bool]:
+def by_default(model: nn.Module, *, in_out: bool = False) -> Callable[[nn.Module, str], bool]:
     """The filter of functions that convert layers, where none is given: :func:`linear_layers`, and layers of this
     package that prune in training.
+
+    Args:
+        model: the model.
+        in_out: chooses among layers that store their weight ``[in_features, out_features]``, too.
 
     Raises:
         ValueError: where the model has linear layers and none of them is chosen, with the reason.
     """
-    reasons = reasons_to_stay_dense(model)
+    reasons = reasons_to_stay_dense(model, in_out=in_out)
     names = {
         name
         for name, module in model.named_modules(remove_duplicate=False)
@@ -46,21 +50,31 @@ def by_default(model: nn.Module) -> Callable[[nn.Module, str], bool]:
         name, reason = next(iter(reasons.items()))
         raise ValueError(
             f"no linear layer of {type(model).__name__} is chosen by default: {name!r}, for instance, is left out "
-            f"({reason}); choose layers with filter_fn"
+            f"({reason}); choose layers with filter_fn{_in_out(model)}"
         )
     return lambda module, name: name in names
 
 
-def reasons_to_stay_dense(model: nn.Module) -> dict[str, str | None]:
+def _in_out(model: nn.Module) -> str:
+    """What a message adds where a model has layers of GPT-2's kind."""
+    name = next((name for name, module in model.named_modules() if is_in_out(module)), None)
+    return "" if name is None else (
+        f". {name!r} and others of its kind store their weight [in_features, out_features]: sparsify_, "
+        f"apply_fake_sparsity and WandaSparsifier prune those"
+    )
+
+
+def reasons_to_stay_dense(model: nn.Module, *, in_out: bool = False) -> dict[str, str | None]:
     """Why each linear layer of a model is not to be pruned, by name; ``None`` for those that are."""
     # A layer without an output or an input has nothing to prune.
     layers = {
         _joined(name, "weight"): name
         for name, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, nn.Linear) and module.in_features and module.out_features
+        if (isinstance(module, nn.Linear) and module.in_features and module.out_features)
+        or (in_out and is_in_out(module) and 0 not in module.weight.shape)
     }
     tensors = dict(_tensors(model))
-    has_conv1d = any(type(module).__name__ == "Conv1D" for module in model.modules())
+    has_conv1d = any(map(is_in_out, model.modules()))
     reasons = zip(tensors, _native.reasons_to_stay_dense(list(tensors.items()), has_conv1d), strict=True)
     return {layers[name]: reason for name, reason in reasons if name in layers}
 

@@ -17,6 +17,7 @@ from .conversion import (
     chosen,
     dense_layer,
     expect_no_adapters,
+    is_in_out,
     is_sharded,
     is_sparse,
     is_training_layer,
@@ -63,7 +64,7 @@ def _chosen(model: nn.Module, filter_fn: Filter | None) -> list[tuple[str, nn.Mo
     Raises:
         ValueError: for one without a weight that is a matrix.
     """
-    layers = chosen(model, filter_fn or by_default(model))
+    layers = chosen(model, filter_fn or by_default(model, in_out=True))
     expect_no_adapters(model, layers)
     for name, module in layers:
         weight = getattr(module, "weight", None)
@@ -96,7 +97,8 @@ def sparsify_(
     A layer that prunes its weight itself, such as :class:`twofour.sparsity.training.SemiSparseLinear` or those of
     :mod:`twofour.pretrain`, is replaced by a linear layer with the weight that it multiplies with in evaluation: the
     mask that was trained is kept, and ``prune`` is for the others. Weights that are sparse already stay as they are.
-    Other layers keep their class, and so a ``forward`` of their own.
+    Other layers keep their class, and so a ``forward`` of their own. The weight of transformers' ``Conv1D``, stored
+    ``[in_features, out_features]``, is 2:4 along its columns, which the layer sums.
 
     Args:
         model: the model; its weights are float32, bfloat16 or float16.
@@ -139,9 +141,9 @@ def sparsify_(
         try:
             if trained:
                 weight, is_pruned = weight_of(module)
-                pairs.append((module, dense_layer(module, _parameter(weight, config, prune and not is_pruned))))
+                pairs.append((module, dense_layer(module, _parameter(weight, config, prune and not is_pruned, False))))
             elif id(module.weight) not in sparse:
-                sparse[id(module.weight)] = _parameter(module.weight.detach(), config, prune)
+                sparse[id(module.weight)] = _parameter(module.weight.detach(), config, prune, is_in_out(module))
         except ValueError as error:
             hint = "; prune it first, or pass prune=True" if "2:4 allows" in str(error) and not prune else ""
             raise ValueError(f"{_quoted(name)}: {error}{hint}") from error
@@ -178,11 +180,15 @@ def _is_done(name: str, module: nn.Module, config: SemiSparseWeightConfig | Bloc
 
 
 def _parameter(
-    weight: torch.Tensor, config: SemiSparseWeightConfig | BlockSparseWeightConfig, prune: bool | str
+    weight: torch.Tensor, config: SemiSparseWeightConfig | BlockSparseWeightConfig, prune: bool | str, in_out: bool
 ) -> nn.Parameter:
     """A dense weight as a frozen sparse parameter."""
     if isinstance(config, BlockSparseWeightConfig):
+        if in_out:
+            raise ValueError("a weight that is stored [in_features, out_features] cannot be block-sparse: leave it out")
         compressed = BlockSparseTensor.from_dense(weight, config.blocksize)
+    elif in_out:
+        compressed = to_sparse_semi_structured(weight.t().contiguous(), alg_id=config.alg_id, prune=prune).t()
     else:
         compressed = to_sparse_semi_structured(weight, alg_id=config.alg_id, prune=prune)
     return nn.Parameter(compressed.detach(), requires_grad=False)
@@ -190,8 +196,8 @@ def _parameter(
 
 @torch.no_grad()
 def apply_fake_sparsity(model: nn.Module, filter_fn: Filter | None = None) -> nn.Module:
-    """Prunes the weights of linear layers in place: the two smallest magnitudes of each group of four along a row
-    become zero. They stay dense tensors.
+    """Prunes the weights of linear layers in place: the two smallest magnitudes of each group of four along the inputs
+    become zero, which are rows, and columns of transformers' ``Conv1D``. They stay dense tensors.
 
     Args:
         model: the model.
@@ -214,5 +220,7 @@ def apply_fake_sparsity(model: nn.Module, filter_fn: Filter | None = None) -> nn
                 f"compress it as it is by sparsify_"
             )
     for _, module in layers:
-        module.weight.masked_fill_(~two_largest(module.weight.detach()), 0)
+        weight = module.weight.detach()
+        kept = two_largest(weight.t().contiguous()).t() if is_in_out(module) else two_largest(weight)
+        module.weight.masked_fill_(~kept, 0)
     return model

@@ -8,7 +8,8 @@ from torch import nn
 from torch.ao.pruning import BaseSparsifier
 
 from ..operators.magnitude import keep_largest, two_largest
-from .roles import linear_layers
+from .conversion import is_in_out
+from .roles import reasons_to_stay_dense
 
 
 class PerChannelNormObserver(nn.Module):
@@ -95,11 +96,12 @@ class WandaSparsifier(BaseSparsifier):
         Args:
             model: the model.
             config: one ``{"tensor_fqn": "name.weight"}`` a tensor, with ``sparsity_level`` and
-                ``semi_structured_block_size`` where they differ; those that :func:`twofour.linear_layers` names by
-                default.
+                ``semi_structured_block_size`` where they differ; by default those that :func:`twofour.linear_layers`
+                names, and transformers' ``Conv1D`` of repeated layers, whose rows here are its outputs.
         """
         if config is None:
-            config = [{"tensor_fqn": f"{name}.weight"} for name in linear_layers(model)]
+            reasons = reasons_to_stay_dense(model, in_out=True)
+            config = [{"tensor_fqn": f"{name}.weight"} for name, reason in reasons.items() if reason is None]
         super().prepare(model, config)
         for group in self.groups:
             module = group["module"]
@@ -119,8 +121,14 @@ class WandaSparsifier(BaseSparsifier):
                 f"prepare() and step()"
             )
         norm = observer.sum_of_squares if self.peer else observer.norm
-        score = weight.abs().float() * norm.to(weight.device)
-        mask.copy_(self._mask(score, sparsity_level, semi_structured_block_size, kwargs.get("module_fqn", "")))
+        if weight.dim() != 2:
+            raise ValueError(
+                f"{kwargs.get('module_fqn', '')!r} is a {type(module).__name__} without a 2-D weight: leave it out"
+            )
+        in_out = is_in_out(module)
+        score = (weight.t() if in_out else weight).abs().float() * norm.to(weight.device)
+        kept = self._mask(score.contiguous(), sparsity_level, semi_structured_block_size, kwargs.get("module_fqn", ""))
+        mask.copy_(kept.t() if in_out else kept)
 
     def _mask(self, score, level, block, name) -> torch.Tensor:
         rows, cols = score.shape

@@ -80,7 +80,12 @@ class SupermaskLinear(nn.Linear):
             linear: the layer.
             sparsity_level: the share of blocks that are zero.
             blocksize: elements along each side of a block.
+
+        Raises:
+            TypeError: for a layer that is no ``nn.Linear``.
         """
+        if not isinstance(linear, nn.Linear):
+            raise TypeError(f"a torch.nn.Linear is required, not a {type(linear).__name__}")
         with torch.device("meta"):
             layer = cls(
                 sparsity_level, blocksize, False, False, linear.in_features, linear.out_features,

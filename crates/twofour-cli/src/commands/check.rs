@@ -71,12 +71,13 @@ pub(crate) struct Check {
 /// The axis along which a pattern is to hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 enum Wanted {
-    /// Along the axis that the layer sums: rows of [out, in], columns of GPT-2's [in, out]
+    /// Along the axis that the layer sums: rows of [out, in], columns of GPT-2's [in, out]; of a convolution the rows
+    /// of [out, positions * in]
     #[default]
     Reduction,
-    /// Along stored rows
+    /// Along stored rows, or rows of a convolution's matrix
     Row,
-    /// Along stored columns
+    /// Along stored columns, or columns of a convolution's matrix
     Column,
     /// Along both: transposable
     Both,
@@ -86,7 +87,7 @@ impl Wanted {
     /// Returns the stored axes along which a weight is judged.
     fn axes(self, layout: Layout) -> &'static [Axis] {
         match (self, layout) {
-            (Wanted::Row, _) | (Wanted::Reduction, Layout::OutIn) => &[Axis::Row],
+            (Wanted::Row, _) | (Wanted::Reduction, Layout::OutIn | Layout::Convolution) => &[Axis::Row],
             (Wanted::Column, _) | (Wanted::Reduction, Layout::InOut) => &[Axis::Column],
             (Wanted::Both, _) => &[Axis::Row, Axis::Column],
         }
@@ -110,6 +111,7 @@ struct TensorAnswer {
     shape: Vec<usize>,
     compressed: bool,
     /// The axis along which the layer sums: its products run along rows of `[out, in]`, along columns of `[in, out]`.
+    /// Axes of a convolution are those of its matrix `[out, positions * in]`.
     reduction: &'static str,
     #[serde(skip)]
     layout: Layout,
@@ -254,7 +256,7 @@ impl Check {
         let density = total(|census| census.nonzeros) as f64 / total(|census| census.elements).max(1) as f64;
         let (negative_zeros, nans) = (total(|census| census.negative_zeros), total(|census| census.nans));
         let infinities = total(|census| census.infinities);
-        let is_stack = shape.len() > 2;
+        let is_stack = shape.len() > 2 && layout != Layout::Convolution;
         let (rows, columns): (Vec<_>, Vec<_>) = found.into_iter().map(|own| (own.rows, own.columns)).unzip();
         let [rows, columns] = [rows, columns].map(|along| axis_answer(&along, is_stack, self.places));
         let along = |axis| if axis == Axis::Row { rows.obeys } else { columns.obeys };
@@ -264,7 +266,7 @@ impl Check {
             dtype,
             shape,
             compressed: matches!(stored, Stored::Compressed(_)),
-            reduction: if layout == Layout::OutIn { "row" } else { "column" },
+            reduction: if layout == Layout::InOut { "column" } else { "row" },
             layout,
             obeys,
             transposable: rows.obeys && columns.obeys,
@@ -369,8 +371,9 @@ impl Check {
         match answer.obeys {
             true if answer.tensors.iter().all(|t| t.compressed) => next::run(&self.file, None),
             _ if self.pattern != Pattern::TWO_FOUR || self.axis == Wanted::Column => vec![],
-            // Of weights stored as [in, out] nothing is compressed.
+            // Of weights stored as [in, out] nothing is compressed, and a model of convolutions alone is not run.
             true if answer.tensors.iter().any(|t| t.layout == Layout::InOut) => next::run(&self.file, None),
+            true if answer.tensors.iter().all(|t| t.layout == Layout::Convolution) => vec![],
             true => vec![next::compress(given)],
             false => vec![next::prune(given)],
         }

@@ -19,11 +19,11 @@ pub(super) fn expect_to_prune(reader: &Reader, chosen: Chosen<'_>) -> Result<()>
         return Ok(());
     }
     let path = reader.path().display();
-    let is_matrix = |t: &TensorInfo| [2, 3].contains(&t.shape.len()) && t.dtype.element().is_some();
+    let is_matrix = |t: &TensorInfo| t.shape.len() >= 2 && t.dtype.element().is_some();
     match reader.compressed_weights().count() {
         0 if !reader.plain_tensors().any(is_matrix) => bail!(
-            "{path}: no tensor is a matrix of floats, as the weights of linear layers are, so nothing was written; \
-             convolutions are not pruned"
+            "{path}: no tensor is a matrix of floats, as the weights of linear layers are, or a convolution's, so \
+             nothing was written"
         ),
         0 => bail!("{path}: no tensor would be pruned, so nothing was written; choose some with --include"),
         packed => bail!(

@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use twofour::{
     file::{MANIFEST_KEY, Reader},
-    role::{Layout, Role, Roles},
+    role::{Layout, Roles},
 };
 
 use super::next;
@@ -75,10 +75,8 @@ impl Inspect {
         self.file = hub::locate(&self.file, screen)?;
         let reader = Reader::open(&self.file)?;
         let roles = Roles::of_model(&reader)?;
-        let is_in_out = |name: &str, shape: &[usize]| match *shape {
-            [rows, cols] => roles.of(name, shape) == Role::Linear && roles.layout(name, [rows, cols]) == Layout::InOut,
-            [_, _, _] => roles.layout_of_stack(name) == Some(Layout::InOut),
-            _ => false,
+        let is_in_out = |name: &str, shape: &[usize]| {
+            roles.of(name, shape).is_worth_pruning() && roles.layout(name, shape) == Some(Layout::InOut)
         };
         let plain = reader.plain_tensors().map(|t| TensorAnswer {
             name: &t.name,

@@ -260,7 +260,7 @@ fn tensor_answer<'a>(t: &'a file::Converted<Quantized>, selection: &Selection) -
         Outcome::Copied(Kept::Integers) => (None, Some("integers already".to_owned())),
         Outcome::Copied(_) => {
             let skipped = t.stored().and_then(|dtype| selection.of_compressible(&t.name, dtype, &t.shape).err());
-            (None, Some(skipped.map_or("not 2-D".to_owned(), |reason| reason.to_string())))
+            (None, Some(skipped.map_or("not a matrix".to_owned(), |reason| reason.to_string())))
         }
     };
     TensorAnswer {

@@ -5,6 +5,7 @@ use twofour::{
     Element, MatrixRef,
     file::{CompressedInfo, Reader, StoredElement, TensorInfo, ValueFormat},
     match_element,
+    role::Kernel,
 };
 
 /// Returns a plain tensor's elements, in its order.
@@ -40,8 +41,8 @@ pub(crate) fn on_plain<C: OnMatrix + Clone>(
     }
 }
 
-/// Runs code over a plain matrix, or over each matrix of a tensor of three dimensions, in order. Returns nothing for a
-/// dtype that twofour does not support, and for a tensor of other dimensions.
+/// Runs code over a plain matrix, over the matrix of a convolution, or over each matrix of experts in one tensor, in
+/// order. Returns nothing for a dtype that twofour does not support, and for a tensor of another kind.
 pub(crate) fn on_matrices<C: OnMatrix + Clone>(
     reader: &Reader,
     tensor: &TensorInfo,
@@ -49,20 +50,27 @@ pub(crate) fn on_matrices<C: OnMatrix + Clone>(
 ) -> Result<Vec<C::Output>> {
     fn typed<T: Element + StoredElement, C: OnMatrix + Clone>(
         reader: &Reader,
-        (name, count, rows, cols): (&str, usize, usize, usize),
+        (tensor, count, rows, cols): (&TensorInfo, usize, usize, usize),
         code: &C,
     ) -> Result<Vec<C::Output>> {
-        let elements = reader.tensor(name)?.elements::<T>()?;
+        let elements = reader.tensor(&tensor.name)?.elements::<T>()?;
+        if let Some(kernel) = Kernel::of_weight(&tensor.name, &tensor.shape) {
+            let mut matrix = elements.to_vec();
+            kernel.to_matrix(&elements, &mut matrix);
+            return Ok(vec![code.clone().run(MatrixRef::new(rows, cols, &matrix)?)]);
+        }
         let one = |matrix: usize| &elements[matrix * rows * cols..(matrix + 1) * rows * cols];
         (0..count).map(|matrix| Ok(code.clone().run(MatrixRef::new(rows, cols, one(matrix))?))).collect()
     }
-    let (count, rows, cols) = match *tensor.shape.as_slice() {
-        [rows, cols] => (1, rows, cols),
-        [count, rows, cols] => (count, rows, cols),
+    let kernel = Kernel::of_weight(&tensor.name, &tensor.shape);
+    let (count, rows, cols) = match (kernel, tensor.shape.as_slice()) {
+        (Some(kernel), _) => (1, kernel.rows(), kernel.cols()),
+        (None, &[rows, cols]) => (1, rows, cols),
+        (None, &[count, rows, cols]) => (count, rows, cols),
         _ => return Ok(vec![]),
     };
     let Some(dtype) = tensor.dtype.element() else { return Ok(vec![]) };
-    let place = (tensor.name.as_str(), count, rows, cols);
+    let place = (tensor, count, rows, cols);
     match_element!(dtype, |T| typed::<T, C>(reader, place, &code))
 }
 

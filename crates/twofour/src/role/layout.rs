@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::name::{Modules, Place};
 use crate::Axis;
 
-/// How the weight of a linear layer is stored.
+/// How the weight of a linear layer or a convolution is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Layout {
     /// `[out_features, in_features]`, as PyTorch's `Linear`: products sum along rows.
@@ -13,21 +13,24 @@ pub enum Layout {
     OutIn,
     /// `[in_features, out_features]`, as transformers' `Conv1D` of GPT-2: products sum along columns.
     InOut,
+    /// `[out_channels, in_channels, *kernel]`: products sum along the rows of the matrix that is a
+    /// [`Kernel`](super::Kernel)'s, and axes are those of that matrix.
+    Convolution,
 }
 
 impl Layout {
     /// The axis along which products sum, and along which the groups of a pattern have to run.
     pub fn reduction(self) -> Axis {
         match self {
-            Layout::OutIn => Axis::Row,
+            Layout::OutIn | Layout::Convolution => Axis::Row,
             Layout::InOut => Axis::Column,
         }
     }
 
-    /// Output and input features of a stored shape.
+    /// Output and input features of a stored matrix, or of the matrix of a convolution.
     pub fn features(self, [rows, cols]: [usize; 2]) -> [usize; 2] {
         match self {
-            Layout::OutIn => [rows, cols],
+            Layout::OutIn | Layout::Convolution => [rows, cols],
             Layout::InOut => [cols, rows],
         }
     }
@@ -60,7 +63,7 @@ struct Votes {
 impl Votes {
     fn add(&mut self, layout: Layout) {
         match layout {
-            Layout::OutIn => self.out_in += 1,
+            Layout::OutIn | Layout::Convolution => self.out_in += 1,
             Layout::InOut => self.in_out += 1,
         }
     }

@@ -11,17 +11,21 @@
 //!    beside `experts`, what sets the decay of a recurrence stands beside `A_log`, a table has no bias and is named for
 //!    what it is.
 //! 3. In a model without repeated layers, names alone tell embeddings and heads.
+//! 4. A `weight` of three to five dimensions is a convolution's, `[out_channels, in_channels, *kernel]`, and is pruned
+//!    where its input channels are a multiple of 4. One that upsamples may be a transposed convolution,
+//!    `[in_channels, out_channels, *kernel]`, and stays dense.
 //!
 //! A linear weight is `[out_features, in_features]`, or, as `Conv1D` of GPT-2 stores it, `[in_features, out_features]`.
 //! The bias tells: it has as many elements as the layer has outputs. A square weight is stored as the others of its
 //! name and layer are. Where no bias tells, `model_type` in `config.json` does.
 //!
 //! Experts may be stored in one tensor of three dimensions, a matrix for each of them, `[out_features, in_features]` or
-//! the other way round: [`Roles::layout_of_stack`] tells which.
+//! the other way round: [`Roles::layout`] tells which.
 //!
 //! `tests/roles.rs` holds these rules against the modules of every model type of transformers.
 
 mod config;
+mod kernel;
 mod layout;
 mod name;
 mod roles;
@@ -29,6 +33,7 @@ mod stacked;
 
 use std::fmt;
 
+pub use kernel::Kernel;
 pub use layout::Layout;
 pub use roles::Roles;
 
@@ -54,12 +59,26 @@ pub enum Role {
     SingleOutput,
     /// A matrix outside of the repeated layers that is none of the above: a projector, a pooler, what reads patches.
     Outside,
+    /// The weight of a convolution that is worth pruning.
+    Convolution,
+    /// A convolution whose input channels are no multiple of 4, such as a depthwise one: its groups would run across
+    /// positions of the kernel.
+    FewChannels,
+    /// A convolution that upsamples: if it is a transposed one, its weight is `[in_channels, out_channels, *kernel]`.
+    Upsampling,
     /// Experts of a layer in one tensor of three dimensions: worth pruning, where it is known how they are stored.
     StackedExperts,
-    /// A tensor of one dimension, or of more than two: a bias, a convolution.
+    /// A tensor of one dimension, or of more that is no convolution's.
     NotAMatrix,
     /// A tensor that is not the `weight` of a module.
     Parameter,
+}
+
+impl Role {
+    /// Whether tensors of the role are pruned where no other choice is made.
+    pub fn is_worth_pruning(self) -> bool {
+        matches!(self, Role::Linear | Role::Convolution | Role::StackedExperts)
+    }
 }
 
 impl fmt::Display for Role {
@@ -74,8 +93,11 @@ impl fmt::Display for Role {
             Role::Adapter => "low-rank adapter; merge it into its model",
             Role::SingleOutput => "a single output: gate or score",
             Role::Outside => "outside the repeated layers",
+            Role::Convolution => "convolution",
+            Role::FewChannels => "a convolution whose input channels are no multiple of 4",
+            Role::Upsampling => "a convolution that upsamples, perhaps a transposed one",
             Role::StackedExperts => "experts in one 3-D tensor",
-            Role::NotAMatrix => "not 2-D",
+            Role::NotAMatrix => "neither a matrix nor a convolution",
             Role::Parameter => "not named *.weight",
         })
     }

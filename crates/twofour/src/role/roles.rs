@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{
-    Layout, Role, config,
+    Kernel, Layout, Role, config,
     layout::Layouts,
     name::{self, Modules, Place},
     stacked::{Stacks, is_stacked},
@@ -58,7 +58,7 @@ impl Roles {
     /// let roles = Roles::new(tensors, false);
     /// assert_eq!(roles.of("wte.weight", &[50257, 768]), Role::Embedding);
     /// assert_eq!(roles.of("h.0.attn.c_proj.weight", &[768, 768]), Role::Linear);
-    /// assert_eq!(roles.layout("h.0.attn.c_proj.weight", [768, 768]), Layout::InOut);
+    /// assert_eq!(roles.layout("h.0.attn.c_proj.weight", &[768, 768]), Some(Layout::InOut));
     /// ```
     pub fn new<'a>(tensors: impl IntoIterator<Item = (&'a str, &'a [usize])>, names_conv1d: bool) -> Self {
         let tensors: Vec<(&str, &[usize])> = tensors.into_iter().collect();
@@ -106,13 +106,9 @@ impl Roles {
         roles
     }
 
-    /// How a weight of that name and shape is stored, if it is a linear layer's.
-    pub fn layout(&self, name: &str, shape: [usize; 2]) -> Layout {
-        let Some(modules) = Modules::of_weight(name) else { return Layout::OutIn };
-        self.layouts.of(&modules, self.bias_of(name), shape)
-    }
-
-    /// How each matrix of [`Role::StackedExperts`] is stored; nothing where neither biases nor shapes tell it.
+    /// How a weight of that name and shape is stored, if it is a linear layer's or a convolution's, or each matrix of
+    /// [`Role::StackedExperts`]; `None` for a shape that these do not have, for a transposed convolution, and where
+    /// neither biases nor shapes tell it of experts.
     ///
     /// ```
     /// use twofour::role::{Layout, Role, Roles};
@@ -123,10 +119,24 @@ impl Roles {
     /// ];
     /// let roles = Roles::new(tensors, false);
     /// assert_eq!(roles.of("layers.0.mlp.experts.down_proj", &[8, 96, 64]), Role::StackedExperts);
-    /// assert_eq!(roles.layout_of_stack("layers.0.mlp.experts.down_proj"), Some(Layout::InOut));
+    /// assert_eq!(roles.layout("layers.0.mlp.experts.down_proj", &[8, 96, 64]), Some(Layout::InOut));
     /// ```
-    pub fn layout_of_stack(&self, name: &str) -> Option<Layout> {
-        self.stacked.layout(name)
+    pub fn layout(&self, name: &str, shape: &[usize]) -> Option<Layout> {
+        let &[rows, cols] = shape else {
+            return match Kernel::of_weight(name, shape) {
+                Some(_) => (!self.is_transposed(name, shape)).then_some(Layout::Convolution),
+                None if is_stacked(name, shape) => self.stacked.layout(name),
+                None => None,
+            };
+        };
+        let Some(modules) = Modules::of_weight(name) else { return Some(Layout::OutIn) };
+        Some(self.layouts.of(&modules, self.bias_of(name), [rows, cols]))
+    }
+
+    /// Whether the bias tells that a convolution's weight is `[in_channels, out_channels, *kernel]`.
+    fn is_transposed(&self, name: &str, shape: &[usize]) -> bool {
+        let &[first, second, ..] = shape else { return false };
+        first != second && self.bias_of(name) == Some(second)
     }
 
     /// What a tensor of the model is for.
@@ -138,7 +148,7 @@ impl Roles {
             return match shape {
                 [_] if is_norm(modules.last()) => Role::Norm,
                 _ if is_stacked(name, shape) => Role::StackedExperts,
-                _ => Role::NotAMatrix,
+                _ => self.of_convolution(&modules, name, shape),
             };
         };
         if modules.iter().any(|part| part.starts_with("lora_")) {
@@ -157,13 +167,38 @@ impl Roles {
         let is_inside = matches!(modules.place(), Place::Inside(_));
         match (is_inside, by_name(&modules)) {
             (true, _) if self.is_recurrent(&modules) => Role::Recurrence,
-            (true, _) if self.layout(name, [rows, cols]).features([rows, cols])[0] == 1 => Role::SingleOutput,
+            (true, _) if self.has_single_output(name, shape) => Role::SingleOutput,
             (true, _) => Role::Linear,
             (false, Some(role)) => role,
             (false, None) if self.has_layers && self.tokens == Some([rows, cols]) => Role::Head,
             (false, None) if self.has_layers => Role::Outside,
             (false, None) => Role::Linear,
         }
+    }
+
+    fn of_convolution(&self, modules: &Modules<'_>, name: &str, shape: &[usize]) -> Role {
+        let Some(kernel) = Kernel::of_weight(name, shape) else { return Role::NotAMatrix };
+        if modules.iter().any(|part| part.starts_with("lora_")) {
+            return Role::Adapter;
+        }
+        if is_norm(modules.last()) {
+            return Role::Norm;
+        }
+        if self.is_transposed(name, shape) || modules.iter().any(upsamples) {
+            return Role::Upsampling;
+        }
+        match (matches!(modules.place(), Place::Inside(_)), by_name(modules)) {
+            (false, Some(role)) => role,
+            (false, None) if self.has_layers => Role::Outside,
+            _ if !kernel.in_channels().is_multiple_of(4) => Role::FewChannels,
+            _ if kernel.rows() == 1 => Role::SingleOutput,
+            _ => Role::Convolution,
+        }
+    }
+
+    fn has_single_output(&self, name: &str, shape: &[usize]) -> bool {
+        let &[rows, cols] = shape else { return false };
+        self.layout(name, shape).is_some_and(|layout| layout.features([rows, cols])[0] == 1)
     }
 
     fn bias_of(&self, weight: &str) -> Option<usize> {
@@ -226,6 +261,13 @@ fn is_norm(module: &str) -> bool {
 fn is_table(module: &str) -> bool {
     let module = module.to_ascii_lowercase();
     module.contains("emb") || module.contains("codebook") || module.ends_with("bias") || module.ends_with("_token")
+}
+
+/// Whether a module makes its input larger, as transposed convolutions do.
+fn upsamples(module: &str) -> bool {
+    const PARTS: [&str; 6] = ["transpos", "deconv", "upconv", "upsampl", "upscal", "resize"];
+    let module = module.to_ascii_lowercase();
+    module.trim_end_matches(|c: char| c.is_ascii_digit()) == "conv_t" || PARTS.iter().any(|part| module.contains(part))
 }
 
 /// Embeddings and heads outside of the repeated layers.

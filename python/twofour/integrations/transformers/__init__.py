@@ -284,13 +284,14 @@ class TwoFourQuantizer(HfQuantizer):
             model: the model.
             original_format: whether transformers gives tensors the names of the checkpoint that the model is from. A
                 weight that it stores in another arrangement there, and one whose name it would not find again, is
-                saved dense.
+                saved dense. Those of ``Conv1D`` always are.
         """
         with deferred_weights():
             state = dict(model.state_dict())
         packed = {name: entry for name, entry in state.items() if _is_packed(entry)}
         stored_as = _saved_names(model, list(packed)) if original_format else {name: name for name in packed}
         tied = getattr(model, "all_tied_weights_keys", {})
+        in_out = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
         weights, seen = {}, set()
         for name, entry in packed.items():
             del state[name]
@@ -300,7 +301,7 @@ class TwoFourQuantizer(HfQuantizer):
                 continue
             seen.add(id(entry))
             stored = stored_as[name]
-            if stored is None:
+            if stored is None or name in in_out:
                 state[name] = _dense_weight(entry, model.dtype)
                 continue
             weight = compressed_entry(name, entry, None)

@@ -113,12 +113,13 @@ pub(crate) struct Prune {
 /// The axis along which groups run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 enum AxisOption {
-    /// The axis that the layer sums: rows of a Linear weight [out, in], columns of GPT-2's [in, out]
+    /// The axis that the layer sums: rows of a Linear weight [out, in], columns of GPT-2's [in, out]; of a convolution
+    /// the input channels at each position of the kernel, rows of [out, positions * in]
     #[default]
     Reduction,
-    /// Consecutive elements of a stored row
+    /// Consecutive elements of a stored row, or of a row of a convolution's matrix
     Row,
-    /// Consecutive elements of a stored column
+    /// Consecutive elements of a stored column, or of a column of a convolution's matrix
     Column,
 }
 
@@ -332,7 +333,9 @@ impl Prune {
         let mut commands = next::run(output, self.evaluation.text());
         commands.extend(next::compare(output, &self.input));
         let is_two_of_four = self.pattern == Pattern::TWO_FOUR && tensors.iter().all(|t| t.axis != Some("column"));
-        if is_two_of_four && !self.joint.quantizes() {
+        // Convolutions are not compressed.
+        let has_matrix = tensors.iter().any(|t| t.pruned && t.shape.len() == 2);
+        if is_two_of_four && has_matrix && !self.joint.quantizes() {
             commands.push(next::compress(output));
         }
         commands

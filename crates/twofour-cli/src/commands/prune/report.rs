@@ -25,7 +25,7 @@ use crate::{
 pub(super) struct TensorAnswer<'a> {
     name: &'a str,
     dtype: &'static str,
-    shape: &'a [usize],
+    pub(super) shape: &'a [usize],
     pub(super) pruned: bool,
     /// The stored axis along which groups run; null where they run along both, and where nothing was pruned.
     pub(super) axis: Option<&'static str>,

@@ -25,7 +25,7 @@ use super::{
     CompressedInfo, Overwrite, Part, Plan, PlannedTensor, Reader, StoredDType, TensorInfo, TensorView, ValueFormat,
     Writer,
 };
-use crate::{Arithmetic, DataType, Error, MatrixRef, Result, match_element};
+use crate::{Arithmetic, DataType, Error, MatrixRef, Result, match_element, role::Kernel};
 use destination::Destination;
 
 pub use beside::{Beside, LeftOut};
@@ -227,21 +227,29 @@ struct Matrix {
     /// Rows of each.
     rows: usize,
     cols: usize,
+    /// The kernel, where the tensor is the weight of a convolution and this its matrix.
+    kernel: Option<Kernel>,
 }
 
 impl Matrix {
     fn of(tensor: &TensorInfo) -> Option<Self> {
         match (tensor.dtype.element(), tensor.shape.as_slice()) {
-            (Some(dtype), &[rows, cols]) if rows > 0 && cols > 0 => Some(Matrix { dtype, count: 1, rows, cols }),
+            (Some(dtype), &[rows, cols]) if rows > 0 && cols > 0 => {
+                Some(Matrix { dtype, count: 1, rows, cols, kernel: None })
+            }
             _ => None,
         }
     }
 
-    /// A matrix, or the matrices of a tensor of three dimensions.
-    fn of_stack(tensor: &TensorInfo) -> Option<Self> {
-        match (tensor.dtype.element(), tensor.shape.as_slice()) {
-            (Some(dtype), &[count, rows, cols]) if count > 0 && rows > 0 && cols > 0 => {
-                Some(Matrix { dtype, count, rows, cols })
+    /// A matrix, that of a convolution, or the matrices of experts in one tensor.
+    fn of_weight(tensor: &TensorInfo) -> Option<Self> {
+        let dtype = tensor.dtype.element()?;
+        if let Some(kernel) = Kernel::of_weight(&tensor.name, &tensor.shape) {
+            return Some(Matrix { dtype, count: 1, rows: kernel.rows(), cols: kernel.cols(), kernel: Some(kernel) });
+        }
+        match *tensor.shape.as_slice() {
+            [count, rows, cols] if count > 0 && rows > 0 && cols > 0 => {
+                Some(Matrix { dtype, count, rows, cols, kernel: None })
             }
             _ => Matrix::of(tensor),
         }

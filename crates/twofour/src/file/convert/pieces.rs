@@ -93,13 +93,18 @@ impl<'a> Bands<'a> {
         let bands = all.div_ceil(rows);
         let outcome = in_order(
             count * bands,
-            || (Buffer::default(), state()),
-            |(input, state), piece| {
+            || (Buffer::default(), Buffer::default(), state()),
+            |(input, ordered, state), piece| {
                 let (matrix, band) = (piece / bands, piece % bands);
                 let first_row = matrix * all + band * rows;
                 let rows = rows.min(all - band * rows);
-                let input = input.of(rows * row_bytes)?;
+                let mut input = input.of(rows * row_bytes)?;
                 self.view.read_into(first_row * row_bytes, input)?;
+                if let Some(kernel) = self.matrix.kernel {
+                    let ordered = ordered.of(rows * row_bytes)?;
+                    kernel.to_matrix::<T>(bytemuck::cast_slice(input), bytemuck::cast_slice_mut(ordered));
+                    input = ordered;
+                }
                 let elements = MatrixRef::new(rows, cols, bytemuck::cast_slice(input))?;
                 work(state, first_row, elements).map_err(|e| e.below(first_row))
             },
@@ -118,12 +123,17 @@ pub(super) fn prune<T: Arithmetic>(bands: &Bands<'_>, writer: &mut Writer, selec
     bands.each_with::<T, Scratch, _>(
         selector.height(),
         Scratch::default,
-        |Scratch { output, bands }, first_row, band| {
-            let values = bytemuck::cast_slice_mut(output.of(band.rows() * row_bytes)?);
+        |Scratch { output, stored, bands: scratch }, first_row, band| {
+            let mut values: &mut [T] = bytemuck::cast_slice_mut(output.of(band.rows() * row_bytes)?);
             let mut retained = vec![Retained::default(); band.rows()];
-            selector.prune(band, bands, values, &mut retained);
+            selector.prune(band, scratch, values, &mut retained);
             if !Retained::total(&retained).is_finite() {
                 band.expect_finite_here()?;
+            }
+            if let Some(kernel) = bands.matrix.kernel {
+                let stored = bytemuck::cast_slice_mut(stored.of(band.rows() * row_bytes)?);
+                kernel.to_stored(values, stored);
+                values = stored;
             }
             place.write_at(first_row * row_bytes, bytemuck::cast_slice(values))?;
             Ok(retained)
@@ -217,6 +227,8 @@ fn rows_of_a_piece(row_bytes: usize) -> usize {
 #[derive(Default)]
 struct Scratch {
     output: Buffer,
+    /// The output in the order of the tensor, where that is not the matrix's.
+    stored: Buffer,
     bands: BandScratch,
 }
 

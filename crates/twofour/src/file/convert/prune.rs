@@ -10,7 +10,7 @@ use crate::{
     Axis, Result,
     mask::Retained,
     match_element,
-    role::{Layout, Role, Roles},
+    role::{Layout, Roles},
     select::Selector,
 };
 
@@ -24,8 +24,10 @@ pub struct Prune<F> {
 }
 
 impl<F: FnMut(&TensorInfo) -> Option<Selector>> Prune<F> {
-    /// `choose` is asked once for every tensor of two or three dimensions with elements of a dtype that twofour knows;
-    /// `None` keeps it as it is. One of three is a stack of matrices, as of experts, each of which is pruned.
+    /// `choose` is asked once for every tensor of two to five dimensions with elements of a dtype that twofour knows;
+    /// `None` keeps it as it is. Of more than two dimensions is the weight of a convolution, where the selector's axes
+    /// are those of its [`Kernel`](crate::role::Kernel)'s matrix, or a stack of matrices, as of experts, each of which is
+    /// pruned.
     pub fn new(choose: F) -> Self {
         Prune { choose }
     }
@@ -67,9 +69,9 @@ impl Pruned {
     }
 }
 
-/// Writes a model with the weights of its linear layers pruned, along the axis that each layer sums, as `twofour prune`
-/// does; [`Roles`] tells which those are. An axis of the selector is the one of a weight `[out, in]`; of a weight that
-/// is stored as `[in, out]` it is the other one.
+/// Writes a model with the weights of its linear layers and convolutions pruned, along the axis that each layer sums,
+/// as `twofour prune` does; [`Roles`] tells which those are. An axis of the selector is the one of a weight
+/// `[out, in]`; of a weight that is stored as `[in, out]` it is the other one.
 ///
 /// ```no_run
 /// use twofour::{file, select::Selector};
@@ -83,11 +85,8 @@ pub fn prune(input: impl AsRef<Path>, output: impl AsRef<Path>, selector: Select
     let reader = Reader::open(input)?;
     let roles = Roles::of_model(&reader)?;
     let choose = move |tensor: &TensorInfo| {
-        let layout = match (roles.of(&tensor.name, &tensor.shape), tensor.shape.as_slice()) {
-            (Role::Linear, &[rows, cols]) => roles.layout(&tensor.name, [rows, cols]),
-            (Role::StackedExperts, _) => roles.layout_of_stack(&tensor.name)?,
-            _ => return None,
-        };
+        let is_chosen = roles.of(&tensor.name, &tensor.shape).is_worth_pruning();
+        let layout = roles.layout(&tensor.name, &tensor.shape).filter(|_| is_chosen)?;
         Some(stored_as(selector, layout))
     };
     Convert::new(reader).run(output, Prune::new(choose))
@@ -118,7 +117,7 @@ impl<F: FnMut(&TensorInfo) -> Option<Selector>> Operation for Prune<F> {
     fn plan(&mut self, reader: &Reader, item: Item<'_>, plan: &mut Plan) -> Result<Planned<PrunePlan>> {
         let (tensor, matrix) = match item {
             Item::Compressed(_) => return Ok(Planned::Copy(Kept::Compressed)),
-            Item::Plain(tensor) => match Matrix::of_stack(tensor) {
+            Item::Plain(tensor) => match Matrix::of_weight(tensor) {
                 Some(matrix) => (tensor, matrix),
                 None => return Ok(Planned::Copy(Kept::NotAMatrix)),
             },
