@@ -155,7 +155,7 @@ class Study:
         return self.evaluate("dense-tuned", self.tune("dense", dense, "dense", share)[0])
 
     def joint(self, integers, dense, training):
-        """SparseGPT that also quantizes in its pass."""
+        """SparseGPT, and rounding for the outputs behind it."""
         name = f"sparsegpt-joint-{integers}"
         to = self.out / "models" / name
         self.run(

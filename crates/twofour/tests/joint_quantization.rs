@@ -1,17 +1,16 @@
-//! Pruning and quantization in one pass, from the solver to the file.
+//! Pruning, and rounding after it, from the solver to the file.
 
 use std::collections::BTreeMap;
 
 use twofour::{
     Compressed, Error, MatrixRef, Pattern, Result,
-    calibration::Hessian,
+    calibration::{Hessian, Statistic},
     file::{
         Convert, Kept, Outcome, Overwrite, PlannedTensor, PruneAndQuantize, Quantization, QuantizedWeight, Reader,
         StoredDType, TensorInfo, Writer,
     },
     int4::{Granularity, Int4},
-    select::Sparsity,
-    solve::{Bits, Grid, GridScales, ScaleScope, SparseGpt, sparsegpt},
+    solve::{Bits, Grid, Pruned, Pruning, ScaleScope, method},
 };
 
 fn weight() -> Vec<f32> {
@@ -25,13 +24,21 @@ fn hessian() -> Hessian {
     hessian
 }
 
+/// What a method found with what follows it.
+fn pruned(name: &str, grid: Option<Grid>) -> twofour::solve::Solved {
+    let pruning = Pruning { grid, ..Pruning::new(method(name).unwrap(), Pattern::TWO_FOUR) };
+    let inputs = Statistic::Hessian(hessian());
+    let Pruned::Solved(found) = pruning.prune(MatrixRef::new(8, 132, &weight()).unwrap(), Some(&inputs), None).unwrap()
+    else {
+        panic!("{name} is refitted")
+    };
+    found
+}
+
 fn solved(bits: Bits, scope: ScaleScope) -> QuantizedWeight {
-    let hessian = hessian();
-    let grid = Some(to(bits, scope).grid());
-    assert_eq!(grid, Some(Grid { bits, scope, scales: GridScales::Solved }));
-    let settings = SparseGpt { grid, ..SparseGpt::new(Sparsity::Groups(Pattern::TWO_FOUR)) };
-    let found = sparsegpt(MatrixRef::new(8, 132, &weight()).unwrap(), &hessian, &settings).unwrap();
-    QuantizedWeight::of_solved(&found, to(bits, scope)).unwrap()
+    let grid = to(bits, scope).grid();
+    assert_eq!(grid, Grid { bits, scope });
+    QuantizedWeight::of_solved(&pruned("alps", Some(grid)), to(bits, scope)).unwrap()
 }
 
 fn to(bits: Bits, scope: ScaleScope) -> Quantization {
@@ -49,15 +56,17 @@ fn error(of: &[f32], hessian: &Hessian) -> f64 {
 }
 
 #[test]
-fn rounding_in_the_pass_is_better_than_rounding_after_it() {
+fn rounding_for_the_outputs_is_better_than_to_the_nearest_integers_after_every_method() {
     let hessian = hessian();
-    let floats = SparseGpt::new(Sparsity::Groups(Pattern::TWO_FOUR));
-    let floats = sparsegpt(MatrixRef::new(8, 132, &weight()).unwrap(), &hessian, &floats).unwrap();
-    let sparse = Compressed::from_masked(MatrixRef::new(8, 132, &floats.weight).unwrap(), &floats.mask);
-    let after = Int4::quantize(&sparse.unwrap(), Granularity::Group).unwrap().dequantize().to_dense();
-    let within = solved(Bits::Int4, ScaleScope::Group(128)).dequantize().to_dense();
-    let [floats, after, within] = [&floats.weight, &after, &within].map(|of| error(of, &hessian));
-    assert!(floats < within && within < after, "{floats} {within} {after}");
+    for name in ["magnitude", "wanda", "sparsegpt", "alps"] {
+        let floats = pruned(name, None);
+        let sparse = Compressed::from_masked(MatrixRef::new(8, 132, &floats.weight).unwrap(), &floats.mask);
+        let nearest = Int4::quantize(&sparse.unwrap(), Granularity::Group).unwrap().dequantize().to_dense();
+        let own = pruned(name, Some(to(Bits::Int4, ScaleScope::Group(128)).grid()));
+        assert_eq!(own.mask, floats.mask);
+        let [floats, nearest, own] = [&floats.weight, &nearest, &own.weight].map(|of| error(of, &hessian));
+        assert!(floats < own && own - floats < 0.6 * (nearest - floats), "{name}: {floats} {own} {nearest}");
+    }
 }
 
 #[test]

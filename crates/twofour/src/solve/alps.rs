@@ -25,7 +25,7 @@
 use rayon::prelude::*;
 
 use super::{
-    Grid, Method, Pruned, Refit, Solved, factor,
+    Method, Pruned, Refit, Solved, factor,
     method::hessian_of,
     normal::{Damped, finite_weight, product},
     refit,
@@ -131,13 +131,7 @@ impl Method for ByAlps {
         StatisticKind::Hessian
     }
 
-    fn prune(
-        &self,
-        weight: MatrixRef<'_, f32>,
-        pattern: Pattern,
-        inputs: Option<&Statistic>,
-        _: Option<Grid>,
-    ) -> Result<Pruned> {
+    fn prune(&self, weight: MatrixRef<'_, f32>, pattern: Pattern, inputs: Option<&Statistic>) -> Result<Pruned> {
         let settings = Alps { refit: Refit { steps: 0, ..Refit::default() }, ..Alps::new(pattern) };
         Ok(Pruned::Solved(alps(weight, hessian_of(inputs)?, &settings)?))
     }

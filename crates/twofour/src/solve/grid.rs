@@ -30,31 +30,13 @@ pub enum ScaleScope {
     Group(usize),
 }
 
-/// When scales are chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum GridScales {
-    /// From the dense weight, before anything is pruned ("static groups").
-    #[default]
-    Static,
-    /// From the adjusted weight when the solver reaches the first column of a group. For [`ScaleScope::Row`] that is
-    /// the dense weight.
-    Adjusted,
-    /// From the weight that the solver finds without rounding, which is solved for first: what adjustment makes larger
-    /// than any dense weight of its group is not clipped. The factorization is shared, so it takes less than twice the
-    /// time.
-    Solved,
-}
-
-/// How a solver quantizes what it keeps: `w ≈ q · scale` with `scale = max |w| / largest`, rounded to f16 as the files
-/// store it.
+/// The integers that kept weights are rounded to: `w ≈ q · scale`, the scale a value of f16 as the files store it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Grid {
     /// The width of the integers.
     pub bits: Bits,
     /// Which columns share a scale.
     pub scope: ScaleScope,
-    /// When scales are chosen.
-    pub scales: GridScales,
 }
 
 impl Grid {

@@ -3,7 +3,7 @@
 use std::{fmt::Debug, ops::Range};
 
 use super::{
-    Compensation, Grid, Refit, Solved, Swaps, alps::ByAlps, compensated, refit, sparsegpt::BySparseGpt, swaps,
+    Compensation, Grid, Refit, Solved, Swaps, alps::ByAlps, compensated, refit, round, sparsegpt::BySparseGpt, swaps,
 };
 use crate::{
     Error, Mask, MatrixRef, Pattern, Result,
@@ -23,29 +23,17 @@ pub trait Method: Debug + Sync {
     /// What it requires of the layer's inputs.
     fn requires(&self) -> StatisticKind;
 
-    /// Whether it can round what it keeps in the same pass.
-    fn rounds(&self) -> bool {
-        false
-    }
-
     /// Whether weights that read one input may be pruned as one, one above the other: what is kept of a row does not
     /// depend on what the weight's other rows are.
     fn joins_rows(&self) -> bool {
         true
     }
 
-    /// Prunes a weight `[rows, cols]` to a pattern along its rows. Kept weights are rounded to `grid`, where one is
-    /// given and the method [rounds](Method::rounds).
+    /// Prunes a weight `[rows, cols]` to a pattern along its rows.
     ///
     /// # Errors
     /// A weight that is not finite, with the place; a statistic of another number of features or of too little.
-    fn prune(
-        &self,
-        weight: MatrixRef<'_, f32>,
-        pattern: Pattern,
-        inputs: Option<&Statistic>,
-        grid: Option<Grid>,
-    ) -> Result<Pruned>;
+    fn prune(&self, weight: MatrixRef<'_, f32>, pattern: Pattern, inputs: Option<&Statistic>) -> Result<Pruned>;
 }
 
 /// All methods.
@@ -90,7 +78,7 @@ pub struct Pruning {
     /// The share of the errors of earlier layers that the weight makes up for ([`compensated`](compensated())); 0 for
     /// none.
     pub compensation: f64,
-    /// How kept weights are rounded. What is rounded is not refitted.
+    /// What kept weights are rounded to at the end ([`round`](round())), if they are.
     pub grid: Option<Grid>,
 }
 
@@ -102,7 +90,7 @@ impl Pruning {
 
     /// What all of it requires of the layer's inputs.
     pub fn requires(&self) -> StatisticKind {
-        let follows = (self.swaps > 0 || self.refit > 0) && self.grid.is_none() || self.compensation > 0.0;
+        let follows = self.swaps > 0 || self.refit > 0 || self.grid.is_some() || self.compensation > 0.0;
         self.method.requires().max(if follows { StatisticKind::Hessian } else { StatisticKind::Nothing })
     }
 
@@ -179,8 +167,8 @@ impl Pruning {
 
     /// Prunes the weight that is to be come near to.
     fn prune_to(&self, weight: MatrixRef<'_, f32>, inputs: Option<&Statistic>) -> Result<Pruned> {
-        let found = self.method.prune(weight, self.pattern, inputs, self.grid)?;
-        if self.grid.is_some() || self.swaps == 0 && self.refit == 0 {
+        let found = self.method.prune(weight, self.pattern, inputs)?;
+        if self.swaps == 0 && self.refit == 0 && self.grid.is_none() {
             return Ok(found);
         }
         let hessian = hessian_of(inputs)?;
@@ -199,12 +187,18 @@ impl Pruning {
                 (mask, start) = (swapped, None);
             }
         }
-        if self.refit == 0 && start.is_none() {
-            return Ok(Pruned::Mask(mask));
+        if self.refit > 0 {
+            let settings = Refit { steps: self.refit, ..Refit::default() };
+            start = Some(refit(weight, &mask, start.as_deref(), hessian, &settings)?);
         }
-        let settings = Refit { steps: self.refit, ..Refit::default() };
-        let adjusted = refit(weight, &mask, start.as_deref(), hessian, &settings)?;
-        Ok(Pruned::Solved(solved(weight, adjusted, mask, hessian)?))
+        match (self.grid, start) {
+            (Some(grid), start) => {
+                let adjusted = start.as_deref().unwrap_or(weight.data());
+                round(weight, &mask, adjusted, hessian, grid).map(Pruned::Solved)
+            }
+            (None, Some(adjusted)) => Ok(Pruned::Solved(solved(weight, adjusted, mask, hessian)?)),
+            (None, None) => Ok(Pruned::Mask(mask)),
+        }
     }
 }
 
@@ -311,13 +305,7 @@ impl Method for ByCriterion {
         self.joins_rows
     }
 
-    fn prune(
-        &self,
-        weight: MatrixRef<'_, f32>,
-        pattern: Pattern,
-        inputs: Option<&Statistic>,
-        _: Option<Grid>,
-    ) -> Result<Pruned> {
+    fn prune(&self, weight: MatrixRef<'_, f32>, pattern: Pattern, inputs: Option<&Statistic>) -> Result<Pruned> {
         Ok(Pruned::Mask((self.mask)(weight, Sparsity::Groups(pattern), inputs)?))
     }
 }
@@ -329,7 +317,7 @@ mod tests {
         Axis,
         calibration::DenseSide,
         solve::{
-            Bits, GridScales, ScaleScope,
+            Bits, ScaleScope,
             testing::{correlated, error_of, random},
         },
     };
@@ -350,11 +338,11 @@ mod tests {
             assert_eq!(method(name).map(Method::name), Some(name));
             assert!(!found.about().ends_with('.') && name == name.to_lowercase());
             for pattern in [Pattern::TWO_FOUR, Pattern::new(1, 4).unwrap(), Pattern::new(4, 8).unwrap()] {
-                let pruned = found.prune(matrix, pattern, Some(&statistic), None).unwrap();
+                let pruned = found.prune(matrix, pattern, Some(&statistic)).unwrap();
                 pruned.mask().verify(pattern, Axis::Row).unwrap();
             }
             if found.requires() > StatisticKind::Nothing {
-                assert!(matches!(found.prune(matrix, Pattern::TWO_FOUR, None, None), Err(Error::NoTokens { .. })));
+                assert!(matches!(found.prune(matrix, Pattern::TWO_FOUR, None), Err(Error::NoTokens { .. })));
             }
         }
         assert!(method("random").is_none());
@@ -433,8 +421,7 @@ mod tests {
             if found.name() == "alps" {
                 continue;
             }
-            let int8 = Grid { bits: Bits::Int8, scope: ScaleScope::Row, scales: GridScales::Solved };
-            for grid in [None, Some(int8)].into_iter().filter(|grid| grid.is_none() || found.rounds()) {
+            for grid in [None, Some(Grid { bits: Bits::Int8, scope: ScaleScope::Row })] {
                 let pruning = Pruning { grid, ..Pruning::new(found, Pattern::TWO_FOUR) };
                 let together = pruning.prune_all(&[a, b], Some(&statistic), None).unwrap();
                 for (weight, together) in [a, b].into_iter().zip(&together) {

@@ -2,12 +2,13 @@
 //!
 //! | function | what it does | requires |
 //! |---|---|---|
-//! | [`sparsegpt`](sparsegpt()) | prunes column by column and adjusts the later ones; can round to integers in the same pass | a [`Hessian`] |
+//! | [`sparsegpt`](sparsegpt()) | prunes column by column and adjusts the later ones | a [`Hessian`] |
 //! | [`alps`](alps()) | finds mask and weights together, by the method of multipliers | a [`Hessian`] |
 //! | [`swaps`](swaps()) | exchanges kept and pruned elements within groups while that lowers the error | a mask, a [`Hessian`] |
 //! | [`permutation`](permutation()) | orders columns so that a pattern costs less, before anything is pruned | a [`Hessian`] |
 //! | [`compensated`](compensated()) | the weight that makes up for the errors of earlier layers: what is pruned in its place | a [`Hessian`], [`CrossProducts`](crate::calibration::CrossProducts) |
 //! | [`refit`](refit()) | the best kept weights for a mask | a mask, a [`Hessian`] |
+//! | [`round`](round()) | the best integers for kept weights | a mask, a [`Hessian`] |
 //!
 //! All of them make the layer's outputs on calibration inputs change as little as possible. [`METHODS`] lists what
 //! prunes, criteria and solvers, by name; [`Pruning`] is a method with what follows it. A new solver is a file here and
@@ -23,6 +24,7 @@ mod method;
 mod normal;
 mod permutation;
 mod refit;
+mod round;
 pub mod sparsegpt;
 mod swaps;
 #[cfg(test)]
@@ -30,9 +32,10 @@ mod testing;
 
 pub use alps::{Alps, alps};
 pub use compensate::{Compensation, compensated};
-pub use grid::{Bits, Grid, GridScales, ScaleScope};
+pub use grid::{Bits, Grid, ScaleScope};
 pub use method::{METHODS, Method, Pruned, Pruning, method};
 pub use permutation::{Permutation, permutation};
 pub use refit::{Refit, refit};
+pub use round::round;
 pub use sparsegpt::{Precision, Solved, SparseGpt, sparsegpt};
 pub use swaps::{Swaps, swaps};

@@ -23,7 +23,7 @@ use crate::exit::Usage;
 /// How weights are pruned.
 #[derive(Debug, Clone, Args)]
 pub(super) struct MethodOptions {
-    /// How weights are pruned [default: magnitude; with --calibration alps, with --quantize sparsegpt]
+    /// How weights are pruned [default: magnitude; with --calibration alps]
     #[arg(long, value_parser = methods())]
     method: Option<String>,
 
@@ -85,13 +85,9 @@ impl MethodOptions {
         self.permute == Permute::Auto
     }
 
-    /// Returns what prunes, given whether there is text to calibrate on and whether kept weights are rounded.
-    pub(super) fn pruning(&self, pattern: Pattern, calibrates: bool, rounds: bool) -> Result<Pruning, Usage> {
-        let default = match (calibrates, rounds) {
-            (_, true) => "sparsegpt",
-            (true, false) => "alps",
-            (false, false) => "magnitude",
-        };
+    /// Returns what prunes, given whether there is text to calibrate on.
+    pub(super) fn pruning(&self, pattern: Pattern, calibrates: bool) -> Result<Pruning, Usage> {
+        let default = if calibrates { "alps" } else { "magnitude" };
         let name = self.method.as_deref().unwrap_or(default);
         let Some(method) = solve::method(name) else { return Err(Usage(format!("no method is named `{name}`"))) };
         let refit = match (self.refit, calibrates) {
@@ -148,11 +144,12 @@ pub(super) struct CalibrationOptions {
     seed: u64,
 }
 
-/// Rounding to integers in the solver's pass.
+/// Rounding to integers behind the method.
 #[derive(Debug, Clone, Args)]
 pub(super) struct JointOptions {
-    /// Also round kept weights to these integers, in the same pass; with --method sparsegpt. The output is compressed
-    #[arg(long, value_enum, value_name = "DTYPE")]
+    /// Also round kept weights to these integers, to those that change the layer's outputs least; the output is
+    /// compressed
+    #[arg(long, value_enum, value_name = "DTYPE", requires = "calibration")]
     quantize: Option<Integer>,
 
     /// Columns that share a scale: 128, 64, or `row` for all [default: row for int8, 128 for int4]
@@ -169,14 +166,7 @@ impl JointOptions {
     /// Returns the integers, where there are any.
     pub(super) fn quantization(&self, pruning: &Pruning) -> Result<Option<Quantization>, Usage> {
         let Some(integer) = self.quantize else { return Ok(None) };
-        let Pruning { method, pattern, .. } = *pruning;
-        if !method.rounds() {
-            return Err(Usage(format!(
-                "--quantize is for --method sparsegpt, which adjusts weights for their rounding; after --method {} run \
-                 twofour quantize",
-                method.name()
-            )));
-        }
+        let pattern = pruning.pattern;
         if pattern != Pattern::TWO_FOUR {
             return Err(Usage(format!("--quantize writes compressed weights, which are 2:4, not {pattern}")));
         }

@@ -58,8 +58,7 @@ Examples:
   twofour prune model.safetensors -o pruned.safetensors
   twofour prune model/ -o pruned/ --exclude '*.v_proj.weight'
   twofour prune model/ -o pruned/ --calibration text.txt --eval held-out.txt
-  twofour prune model/ -o int4/ --method sparsegpt --calibration text.txt \\
-      --quantize int4 --group 128
+  twofour prune model/ -o int4/ --calibration text.txt --quantize int4
   twofour prune model/ -o pruned/ --calibration text.txt --tune 8 --device cuda
   twofour prune model.safetensors -o out.safetensors --pattern 4:8 \\
       --include '*.mlp.*'
@@ -179,7 +178,7 @@ impl From<Quantization> for QuantizationAnswer {
 impl Prune {
     /// Runs the command.
     pub(crate) fn run(mut self, screen: &mut Screen) -> Result<Verdict> {
-        let mut pruning = self.method.pruning(self.pattern, self.calibration.is_given(), self.joint.quantizes())?;
+        let mut pruning = self.method.pruning(self.pattern, self.calibration.is_given())?;
         let method = pruning.method.name();
         let sampling = self.calibration.sampling();
         if sampling.is_some() && (self.transposable.is_some() || self.axis != AxisOption::Reduction) {
@@ -274,7 +273,7 @@ impl Prune {
             calibration_tokens: solutions.as_ref().map(|solutions| solutions.tokens),
             swaps: pruning.swaps,
             compensation: Some(pruning.compensation).filter(|share| *share > 0.0),
-            refit: if pruning.grid.is_some() { 0 } else { pruning.refit },
+            refit: pruning.refit,
             tuning,
             reordered: solutions.as_ref().map_or(0, |solutions| solutions.orders().len()),
             quantization: quantization.map(QuantizationAnswer::from),

@@ -96,7 +96,7 @@ fn lowers_error(solver: &Solver<'_>, weight: MatrixRef<'_, f32>, order: &[usize]
     let Some(sparsegpt) = method("sparsegpt") else { return Ok(false) };
     let error = |values: &[f32], hessian: Hessian| -> Result<f64> {
         let matrix = MatrixRef::new(rows.len(), cols, values)?;
-        Ok(match sparsegpt.prune(matrix, solver.pattern(), Some(&Statistic::Hessian(hessian)), None)? {
+        Ok(match sparsegpt.prune(matrix, solver.pattern(), Some(&Statistic::Hessian(hessian)))? {
             Pruned::Solved(solved) => solved.squared_error,
             Pruned::Mask(_) => f64::INFINITY,
         })

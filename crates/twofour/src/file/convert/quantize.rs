@@ -17,7 +17,7 @@ use crate::{
     int8::Int8,
     kernel, match_element,
     quantization::{ScaleRule, SquaredError},
-    solve::{Bits, Grid, GridScales, ScaleScope, Solved},
+    solve::{Bits, Grid, ScaleScope, Solved},
     verify,
 };
 
@@ -86,15 +86,14 @@ impl Quantization {
         })
     }
 
-    /// The integers of a solver that rounds to these, with scales of the weight that it finds without rounding
-    /// ([`GridScales::Solved`]).
+    /// The integers that [`round`](crate::solve::round()) is to find for these.
     pub fn grid(self) -> Grid {
         let (bits, granularity) = match self {
             Quantization::Int8(granularity) => (Bits::Int8, granularity),
             Quantization::Int4(granularity) => (Bits::Int4, granularity),
         };
         let scope = granularity.columns().map_or(ScaleScope::Row, ScaleScope::Group);
-        Grid { bits, scope, scales: GridScales::Solved }
+        Grid { bits, scope }
     }
 }
 
@@ -108,7 +107,7 @@ pub enum QuantizedWeight {
 }
 
 impl QuantizedWeight {
-    /// What [`sparsegpt`](crate::solve::sparsegpt()) found with [`Quantization::grid`].
+    /// What [`round`](crate::solve::round()) found with [`Quantization::grid`].
     ///
     /// # Errors
     /// [`Error::Length`] for a solution of another grid or without one, [`Error::TooManyKept`] for a mask that is not

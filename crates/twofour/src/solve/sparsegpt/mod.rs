@@ -6,7 +6,7 @@
 //! paper's step at column `j` is
 //!
 //! ```text
-//! e_j = (w_j - ŵ_j) / U_jj        w_k -= e_j · U_jk  for k > j        ŵ_j = 0 or w_j (or the nearest multiple of a scale)
+//! e_j = (w_j - ŵ_j) / U_jj        w_k -= e_j · U_jk  for k > j        ŵ_j = 0 or w_j
 //! ```
 //!
 //! and the elements of lowest `(w_j / U_jj)²` are pruned. Here neither `H⁻¹` nor `U` is computed. With `H = R·Rᵀ`, `R`
@@ -26,7 +26,7 @@ mod solver;
 
 use rayon::prelude::*;
 
-use super::{Grid, GridScales, Method, Pruned, factor, method::hessian_of, normal::finite_weight};
+use super::{Method, Pruned, factor, method::hessian_of, normal::finite_weight};
 use crate::{
     Element, Error, Mask, MatrixRef, Pattern, Result,
     calibration::{Hessian, Statistic, StatisticKind},
@@ -57,27 +57,25 @@ pub struct SparseGpt {
     pub block: usize,
     /// The type in which the Hessian is factored.
     pub precision: Precision,
-    /// How kept weights are rounded, if they are.
-    pub grid: Option<Grid>,
 }
 
 impl SparseGpt {
-    /// The paper's settings: damping 0.01, blocks of 128 columns, nothing quantized.
+    /// The paper's settings: damping 0.01, blocks of 128 columns.
     pub fn new(sparsity: Sparsity) -> Self {
-        Self { sparsity, damping: 0.01, block: 128, precision: Precision::F32, grid: None }
+        Self { sparsity, damping: 0.01, block: 128, precision: Precision::F32 }
     }
 }
 
-/// A pruned weight `[rows, cols]`.
+/// A pruned weight `[rows, cols]`; of [`round`](super::round()) one of integers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Solved {
-    /// The adjusted weight, +0.0 where it is pruned; with a grid, its integers times their scales.
+    /// The adjusted weight, +0.0 where it is pruned; where it was rounded, its integers times their scales.
     pub weight: Vec<f32>,
     /// What is kept. A kept element may be zero.
     pub mask: Mask,
-    /// With a grid: the integers, `[rows, cols]`.
+    /// Where it was rounded: the integers, `[rows, cols]`.
     pub integers: Option<Vec<i8>>,
-    /// With a grid: the scales, `[rows, cols / group, rounded up]`, each the value of an f16.
+    /// Where it was rounded: the scales, `[rows, cols / group, rounded up]`, each the value of an f16.
     pub scales: Option<Vec<f32>>,
     /// `‖(W - Ŵ)·X‖²`; of [`sparsegpt`] alone with the damped Hessian for `X·Xᵀ`. Over [`Hessian::squared_outputs`] of the dense weight it is
     /// the relative error of the layer.
@@ -92,7 +90,7 @@ pub struct Solved {
 /// # Errors
 /// [`Error::NotANumber`] or [`Error::Infinite`] with the place; [`Error::Length`] where the Hessian is of another
 /// number of features; [`Error::NotPositiveDefinite`] where its factorization fails; [`Error::NoTokens`],
-/// [`Error::Setting`], [`Error::SparsityLevel`], [`Error::Scale`].
+/// [`Error::Setting`], [`Error::SparsityLevel`].
 ///
 /// ```
 /// use twofour::{MatrixRef, Pattern, calibration::Hessian, select::Sparsity, solve::{SparseGpt, sparsegpt}};
@@ -108,12 +106,10 @@ pub struct Solved {
 pub fn sparsegpt<T: Element>(matrix: MatrixRef<'_, T>, hessian: &Hessian, settings: &SparseGpt) -> Result<Solved> {
     let (rows, cols) = (matrix.rows(), matrix.cols());
     let mut dense = finite_weight(matrix, hessian)?;
-    let plan = Plan::new(settings, cols)?;
+    let plan = Plan::new(settings)?;
     if rows == 0 || cols == 0 {
-        let weight = Vec::new();
-        let integers = settings.grid.map(|_| Vec::new());
-        let scales = settings.grid.map(|_| Vec::new());
-        return Ok(Solved { weight, mask: Mask::empty(rows, cols), integers, scales, squared_error: 0.0 });
+        let mask = Mask::empty(rows, cols);
+        return Ok(Solved { weight: Vec::new(), mask, integers: None, scales: None, squared_error: 0.0 });
     }
     let factor: Vec<f32> = match settings.precision {
         Precision::F32 => factor::upper(hessian, settings.damping)?,
@@ -126,13 +122,7 @@ pub fn sparsegpt<T: Element>(matrix: MatrixRef<'_, T>, hessian: &Hessian, settin
         dense.iter_mut().skip(col).step_by(cols).for_each(|w| *w = 0.0);
     }
     let diagonal: Vec<f32> = factor.iter().step_by(cols + 1).copied().collect();
-    let mut solver = Solver { rows, cols, plan, factor, diagonal };
-    let grid = solver.plan.grid.filter(|(grid, _)| grid.scales == GridScales::Solved);
-    let Some(grid) = grid else { return solver.run(dense, None) };
-    solver.plan.grid = None;
-    let unrounded = solver.run(dense.clone(), None)?.weight;
-    solver.plan.grid = Some(grid);
-    solver.run(dense, Some(&unrounded))
+    Solver { rows, cols, plan, factor, diagonal }.run(dense)
 }
 
 /// SparseGPT by its name.
@@ -152,19 +142,9 @@ impl Method for BySparseGpt {
         StatisticKind::Hessian
     }
 
-    fn rounds(&self) -> bool {
-        true
-    }
-
-    fn prune(
-        &self,
-        weight: MatrixRef<'_, f32>,
-        pattern: Pattern,
-        inputs: Option<&Statistic>,
-        grid: Option<Grid>,
-    ) -> Result<Pruned> {
+    fn prune(&self, weight: MatrixRef<'_, f32>, pattern: Pattern, inputs: Option<&Statistic>) -> Result<Pruned> {
         let hessian = hessian_of(inputs)?;
-        let settings = SparseGpt { grid, ..SparseGpt::new(Sparsity::Groups(pattern)) };
+        let settings = SparseGpt::new(Sparsity::Groups(pattern));
         let solved = match sparsegpt(weight, hessian, &settings) {
             Err(Error::NotPositiveDefinite { .. }) => {
                 sparsegpt(weight, hessian, &SparseGpt { precision: Precision::F64, ..settings })?

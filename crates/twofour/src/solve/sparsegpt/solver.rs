@@ -2,11 +2,9 @@
 
 use rayon::prelude::*;
 
-use super::super::{Grid, GridScales};
 use super::{Solved, SparseGpt};
 use crate::{
     Error, Mask, Pattern, Result,
-    first_error::first_error,
     kernel::float_gemm::{Block, Operand, Threads, multiply},
     mask::set_bits,
     select::{Sparsity, nm, unstructured},
@@ -25,11 +23,10 @@ pub(super) struct Plan {
     level: f64,
     block: usize,
     inner: usize,
-    pub(super) grid: Option<(Grid, usize)>,
 }
 
 impl Plan {
-    pub(super) fn new(settings: &SparseGpt, cols: usize) -> Result<Self> {
+    pub(super) fn new(settings: &SparseGpt) -> Result<Self> {
         if settings.block == 0 {
             return Err(Error::Setting { what: "columns of a block", value: 0.0, expected: "at least 1" });
         }
@@ -39,15 +36,7 @@ impl Plan {
         let multiple = |n: usize| (n / m).max(1) * m;
         let inner = multiple(INNER);
         let block = multiple(settings.block);
-        let grid = settings.grid.map(|grid| grid.width(cols).map(|width| (grid, width))).transpose()?;
-        if let Some((Grid { scales: GridScales::Adjusted, .. }, width)) = grid
-            && width < cols
-            && !block.is_multiple_of(width)
-        {
-            let (what, expected) = ("columns that share an adjusted scale", "a divisor of the block");
-            return Err(Error::Setting { what, value: width as f64, expected });
-        }
-        Ok(Self { sparsity: settings.sparsity, level, block, inner, grid })
+        Ok(Self { sparsity: settings.sparsity, level, block, inner })
     }
 }
 
@@ -69,8 +58,6 @@ struct Band<'a> {
     changes: &'a mut [f32],
     weight: &'a mut [f32],
     words: &'a mut [u64],
-    integers: Option<&'a mut [i8]>,
-    scales: Option<&'a mut [f32]>,
     /// `a` of the block's columns, `[ROWS, block]`.
     sums: &'a mut [f32],
     /// Squared errors `Σ e²` of the rows: `‖d·R‖²`.
@@ -78,8 +65,8 @@ struct Band<'a> {
 }
 
 impl Solver {
-    /// Solves for a dense weight. Static scales are those of `scaled`, or else of the dense weight.
-    pub(super) fn run(&self, mut changes: Vec<f32>, scaled: Option<&[f32]>) -> Result<Solved> {
+    /// Solves for a dense weight.
+    pub(super) fn run(&self, mut changes: Vec<f32>) -> Result<Solved> {
         let (rows, cols, block) = (self.rows, self.cols, self.plan.block.min(self.cols));
         let mut weight = vec![0f32; rows * cols];
         let mut mask = Mask::empty(rows, cols);
@@ -87,26 +74,9 @@ impl Solver {
         let bands = rows.div_ceil(ROWS);
         let mut sums = vec![0f32; bands * ROWS * block];
         let mut errors = vec![0f64; bands];
-        let per_row = self.plan.grid.map_or(0, |(_, width)| cols.div_ceil(width));
-        let mut integers = self.plan.grid.map(|_| vec![0i8; rows * cols]);
-        let mut scales = self.plan.grid.map(|_| vec![0f32; rows * per_row]);
-        if let (Some((grid, width)), Some(scales)) = (self.plan.grid, &mut scales) {
-            first_error(
-                scales.par_chunks_mut(per_row).zip(scaled.unwrap_or(&changes).par_chunks(cols)).enumerate(),
-                |(row, (scales, w))| {
-                    for (i, (scale, w)) in scales.iter_mut().zip(w.chunks(width)).enumerate() {
-                        let largest = w.iter().fold(0f32, |largest, w| largest.max(w.abs()));
-                        *scale = grid.scale(largest).ok_or(Error::Scale { row, scale: i })?;
-                    }
-                    Ok(())
-                },
-            )?;
-        }
         for start in (0..cols).step_by(block) {
             let end = (start + block).min(cols);
             let mut bands: Vec<Band<'_>> = {
-                let mut integers = integers.as_mut().map(|i| i.chunks_mut(ROWS * cols));
-                let mut scales = scales.as_mut().map(|s| s.chunks_mut(ROWS * per_row));
                 let parts = changes.chunks_mut(ROWS * cols).zip(weight.chunks_mut(ROWS * cols));
                 let parts = parts.zip(mask.words_mut().chunks_mut(ROWS * stride));
                 let parts = parts.zip(sums.chunks_mut(ROWS * block)).zip(&mut errors);
@@ -115,8 +85,6 @@ impl Solver {
                     changes,
                     weight,
                     words,
-                    integers: integers.as_mut().and_then(Iterator::next),
-                    scales: scales.as_mut().and_then(Iterator::next),
                     sums,
                     error,
                 };
@@ -124,9 +92,9 @@ impl Solver {
             };
             bands.par_iter_mut().for_each(|band| self.gather(band, start, end));
             self.choose(&mut bands, start, end)?;
-            first_error(bands.par_iter_mut(), |band| self.solve(band, start, end))?;
+            bands.par_iter_mut().for_each(|band| self.solve(band, start, end));
         }
-        Ok(Solved { weight, mask, integers, scales, squared_error: errors.iter().sum() })
+        Ok(Solved { weight, mask, integers: None, scales: None, squared_error: errors.iter().sum() })
     }
 
     /// `a` of a block's columns: the changes of all columns before it times their rows of `R`.
@@ -201,13 +169,8 @@ impl Solver {
     }
 
     /// Prunes and adjusts a block's columns.
-    fn solve(&self, band: &mut Band<'_>, start: usize, end: usize) -> Result<()> {
+    fn solve(&self, band: &mut Band<'_>, start: usize, end: usize) {
         let (cols, width, rows) = (self.cols, end - start, band.rows(self.cols));
-        if let Some((grid, group)) = self.plan.grid
-            && grid.scales == GridScales::Adjusted
-        {
-            self.adjusted_scales(band, (grid, group), start, end)?;
-        }
         for from in (start..end).step_by(self.plan.inner) {
             let to = (from + self.plan.inner).min(end);
             if from > start {
@@ -226,7 +189,6 @@ impl Solver {
                 self.solve_row(band, row, (start, width), from, to);
             }
         }
-        Ok(())
     }
 
     /// Prunes and adjusts the innermost columns of a row.
@@ -273,20 +235,8 @@ impl Solver {
                 weight[j] = 0.0;
                 dense
             } else {
-                let adjusted = dense + a / r;
-                match (self.plan.grid, &mut band.integers, &band.scales) {
-                    (Some((grid, group)), Some(integers), Some(scales)) => {
-                        let scale = scales[row * cols.div_ceil(group) + (from + j) / group];
-                        let integer = grid.round(adjusted, scale);
-                        integers[row * cols + from + j] = integer as i8;
-                        weight[j] = integer * scale;
-                        dense - weight[j]
-                    }
-                    _ => {
-                        weight[j] = adjusted;
-                        -(a / r)
-                    }
-                }
+                weight[j] = dense + a / r;
+                -(a / r)
             };
             changes[j] = change;
             let e = f64::from(a) + f64::from(change) * f64::from(r);
@@ -300,33 +250,6 @@ impl Solver {
             set_bits(words, from, kept);
         }
         *band.error += error;
-    }
-
-    /// Chooses the scales of the groups that begin in a block, from the weight as it is adjusted when the block begins.
-    fn adjusted_scales(
-        &self,
-        band: &mut Band<'_>,
-        (grid, group): (Grid, usize),
-        start: usize,
-        end: usize,
-    ) -> Result<()> {
-        let (cols, width, rows) = (self.cols, end - start, band.rows(self.cols));
-        let per_row = cols.div_ceil(group);
-        let Some(scales) = &mut band.scales else { return Ok(()) };
-        let mut adjusted = vec![0f32; width];
-        for row in 0..rows {
-            adjusted.copy_from_slice(&band.sums[row * width..][..width]);
-            self.adjust(start, &mut adjusted);
-            for first in (start.next_multiple_of(group)..end).step_by(group) {
-                let columns = first..(first + group).min(end);
-                let dense = &band.changes[row * cols..][columns.clone()];
-                let values = dense.iter().zip(&adjusted[columns.start - start..columns.end - start]);
-                let largest = values.fold(0f32, |largest, (w, x)| largest.max((w + x).abs()));
-                let scale = grid.scale(largest).ok_or(Error::Scale { row: band.first + row, scale: first / group })?;
-                scales[row * per_row + first / group] = scale;
-            }
-        }
-        Ok(())
     }
 }
 
