@@ -57,7 +57,7 @@ def test_verify_counts_groups_and_lists_the_first():
     dense[5, 8:10] = 3
     found = twofour.verify(dense)
     assert (found.obeys, found.groups, found.violating_groups, bool(found)) == (False, 18, 1, False)
-    assert found.first_violations == (twofour.Violation(line=1, group=1, nonzeros=3),)
+    assert found.first_violations == (twofour.Violation(line=1, group=1, nonzeros=3, allowed=2),)
     assert found.zeros == 55 / 60
     assert twofour.verify(dense, axis=0).obeys
     assert twofour.verify(dense, "3:4").obeys
@@ -65,6 +65,67 @@ def test_verify_counts_groups_and_lists_the_first():
     assert (full.violating_groups, len(full.first_violations)) == (32, 5)
     with pytest.raises(AttributeError):
         full.groups = 1
+
+
+def mean_of_blocks(dense, height, width):
+    """The mean magnitude of every block, and the block of every element."""
+    rows, cols = np.indices(dense.shape)
+    block = rows // height * -(-dense.shape[1] // width) + cols // width
+    sums = np.bincount(block.ravel(), np.abs(dense.astype(np.float64)).ravel())
+    return sums / np.bincount(block.ravel()), block
+
+
+@pytest.mark.parametrize(
+    ("pattern", "height", "width", "pruned"),
+    [("block:4x8@0.6", 4, 8, 0.6), ("rows@0.3", 1, 50, 0.3), ("columns@0.25", 22, 1, 0.25), ("unstructured@0.5", 1, 1, 0.5)],
+)
+def test_shares_of_any_part_are_those_of_lowest_mean_magnitude(pattern, height, width, pruned):
+    dense = np.round(random(22, 50, 5) * 4) / 4
+    means, block = mean_of_blocks(dense, height, width)
+    order = np.lexsort((-np.arange(means.size), means))  # lowest mean first, the later one of equals first
+    gone = np.isin(block, order[: int(means.size * pruned)])
+    found = twofour.prune(dense, pattern=pattern)
+    assert np.array_equal(found, np.where(gone, 0, dense))
+    assert np.array_equal(twofour.prune(dense.T, pattern=pattern, axis=0), found.T)
+    assert twofour.verify(found, pattern) and twofour.verify(found.T, pattern, axis=0)
+    assert not twofour.verify(np.ones_like(dense), pattern)
+
+
+def test_vectors_keep_four_columns_and_two_of_those_in_a_row():
+    dense = np.abs(random(8, 32, 6)) + 0.1
+    found = twofour.prune(dense, pattern="4:2:16")
+    kept = (found != 0).reshape(2, 4, 2, 16)
+    assert (kept.any(1).sum(-1) == 4).all() and (kept.sum(-1) == 2).all()
+    assert twofour.verify(found, "4:2:16").obeys
+    found[0, np.flatnonzero(found[:4].any(0) == 0)[0]] = 1
+    (violation,) = twofour.verify(found, "4:2:16").first_violations
+    assert (violation.row, violation.nonzeros, violation.allowed, violation.line) == (0, 5, 4, None)
+
+
+def test_patterns_that_do_not_exist_and_rules_of_other_patterns_are_errors():
+    dense = np.ones((4, 8), np.float32)
+    for pattern in ("block:4@0.5", "rows", "rows@2", "0:2:4", "4:8:4:2", "diagonal@0.5"):
+        with pytest.raises(ValueError, match="rows@0.25|share from 0 to 1"):
+            twofour.prune(dense, pattern=pattern)
+        with pytest.raises(ValueError, match="rows@0.25|share from 0 to 1"):
+            twofour.verify(dense, pattern)
+    with pytest.raises(ValueError, match="greedy.*rows@0.5"):
+        twofour.prune(dense, "greedy", pattern="rows@0.5")
+    (violation,) = twofour.verify(dense, "rows@0.25").first_violations
+    assert (violation.line, violation.group, violation.nonzeros, violation.allowed) == (0, None, 8, 0)
+
+
+def test_layer_inputs_prune_to_any_pattern_that_their_method_has():
+    weight, x = random(16, 32, 7), random(64, 32, 8)
+    inputs = twofour.LayerInputs(32)
+    inputs.add(x)
+    for method in ("wanda", "ria", "magnitude"):
+        for pattern in ("block:4x8@0.5", "rows@0.25", "4:2:8", "unstructured@0.5"):
+            assert twofour.verify(inputs.prune(weight, method, pattern=pattern), pattern)
+    with pytest.raises(ValueError, match="alps.*N:M"):
+        inputs.prune(weight, "alps", pattern="rows@0.25")
+    with pytest.raises(ValueError, match="swaps"):
+        inputs.prune(weight, "wanda", pattern="rows@0.25", swaps=3)
 
 
 @given(st.integers(0, 9), st.integers(0, 40), st.integers(0, 2**32 - 1))
@@ -160,7 +221,7 @@ def test_a_sparse_tensor_counts_as_dense(device):
         (lambda: twofour.prune(np.zeros((2, 8), np.float32), "greedy", pattern="1:4"), ValueError, "not 1:4"),
         (lambda: twofour.prune(np.zeros((2, 8))), TypeError, "dtype float64 cannot"),
         (lambda: twofour.verify(np.zeros(8, np.float32)), ValueError, r"the shape is \[8\]"),
-        (lambda: twofour.verify(np.zeros((2, 8), np.float32), "5:4"), ValueError, "for example 2:4"),
+        (lambda: twofour.verify(np.zeros((2, 8), np.float32), "5:4"), ValueError, "write N:M"),
         (lambda: twofour.verify(np.zeros((2, 8), np.float32), axis=2), ValueError, "axis 2"),
         (lambda: twofour.verify("weights"), ValueError, r"the shape is \[\]"),
         (lambda: twofour.verify(torch.zeros(2, 8, device="meta")), TypeError, "meta"),

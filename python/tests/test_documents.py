@@ -22,7 +22,13 @@ def test_blocks_are_found_with_their_lines(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("docs/how-to/pytorch.md", 8), ("docs/how-to/moving.md", 1), ("docs/reference/pytorch.md", 1), ("README.md", 1)]
+    ("name", "least"), [
+        ("docs/how-to/pytorch.md", 8),
+        ("docs/how-to/moving.md", 1),
+        ("docs/explanation/masks.md", 1),
+        ("docs/reference/pytorch.md", 1),
+        ("README.md", 1),
+    ]
 )
 def test_python_in_documents_runs(name, least, tmp_path, monkeypatch):
     document = ROOT / name

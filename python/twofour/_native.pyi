@@ -119,7 +119,7 @@ def verify(
     pattern: str,
     axis: int,
     places: int,
-) -> tuple[int, int, list[tuple[int, int, int]], int]:
+) -> tuple[int, int, list[tuple[int | None, int | None, int | None, int | None, int, int]], int]:
     """Checks a matrix against a pattern along axis 0 or 1."""
 
 @final

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{Axis, DataType};
+use crate::{Axis, DataType, verify::Violation};
 
 /// Everything that can go wrong in this crate, with the place and what to do about it.
 ///
@@ -130,7 +130,10 @@ pub enum Error {
     },
 
     /// A sparsity's text could not be understood.
-    #[error("sparsity `{text}`: {reason}; write 2:4 (or another N:M), unstructured@0.5 or unstructured-rows@0.5")]
+    #[error(
+        "pattern `{text}`: {reason}; write N:M with M up to 64 (2:4), V:N:M (64:2:8), \
+         block:64x64@0.8, rows@0.25, columns@0.25, unstructured@0.5 or unstructured-rows@0.5"
+    )]
     ParseSparsity {
         /// The text as given.
         text: String,
@@ -230,6 +233,21 @@ pub enum Error {
         expected: &'static str,
     },
 
+    /// A part of a sparse matrix that fits no matrix.
+    #[error("{form}: {part} {index} is {found}; it must be {expected}")]
+    StorePart {
+        /// The store.
+        form: &'static str,
+        /// What of it: a beginning of a line, an index, a row, a column or a block.
+        part: &'static str,
+        /// Which of them.
+        index: usize,
+        /// What it is.
+        found: usize,
+        /// What it must be.
+        expected: String,
+    },
+
     /// A scale that its type cannot hold.
     #[error(
         "row {row}, scale {scale}: it is not a finite number of its type (f16 for four bits and for groups, which \
@@ -294,6 +312,26 @@ pub enum Error {
         m: usize,
     },
 
+    /// A part of a weight with more nonzeros (or kept elements) than its pattern allows.
+    #[error("{violation}: the weight is not {pattern}; prune it first, or choose another pattern")]
+    Violation {
+        /// The pattern.
+        pattern: String,
+        /// Where it is violated.
+        violation: Violation,
+    },
+
+    /// A pruning method that does not choose masks of a pattern.
+    #[error("method `{method}` does not prune to {pattern}; it prunes to {supported}; choose another method")]
+    MethodPattern {
+        /// The method's name.
+        method: &'static str,
+        /// The pattern asked for.
+        pattern: String,
+        /// The patterns that it has.
+        supported: &'static str,
+    },
+
     /// A weight that is 2:4 along its columns, where the compressed form is 2:4 along rows.
     #[error(
         "is 2:4 along columns, not along rows: a weight stored as [in_features, out_features], such as GPT-2's, is \
@@ -355,7 +393,7 @@ pub enum Error {
         /// The rule's name.
         name: &'static str,
         /// The pattern asked for.
-        pattern: crate::Pattern,
+        pattern: String,
     },
 
     /// An input of a gated activation that is not made of rows of two halves.
@@ -552,6 +590,16 @@ impl Error {
     #[must_use]
     pub fn in_file(self, path: impl Into<PathBuf>) -> Self {
         Error::InFile { path: path.into(), source: Box::new(self) }
+    }
+
+    /// The error of an element in a matrix, found in its transpose.
+    pub(crate) fn transposed(self) -> Self {
+        match self {
+            Error::NotANumber { row, col } => Error::NotANumber { row: col, col: row },
+            Error::Infinite { row, col } => Error::Infinite { row: col, col: row },
+            Error::NanScore { row, col } => Error::NanScore { row: col, col: row },
+            other => other,
+        }
     }
 
     /// The error of an element in a matrix, found in the part of it below so many rows.

@@ -54,7 +54,7 @@ fn masks_of<T: Element + StoredElement>(reader: &Reader, name: &str) {
         for (key, sparsity) in [
             ("2:4", Sparsity::Groups(Pattern::TWO_FOUR)),
             ("4:8", Sparsity::Groups(Pattern::new(4, 8).unwrap())),
-            ("rows", Sparsity::Rows(0.6)),
+            ("rows", Sparsity::EachRow(0.6)),
             ("tensor", Sparsity::Tensor(0.35)),
         ] {
             let key = format!("{name}.{criterion_name}.{key}");
@@ -155,7 +155,7 @@ fn sparsegpt_is_that_of_the_paper_in_float64() {
         agrees("dead", with(groups("2:4")));
         agrees("few_tokens", with(SparseGpt { damping: 0.1, ..groups("2:4") }));
         agrees("tensor", with(SparseGpt::new(Sparsity::Tensor(0.5))));
-        agrees("rows", with(SparseGpt { block: 64, ..SparseGpt::new(Sparsity::Rows(0.6)) }));
+        agrees("rows", with(SparseGpt { block: 64, ..SparseGpt::new(Sparsity::EachRow(0.6)) }));
     }
 }
 
@@ -249,7 +249,7 @@ fn what_is_not_finite_is_named() {
     let w = [1f32; 4];
     let matrix = MatrixRef::new(1, 4, &w).unwrap();
     for value in [-0.1, 1.1, f64::NAN] {
-        let error = criterion::mask(matrix, &Magnitude::default(), Sparsity::Rows(value)).unwrap_err();
+        let error = criterion::mask(matrix, &Magnitude::default(), Sparsity::EachRow(value)).unwrap_err();
         assert!(matches!(error, Error::SparsityLevel { .. }), "{error}");
     }
     let norms = norms(1.0);

@@ -93,6 +93,7 @@ impl LayerInputs {
             return Err(PyTypeError::new_err(message));
         }
         let pruning = Pruning { swaps, refit, compensation, ..Pruning::new(method, parse(pattern)?) };
+        pruning.expect_pattern().map_err(exception)?;
         let (bytes, out) = (matrix.as_slice()?, out.as_slice_mut()?);
         unlocked(py, || match_element!(dtype, |T| self.pruned::<T>(bytes, rows, &pruning, out)))
     }

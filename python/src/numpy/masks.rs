@@ -3,9 +3,9 @@
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::{exceptions::PyValueError, prelude::*};
 use twofour::{
-    Axis, Element, MatrixRef, Pattern, Result, match_element,
-    select::Selector,
-    verify::{census, conformance},
+    Axis, Element, MatrixRef, Result, match_element,
+    select::{Selector, Sparsity},
+    verify::{Place as Part, census, conformance},
 };
 
 use super::{
@@ -14,8 +14,11 @@ use super::{
     unlocked,
 };
 
-/// Groups, groups that violate the pattern, the first of those as (line, group, nonzeros), and zeros.
-type Conformity = (usize, usize, Vec<(usize, usize, usize)>, usize);
+/// A violation: line, group, first row and column of a block, nonzeros, and how many may be.
+type Place = (Option<usize>, Option<usize>, Option<usize>, Option<usize>, usize, usize);
+
+/// Parts of the matrix, parts that violate the pattern, the first of those, and zeros.
+type Conformity = (usize, usize, Vec<Place>, usize);
 
 /// Checks a matrix against a pattern along axis 0 or 1.
 #[pyfunction]
@@ -39,15 +42,25 @@ fn conformity<T: Element>(
     bytes: &[u8],
     rows: usize,
     cols: usize,
-    pattern: Pattern,
+    pattern: Sparsity,
     axis: Axis,
     places: usize,
 ) -> Result<Conformity> {
     let values = elements::<T>(bytes);
-    let found = conformance(MatrixRef::new(rows, cols, &values)?, pattern, axis, places);
+    let found = conformance(MatrixRef::new(rows, cols, &values)?, pattern, axis, places)?;
     let census = census(&values);
-    let places = found.violations.iter().map(|v| (v.line, v.group, v.kept)).collect();
-    Ok((found.groups, found.violation_count, places, census.elements - census.nonzeros))
+    let places = found.violations.iter().map(|v| place(v.place, v.nonzeros, v.allowed)).collect();
+    Ok((found.parts, found.violation_count, places, census.elements - census.nonzeros))
+}
+
+fn place(place: Part, nonzeros: usize, allowed: usize) -> Place {
+    let (line, group, row, col) = match place {
+        Part::Group { line, group, .. } => (Some(line), Some(group), None, None),
+        Part::Line { line, .. } => (Some(line), None, None, None),
+        Part::Block { row, col } | Part::Vector { row, col, .. } => (None, None, Some(row), Some(col)),
+        Part::Matrix => (None, None, None, None),
+    };
+    (line, group, row, col, nonzeros, allowed)
 }
 
 /// Writes the pruned matrix to `out`.
@@ -78,7 +91,7 @@ fn pruned<T: Element>(bytes: &[u8], rows: usize, cols: usize, selector: Selector
     store("pruned matrix", &mask.apply(matrix)?, out)
 }
 
-pub(super) fn parse(pattern: &str) -> PyResult<Pattern> {
+pub(super) fn parse(pattern: &str) -> PyResult<Sparsity> {
     pattern.parse().map_err(exception)
 }
 

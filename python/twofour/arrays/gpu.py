@@ -39,8 +39,9 @@ def _comparable(dense: torch.Tensor) -> torch.Tensor:
 
 def conformity(
     dense: torch.Tensor, pattern: str, axis: int, places: int
-) -> tuple[int, int, list[list[int]], int] | None:
-    """Groups, groups that violate a pattern, the first of those as line, group and nonzeros, and zeros."""
+) -> tuple[int, int, list[tuple[int | None, ...]], int] | None:
+    """Groups, groups that violate an N:M pattern, the first of those as :func:`twofour._native.verify` lists them, and
+    zeros."""
     found = re.fullmatch(r"(\d+):(\d+)", pattern)
     n, m = map(int, found.groups()) if found else (0, 0)
     if not 1 <= n <= m <= 64:
@@ -52,7 +53,8 @@ def conformity(
     # In the order of memory.
     found = violating.nonzero() if axis == 1 else violating.t().nonzero().flip(1)
     first = found[: max(places, 0)]
-    listed = torch.cat((first, counts[first[:, 0], first[:, 1]][:, None].long()), 1).tolist()
+    nonzeros = counts[first[:, 0], first[:, 1]].tolist()
+    listed = [(line, group, None, None, count, n) for (line, group), count in zip(first.tolist(), nonzeros)]
     return counts.numel(), total, listed, dense.numel() - int(nonzero.sum())
 
 

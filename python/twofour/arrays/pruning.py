@@ -1,4 +1,4 @@
-"""Pruning dense matrices to 2:4."""
+"""Pruning dense matrices to a pattern."""
 
 from __future__ import annotations
 
@@ -23,9 +23,13 @@ def prune(matrix: Any, method: str = "magnitude", axis: int = -1, *, pattern: st
             ``"greedy-signed"`` in descending order of value, ``"causal1122"`` in the order of torch's algorithm of that
             name, and ``"optimal"`` keeps the largest sum of magnitudes of the 90 masks with two kept elements in each
             row and column (Hubara et al., 2021, arXiv 2102.08124).
-        axis: along which the groups of ``"magnitude"`` run: -1 along rows, 0 along columns. The other methods obey
-            both.
-        pattern: N:M, for ``"magnitude"``; the others are 2:4.
+        axis: along which the groups of ``"magnitude"`` run: -1 along rows, 0 along columns; along 0 the transpose is
+            pruned, to any pattern. The other methods obey both.
+        pattern: for ``"magnitude"``; the others are 2:4. ``"N:M"``, with M up to 64; ``"V:N:M"``, ``"64:2:8"`` for
+            instance, which keeps 4 of every M columns for V rows and N of those in each row; or a share that is pruned,
+            rounded down: ``"block:64x64@0.8"`` of blocks, ``"rows@0.25"``, ``"columns@0.25"``, ``"unstructured@0.5"``
+            of all elements, ``"unstructured-rows@0.5"`` of each row's. Blocks, rows and columns are compared by their
+            mean magnitude.
         dtype: what an array of unsigned integers holds, ``"bfloat16"`` for instance.
 
     Returns:

@@ -9,7 +9,8 @@ use twofour::{
     Axis, Element, MatrixRef, Pattern,
     file::{CompressedInfo, Reader, TensorInfo},
     role::Layout,
-    verify::{self, Census, Conformance},
+    select::Sparsity,
+    verify::{self, Census, Conformance, Place, Violation},
 };
 
 use super::{
@@ -42,6 +43,7 @@ use crate::{
 Examples:
   twofour check pruned.safetensors && echo fine
   twofour check pruned.safetensors --axis both     along rows and along columns
+  twofour check pruned/ --pattern block:64x64@0.8
   twofour check --json pruned.safetensors | \\
       jq '.tensors[] | select(.obeys | not)'
 
@@ -55,9 +57,13 @@ pub(crate) struct Check {
     #[command(flatten)]
     selection: SelectionOptions,
 
-    /// The pattern to check
-    #[arg(long, default_value_t = Pattern::TWO_FOUR, value_name = "N:M")]
-    pattern: Pattern,
+    /// The pattern to check: N:M, V:N:M, block:RxC@SHARE, rows@SHARE, columns@SHARE, unstructured@SHARE or
+    /// unstructured-rows@SHARE
+    ///
+    /// SHARE is what must be zero at least, rounded down to whole blocks, rows, columns or elements. Where too few
+    /// blocks, rows or columns are zero, those of the fewest nonzeros are listed, as many as are missing.
+    #[arg(long, default_value_t = Sparsity::Groups(Pattern::TWO_FOUR), value_name = "PATTERN")]
+    pattern: Sparsity,
 
     /// The axis along which groups run
     #[arg(long, value_enum, default_value_t)]
@@ -131,20 +137,47 @@ struct AxisAnswer {
     /// The tightest pattern found; null where there is none.
     found: Option<String>,
     obeys: bool,
+    /// Groups, blocks, rows or columns, whatever the pattern counts.
     groups: usize,
     violation_count: usize,
-    violations: Vec<Place>,
+    violations: Vec<PlaceAnswer>,
+    #[serde(skip)]
+    places: Vec<(Option<usize>, Violation)>,
 }
 
-#[derive(Debug, Serialize)]
-struct Place {
+#[derive(Debug, Default, Serialize)]
+struct PlaceAnswer {
     /// The expert, in a tensor that holds several.
     #[serde(skip_serializing_if = "Option::is_none")]
     expert: Option<usize>,
     /// Row or column.
-    line: usize,
-    group: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    group: Option<usize>,
+    /// Of a block its first row and column.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    row: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    column: Option<usize>,
+    /// Of V:N:M columns with nonzeros, where the place is a block.
     nonzeros: usize,
+    allowed: usize,
+}
+
+impl From<&Violation> for PlaceAnswer {
+    fn from(violation: &Violation) -> Self {
+        let Violation { place, nonzeros, allowed } = *violation;
+        let all = PlaceAnswer { nonzeros, allowed, ..PlaceAnswer::default() };
+        match place {
+            Place::Group { line, group, .. } => PlaceAnswer { line: Some(line), group: Some(group), ..all },
+            Place::Line { line, .. } => PlaceAnswer { line: Some(line), ..all },
+            Place::Vector { row, col, .. } | Place::Block { row, col } => {
+                PlaceAnswer { row: Some(row), column: Some(col), ..all }
+            }
+            Place::Matrix => all,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -162,16 +195,20 @@ struct Findings {
 
 #[derive(Clone, Copy)]
 struct Look {
-    pattern: Pattern,
+    pattern: Sparsity,
     places: usize,
 }
 
 impl OnMatrix for Look {
-    type Output = Findings;
+    type Output = twofour::Result<Findings>;
 
-    fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> Findings {
-        let along = |axis| (verify::conformance(matrix, self.pattern, axis, self.places), tightest(matrix, axis));
-        Findings { rows: along(Axis::Row), columns: along(Axis::Column), census: verify::census(matrix.data()) }
+    fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> twofour::Result<Findings> {
+        let along = |axis| {
+            let found = verify::conformance(matrix, self.pattern, axis, self.places)?;
+            Ok::<_, twofour::Error>((found, tightest(matrix, axis)))
+        };
+        let census = verify::census(matrix.data());
+        Ok(Findings { rows: along(Axis::Row)?, columns: along(Axis::Column)?, census })
     }
 }
 
@@ -243,9 +280,14 @@ impl Check {
     fn look(&self, reader: &Reader, stored: &Stored<'_>, layout: Layout) -> Result<Option<TensorAnswer>> {
         let code = Look { pattern: self.pattern, places: self.places };
         let (name, dtype, shape, found) = match *stored {
-            Stored::Plain(t) => (&t.name, t.dtype.name(), t.shape.clone(), on_matrices(reader, t, code)?),
+            Stored::Plain(t) => (
+                &t.name,
+                t.dtype.name(),
+                t.shape.clone(),
+                on_matrices(reader, t, code)?.into_iter().collect::<Result<_, _>>()?,
+            ),
             Stored::Compressed(w) => {
-                (&w.name, w.format.name(), vec![w.rows, w.cols], vec![on_compressed(reader, w, code)?])
+                (&w.name, w.format.name(), vec![w.rows, w.cols], vec![on_compressed(reader, w, code)??])
             }
         };
         tracing::info!(tensor = %name, "checked");
@@ -335,7 +377,7 @@ impl Check {
         }
         let obeying = answer.tensors.iter().filter(|t| t.obeys).count();
         screen.line(format!(
-            "\n{obeying} of {} {} {} along {}{}",
+            "\n{obeying} of {} {} {}{}{}",
             units::plural(answer.tensors.len(), "tensor"),
             if obeying == 1 { "is" } else { "are" },
             self.pattern,
@@ -359,10 +401,11 @@ impl Check {
     /// The axis, in words.
     fn lines(&self) -> &'static str {
         match self.axis {
-            Wanted::Reduction => "the axis that kernels need",
-            Wanted::Row => "rows",
-            Wanted::Column => "columns",
-            Wanted::Both => "rows and columns",
+            Wanted::Reduction if !matches!(self.pattern, Sparsity::Groups(_)) => "",
+            Wanted::Reduction => " along the axis that kernels need",
+            Wanted::Row => " along rows",
+            Wanted::Column => " along columns",
+            Wanted::Both => " along rows and columns",
         }
     }
 
@@ -370,7 +413,7 @@ impl Check {
     fn next(&self, given: &Path, answer: &Answer) -> Vec<String> {
         match answer.obeys {
             true if answer.tensors.iter().all(|t| t.compressed) => next::run(&self.file, None),
-            _ if self.pattern != Pattern::TWO_FOUR || self.axis == Wanted::Column => vec![],
+            _ if self.pattern != Pattern::TWO_FOUR.into() || self.axis == Wanted::Column => vec![],
             // Of weights stored as [in, out] nothing is compressed, and a model of convolutions alone is not run.
             true if answer.tensors.iter().any(|t| t.layout == Layout::InOut) => next::run(&self.file, None),
             true if answer.tensors.iter().all(|t| t.layout == Layout::Convolution) => vec![],
@@ -388,17 +431,22 @@ impl Check {
             if found.obeys {
                 continue;
             }
-            screen.line(format!(
-                "\n{}: {} of {} groups along {line}s break {}",
-                escape::line(&t.name),
-                units::count(found.violation_count),
-                units::count(found.groups),
-                self.pattern
-            ))?;
-            for place in &found.violations {
-                let expert = place.expert.map_or(String::new(), |expert| format!("expert {expert}, "));
-                let Place { line: index, group, nonzeros, .. } = place;
-                screen.line(format!("  {expert}{line} {index}, group {group}: {nonzeros} non-zeros"))?;
+            let (name, count, parts) = (escape::line(&t.name), found.violation_count, found.groups);
+            let (count, parts, pattern) = (units::count(count), units::count(parts), self.pattern);
+            screen.line(match pattern {
+                Sparsity::Groups(_) => format!("\n{name}: {count} of {parts} groups along {line}s break {pattern}"),
+                Sparsity::Vectors { .. } => {
+                    format!("\n{name}: {count} of {parts} blocks along {line}s break {pattern}")
+                }
+                Sparsity::EachRow(_) => format!("\n{name}: {count} of {parts} {line}s break {pattern}"),
+                Sparsity::Tensor(_) => format!("\n{name}: not {pattern}"),
+                _ => format!(
+                    "\n{name}: {count} more of {parts} must be zero for {pattern}; those of fewest nonzeros are"
+                ),
+            })?;
+            for (expert, place) in &found.places {
+                let expert = expert.map_or(String::new(), |expert| format!("expert {expert}, "));
+                screen.line(format!("  {expert}{place}"))?;
             }
             if found.violation_count > found.violations.len() {
                 screen.line("  ...")?;
@@ -412,16 +460,16 @@ impl Check {
 fn axis_answer(found: &[(Conformance, Tightest)], is_stack: bool, places: usize) -> AxisAnswer {
     let of_matrix = |(index, (conformance, _)): (usize, &'_ (Conformance, Tightest))| {
         let expert = is_stack.then_some(index);
-        let place =
-            move |v: &twofour::mask::Violation| Place { expert, line: v.line, group: v.group, nonzeros: v.kept };
-        conformance.violations.iter().map(place).collect::<Vec<_>>()
+        conformance.violations.iter().map(|place| (expert, *place)).collect::<Vec<_>>()
     };
     let tightest = found.iter().map(|(_, tightest)| *tightest).reduce(Tightest::join);
+    let listed: Vec<_> = found.iter().enumerate().flat_map(of_matrix).take(places).collect();
     AxisAnswer {
         found: tightest.and_then(Tightest::text),
         obeys: found.iter().all(|(conformance, _)| conformance.obeys()),
-        groups: found.iter().map(|(conformance, _)| conformance.groups).sum(),
+        groups: found.iter().map(|(conformance, _)| conformance.parts).sum(),
         violation_count: found.iter().map(|(conformance, _)| conformance.violation_count).sum(),
-        violations: found.iter().enumerate().flat_map(of_matrix).take(places).collect(),
+        violations: listed.iter().map(|(expert, place)| PlaceAnswer { expert: *expert, ..place.into() }).collect(),
+        places: listed,
     }
 }

@@ -124,6 +124,6 @@ impl OnMatrix for IsSparse {
     type Output = bool;
 
     fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> bool {
-        verify::conformance(matrix, Pattern::TWO_FOUR, Axis::Row, 0).obeys()
+        verify::conformance(matrix, Pattern::TWO_FOUR, Axis::Row, 0).is_ok_and(|found| found.obeys())
     }
 }

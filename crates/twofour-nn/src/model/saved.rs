@@ -220,16 +220,13 @@ pub(super) fn violation(
         return Ok(None);
     }
     let values = values()?;
-    let found = conformance(MatrixRef::new(outputs, inputs, &values)?, Pattern::TWO_FOUR, Axis::Row, 1);
+    let found = conformance(MatrixRef::new(outputs, inputs, &values)?, Pattern::TWO_FOUR, Axis::Row, 1)?;
     Ok(found.violations.first().map(|violation| {
         format!(
-            "{}: row {} has {} nonzeros in group {}, and {} of {} groups have more than two",
+            "{}: {violation}, and {} of {} groups have more than two",
             stored.join(", "),
-            violation.line,
-            violation.kept,
-            violation.group,
             found.violation_count,
-            found.groups
+            found.parts
         )
     }))
 }

@@ -1,6 +1,6 @@
 //! Reading typed values out of a recipe's tables, with every mistake noted.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt::Display, str::FromStr};
 
 use super::{
     Mistakes, Place,
@@ -321,6 +321,27 @@ impl<'a> Section<'a> {
             m.add(node.place.clone(), self.path(key), format!("found {text:?}; {}", suggestion(text, names)));
         }
         found
+    }
+
+    /// Text that is read as a value; `expected` says what it is.
+    pub(crate) fn parsed<T: FromStr<Err: Display>>(
+        &mut self,
+        key: &'static str,
+        expected: &str,
+        m: &mut Mistakes,
+    ) -> Option<T> {
+        let node = self.take(key)?;
+        let Value::Text(text) = &node.value else {
+            self.wrong(key, node, expected, m);
+            return None;
+        };
+        match text.parse() {
+            Ok(value) => Some(value),
+            Err(error) => {
+                m.add(node.place.clone(), self.path(key), error.to_string());
+                None
+            }
+        }
     }
 
     /// A list of texts, or one text, with their places.

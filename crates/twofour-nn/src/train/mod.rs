@@ -57,7 +57,9 @@ pub use idx::{Idx, IdxError};
 pub use images::ImageSet;
 pub use loss_scale::LossScale;
 pub use masked_text::{MaskedSample, MaskedText};
-pub use methods::{BlockNorm, Decay, LevelSchedule, SparseBegin, SparsifierPlan, SparsifierRule, SparsityPlan};
+pub use methods::{
+    BlockNorm, Decay, LevelSchedule, PatternText, SparseBegin, SparsifierPlan, SparsifierRule, SparsityPlan,
+};
 pub use probe::LinearProbe;
 pub use question_set::QuestionSet;
 pub use ranks::GradientReduction;

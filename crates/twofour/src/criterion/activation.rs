@@ -33,7 +33,7 @@ pub enum WandaVariant {
 
 /// Scores an element by its magnitude times the norm of its input feature (Sun et al., "A Simple and Effective Pruning
 /// Approach for Large Language Models", ICLR 2024). The paper compares inside a row:
-/// [`Sparsity::Groups`](crate::select::Sparsity::Groups) or [`Sparsity::Rows`](crate::select::Sparsity::Rows).
+/// [`Sparsity::Groups`](crate::select::Sparsity::Groups) or [`Sparsity::EachRow`](crate::select::Sparsity::EachRow).
 #[derive(Debug, Clone, Copy)]
 pub struct Wanda<'a> {
     /// Norms of the layer's inputs.

@@ -61,7 +61,7 @@ pub use gradient::{Movement, Saliency};
 pub use hessian::{OptimalBrainDamage, OptimalBrainSurgeon};
 pub use magnitude::{Magnitude, Norm};
 pub use random::Random;
-pub use select::{GlobalWeight, Normalization, global_masks, mask, scores};
+pub use select::{GlobalWeight, Normalization, global_masks, mask, mask_along, scores};
 pub use weight::Weight;
 
 use crate::{Error, Result};

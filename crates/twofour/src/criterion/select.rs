@@ -4,10 +4,11 @@ use rayon::prelude::*;
 
 use super::{Criterion, Scorer, Weight};
 use crate::{
-    Element, Error, Mask, MatrixRef, Result,
+    Axis, Element, Error, Mask, MatrixRef, Result,
     select::{
-        Sparsity, nm,
+        Sparsity, nm, structured,
         unstructured::{self, ScoreRows},
+        vectors,
     },
 };
 
@@ -48,10 +49,16 @@ pub fn mask<T: Element>(matrix: MatrixRef<'_, T>, criterion: &dyn Criterion, spa
     let scored = Scored::new(&weight, criterion, None)?;
     let pattern = match sparsity {
         Sparsity::Groups(pattern) => Some(pattern),
-        Sparsity::Rows(_) => None,
-        Sparsity::Tensor(_) => {
-            let pruned = unstructured::pruned_count(matrix.data().len(), level);
-            return Ok(unstructured::masks(&[&scored], pruned)?.remove(0));
+        Sparsity::EachRow(_) => None,
+        Sparsity::Vectors { v, pattern } => return vectors::mask(&scored, v, pattern),
+        Sparsity::Tensor(_) | Sparsity::Blocks { .. } | Sparsity::WholeRows(_) | Sparsity::WholeColumns(_) => {
+            return match sparsity.unit(matrix.rows(), matrix.cols()) {
+                Some(unit) => structured::mask(&scored, unit, level),
+                None => {
+                    let pruned = unstructured::pruned_count(matrix.data().len(), level);
+                    Ok(unstructured::masks(&[&scored], pruned)?.remove(0))
+                }
+            };
         }
     };
     let cols = matrix.cols();
@@ -71,6 +78,27 @@ pub fn mask<T: Element>(matrix: MatrixRef<'_, T>, criterion: &dyn Criterion, spa
     match errors.find_map_first(Result::err) {
         None => Ok(mask),
         Some(error) => Err(error),
+    }
+}
+
+/// Returns the mask of a weight whose layer sums along `axis`: that of [`mask`] for a weight `[out, in]`
+/// ([`Axis::Row`]), and for one that is stored as `[in, out]` ([`Axis::Column`]) that of its transpose, transposed.
+///
+/// # Errors
+/// Those of [`mask`], with places in the stored matrix.
+pub fn mask_along<T: Element>(
+    matrix: MatrixRef<'_, T>,
+    criterion: &dyn Criterion,
+    sparsity: Sparsity,
+    axis: Axis,
+) -> Result<Mask> {
+    match axis {
+        Axis::Row => mask(matrix, criterion, sparsity),
+        Axis::Column => {
+            let transposed = matrix.transposed();
+            let of_layer = mask(MatrixRef::new(matrix.cols(), matrix.rows(), &transposed)?, criterion, sparsity);
+            Ok(of_layer.map_err(Error::transposed)?.transposed())
+        }
     }
 }
 

@@ -393,6 +393,16 @@ pub(crate) fn set_bits(words: &mut [u64], col: usize, bits: u64) {
     }
 }
 
+/// Sets the bits of consecutive columns of a mask's row.
+pub(crate) fn set_range(words: &mut [u64], columns: Range<usize>) {
+    let mut col = columns.start;
+    while col < columns.end {
+        let len = (64 - col % 64).min(columns.end - col);
+        words[col / 64] |= u64::MAX >> (64 - len) << (col % 64);
+        col += len;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

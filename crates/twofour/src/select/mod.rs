@@ -1,16 +1,18 @@
 //! Turning scores into a mask that obeys a pattern.
 //!
-//! [`magnitude`] prunes along one axis; [`Sparsity`] names N:M and unstructured sparsity, which
-//! [`crate::criterion::mask`] chooses by any criterion. [`tile`] holds the transposable selectors, whose masks are 2:4
+//! [`magnitude`] prunes along one axis; [`Sparsity`] names every pattern, whose masks [`crate::criterion::mask`] chooses
+//! by any criterion. [`tile`] holds the transposable selectors, whose masks are 2:4
 //! along rows and along columns at once, so that a weight and its transpose can both be multiplied sparse. [`Selector`]
-//! names either.
+//! names any of them.
 
 pub(crate) mod band;
 pub(crate) mod nm;
 mod selector;
 mod sparsity;
+pub(crate) mod structured;
 pub mod tile;
 pub(crate) mod unstructured;
+pub(crate) mod vectors;
 
 pub use nm::{by_score, magnitude};
 pub use selector::Selector;

@@ -17,10 +17,14 @@ pub(crate) trait ScoreRows: Sync {
     fn row(&self, row: usize, scores: &mut [f32]) -> Result<()>;
 }
 
-/// How many of `elements` a sparsity prunes: rounded down.
+/// How many of `elements` a sparsity prunes: rounded down. A product that only the rounding of `level` keeps from a
+/// whole number counts as that number: 0.29 of 100 is 29.
 pub(crate) fn pruned_count(elements: usize, level: f64) -> usize {
+    let product = elements as f64 * level;
+    let nearest = product.round();
+    let is_whole = (product - nearest).abs() <= nearest * (2.0 * f64::EPSILON);
     // Not above `elements`, whatever the rounding: the level is at most 1.
-    ((elements as f64 * level) as usize).min(elements)
+    (if is_whole { nearest } else { product } as usize).min(elements)
 }
 
 /// An integer that orders as the score does; both zeros are the same.
@@ -142,14 +146,15 @@ fn find(counts: &[u64], rank: u64) -> (u32, u64) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    struct Stored {
-        rows: usize,
-        cols: usize,
-        scores: Vec<f32>,
+    /// Scores in memory.
+    pub(in crate::select) struct Stored {
+        pub(in crate::select) rows: usize,
+        pub(in crate::select) cols: usize,
+        pub(in crate::select) scores: Vec<f32>,
     }
 
     impl ScoreRows for Stored {
@@ -216,6 +221,7 @@ mod tests {
     #[test]
     fn counts_round_down_and_stay_in_range() {
         assert_eq!([0.0, 0.5, 0.99, 1.0].map(|level| pruned_count(3, level)), [0, 1, 2, 3]);
+        assert_eq!([0.29, 0.57, 0.289].map(|level| pruned_count(100, level)), [29, 57, 28]);
         assert!(key(f32::NEG_INFINITY) < key(-1.0) && key(-0.0) == key(0.0) && key(1e-45) > key(0.0));
     }
 }

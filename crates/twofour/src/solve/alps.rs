@@ -26,7 +26,7 @@ use rayon::prelude::*;
 
 use super::{
     Method, Pruned, Refit, Solved, factor,
-    method::hessian_of,
+    method::{hessian_of, pattern_error},
     normal::{Damped, finite_weight, product},
     refit,
 };
@@ -34,7 +34,7 @@ use crate::{
     Element, Error, Mask, MatrixRef, Pattern, Result,
     calibration::{Hessian, Statistic, StatisticKind},
     mask::zero_pruned,
-    select::nm,
+    select::{Sparsity, nm},
 };
 
 /// Settings of [`alps`](alps()).
@@ -131,7 +131,16 @@ impl Method for ByAlps {
         StatisticKind::Hessian
     }
 
-    fn prune(&self, weight: MatrixRef<'_, f32>, pattern: Pattern, inputs: Option<&Statistic>) -> Result<Pruned> {
+    fn patterns(&self) -> &'static str {
+        "N:M"
+    }
+
+    fn prunes_to(&self, sparsity: Sparsity) -> bool {
+        matches!(sparsity, Sparsity::Groups(_))
+    }
+
+    fn prune(&self, weight: MatrixRef<'_, f32>, sparsity: Sparsity, inputs: Option<&Statistic>) -> Result<Pruned> {
+        let Sparsity::Groups(pattern) = sparsity else { return Err(pattern_error(self, sparsity)) };
         let settings = Alps { refit: Refit { steps: 0, ..Refit::default() }, ..Alps::new(pattern) };
         Ok(Pruned::Solved(alps(weight, hessian_of(inputs)?, &settings)?))
     }

@@ -6,7 +6,7 @@ use super::{
     Compensation, Grid, Refit, Solved, Swaps, alps::ByAlps, compensated, refit, round, sparsegpt::BySparseGpt, swaps,
 };
 use crate::{
-    Error, Mask, MatrixRef, Pattern, Result,
+    Error, Mask, MatrixRef, Result,
     calibration::{CrossProducts, Hessian, Statistic, StatisticKind},
     criterion::{self, Criterion, Magnitude, Ria, Wanda, WandaVariant},
     select::Sparsity,
@@ -29,11 +29,22 @@ pub trait Method: Debug + Sync {
         true
     }
 
+    /// The patterns that it prunes to, in words.
+    fn patterns(&self) -> &'static str {
+        "every pattern"
+    }
+
+    /// Whether it prunes to a pattern.
+    fn prunes_to(&self, _sparsity: Sparsity) -> bool {
+        true
+    }
+
     /// Prunes a weight `[rows, cols]` to a pattern along its rows.
     ///
     /// # Errors
-    /// A weight that is not finite, with the place; a statistic of another number of features or of too little.
-    fn prune(&self, weight: MatrixRef<'_, f32>, pattern: Pattern, inputs: Option<&Statistic>) -> Result<Pruned>;
+    /// A weight that is not finite, with the place; a statistic of another number of features or of too little;
+    /// [`Error::MethodPattern`] for a pattern that it does not [prune to](Method::prunes_to).
+    fn prune(&self, weight: MatrixRef<'_, f32>, sparsity: Sparsity, inputs: Option<&Statistic>) -> Result<Pruned>;
 }
 
 /// All methods.
@@ -69,7 +80,7 @@ pub struct Pruning {
     /// The method.
     pub method: &'static dyn Method,
     /// The pattern along rows.
-    pub pattern: Pattern,
+    pub sparsity: Sparsity,
     /// The most exchanges in a row of a kept for a pruned element of its group, after the method ([`swaps`](swaps()));
     /// 0 for none.
     pub swaps: usize,
@@ -84,8 +95,29 @@ pub struct Pruning {
 
 impl Pruning {
     /// A method with ten steps of refitting.
-    pub fn new(method: &'static dyn Method, pattern: Pattern) -> Self {
-        Pruning { method, pattern, swaps: 0, refit: Refit::default().steps, compensation: 0.0, grid: None }
+    pub fn new(method: &'static dyn Method, sparsity: impl Into<Sparsity>) -> Self {
+        let sparsity = sparsity.into();
+        Pruning { method, sparsity, swaps: 0, refit: Refit::default().steps, compensation: 0.0, grid: None }
+    }
+
+    /// An error where the method, or what follows it, does not have the pattern: before any work.
+    ///
+    /// # Errors
+    /// [`Error::MethodPattern`]; those of [`Sparsity::level`].
+    pub fn expect_pattern(&self) -> Result<()> {
+        self.sparsity.level()?;
+        if !self.method.prunes_to(self.sparsity) {
+            return Err(pattern_error(self.method, self.sparsity));
+        }
+        if self.swaps > 0 && !matches!(self.sparsity, Sparsity::Groups(_)) {
+            let pattern = self.sparsity.to_string();
+            return Err(Error::MethodPattern {
+                method: "swaps",
+                pattern,
+                supported: "N:M, whose groups it exchanges in",
+            });
+        }
+        Ok(())
     }
 
     /// What all of it requires of the layer's inputs.
@@ -127,7 +159,7 @@ impl Pruning {
             let what = "columns of weights of one input";
             return Err(Error::Length { what, expected: cols, found: other.cols() });
         }
-        if !self.method.joins_rows() {
+        if !self.method.joins_rows() || !self.sparsity.is_by_row() {
             return weights.iter().map(|weight| self.prune(*weight, inputs, beside)).collect();
         }
         let rows: Vec<usize> = weights.iter().map(MatrixRef::rows).collect();
@@ -167,7 +199,7 @@ impl Pruning {
 
     /// Prunes the weight that is to be come near to.
     fn prune_to(&self, weight: MatrixRef<'_, f32>, inputs: Option<&Statistic>) -> Result<Pruned> {
-        let found = self.method.prune(weight, self.pattern, inputs)?;
+        let found = self.method.prune(weight, self.sparsity, inputs)?;
         if self.swaps == 0 && self.refit == 0 && self.grid.is_none() {
             return Ok(found);
         }
@@ -181,7 +213,12 @@ impl Pruning {
             }
         };
         if self.swaps > 0 {
-            let settings = Swaps { rounds: self.swaps, ..Swaps::new(self.pattern) };
+            self.expect_pattern()?;
+        }
+        if let Sparsity::Groups(pattern) = self.sparsity
+            && self.swaps > 0
+        {
+            let settings = Swaps { rounds: self.swaps, ..Swaps::new(pattern) };
             let swapped = swaps(weight, &mask, hessian, &settings)?;
             if swapped != mask {
                 (mask, start) = (swapped, None);
@@ -233,6 +270,12 @@ fn solved(weight: MatrixRef<'_, f32>, adjusted: Vec<f32>, mask: Mask, hessian: &
     let difference: Vec<f32> = weight.data().iter().zip(&adjusted).map(|(w, own)| w - own).collect();
     let squared_error = hessian.squared_outputs(MatrixRef::new(weight.rows(), weight.cols(), &difference)?)?;
     Ok(Solved { weight: adjusted, mask, integers: None, scales: None, squared_error })
+}
+
+/// The error of a pattern that a method does not have.
+pub(super) fn pattern_error(method: &dyn Method, sparsity: Sparsity) -> Error {
+    let (method, supported) = (method.name(), method.patterns());
+    Error::MethodPattern { method, pattern: sparsity.to_string(), supported }
 }
 
 fn inputs_of(inputs: Option<&Statistic>) -> Result<&Statistic> {
@@ -305,8 +348,8 @@ impl Method for ByCriterion {
         self.joins_rows
     }
 
-    fn prune(&self, weight: MatrixRef<'_, f32>, pattern: Pattern, inputs: Option<&Statistic>) -> Result<Pruned> {
-        Ok(Pruned::Mask((self.mask)(weight, Sparsity::Groups(pattern), inputs)?))
+    fn prune(&self, weight: MatrixRef<'_, f32>, sparsity: Sparsity, inputs: Option<&Statistic>) -> Result<Pruned> {
+        Ok(Pruned::Mask((self.mask)(weight, sparsity, inputs)?))
     }
 }
 
@@ -314,12 +357,13 @@ impl Method for ByCriterion {
 mod tests {
     use super::*;
     use crate::{
-        Axis,
+        Axis, Pattern,
         calibration::DenseSide,
         solve::{
             Bits, ScaleScope,
             testing::{correlated, error_of, random},
         },
+        verify::expect_mask,
     };
 
     fn inputs(cols: usize) -> (Statistic, Hessian) {
@@ -337,12 +381,41 @@ mod tests {
             let name = found.name();
             assert_eq!(method(name).map(Method::name), Some(name));
             assert!(!found.about().ends_with('.') && name == name.to_lowercase());
-            for pattern in [Pattern::TWO_FOUR, Pattern::new(1, 4).unwrap(), Pattern::new(4, 8).unwrap()] {
-                let pruned = found.prune(matrix, pattern, Some(&statistic)).unwrap();
-                pruned.mask().verify(pattern, Axis::Row).unwrap();
+            for text in [
+                "2:4",
+                "1:4",
+                "4:8",
+                "7:32",
+                "3:2:8",
+                "block:4x8@0.5",
+                "rows@0.5",
+                "columns@0.25",
+                "unstructured@0.5",
+                "unstructured-rows@0.3",
+            ] {
+                let sparsity: Sparsity = text.parse().unwrap();
+                let pruned = found.prune(matrix, sparsity, Some(&statistic));
+                let pruning = Pruning { swaps: 0, ..Pruning::new(found, sparsity) };
+                assert_eq!(pruning.expect_pattern().is_ok(), found.prunes_to(sparsity), "{name} {text}");
+                if found.prunes_to(sparsity) {
+                    let pruned = pruned.unwrap();
+                    expect_mask(pruned.mask(), sparsity, Axis::Row).unwrap();
+                    // Rows that read one input are pruned as they are alone.
+                    let apart = pruning.prune_all(&[matrix, matrix], Some(&statistic), None).unwrap();
+                    assert!(apart.iter().all(|part| part.mask() == pruned.mask()) || name == "alps", "{name} {text}");
+                } else {
+                    let error = pruned.unwrap_err().to_string();
+                    assert!(
+                        error.contains(name) && error.contains(text) && error.contains(found.patterns()),
+                        "{error}"
+                    );
+                }
+                let swaps = Pruning { swaps: 1, ..pruning }.expect_pattern();
+                assert_eq!(swaps.is_ok(), matches!(sparsity, Sparsity::Groups(_)), "{name} {text}");
             }
             if found.requires() > StatisticKind::Nothing {
-                assert!(matches!(found.prune(matrix, Pattern::TWO_FOUR, None), Err(Error::NoTokens { .. })));
+                let two_four = Sparsity::Groups(Pattern::TWO_FOUR);
+                assert!(matches!(found.prune(matrix, two_four, None), Err(Error::NoTokens { .. })));
             }
         }
         assert!(method("random").is_none());

@@ -8,6 +8,7 @@ use twofour::{
     calibration::{ActivationSample, CrossProducts, DenseSide, Statistic},
     file::{Quantization, QuantizedWeight, Reader, Reorder},
     match_element,
+    select::Sparsity,
     solve::{Pruned, Pruning},
 };
 use twofour_nn::model::{Beside, Calibration, Observation, Replace, open_blockwise};
@@ -224,9 +225,12 @@ impl Solver<'_> {
         Ok(())
     }
 
-    /// The pattern that weights are pruned to.
-    pub(super) fn pattern(&self) -> Pattern {
-        self.how.pruning.pattern
+    /// The groups that weights are pruned in, where the pattern is N:M.
+    pub(super) fn groups(&self) -> Option<Pattern> {
+        match self.how.pruning.sparsity {
+            Sparsity::Groups(pattern) => Some(pattern),
+            _ => None,
+        }
     }
 
     /// Whether a tensor is stored as floats.

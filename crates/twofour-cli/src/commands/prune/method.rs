@@ -11,6 +11,7 @@ use twofour::{
     calibration::StatisticKind,
     file::Quantization,
     int4::Granularity,
+    select::Sparsity,
     solve::{self, Compensation, METHODS, Method, Pruning, Refit},
 };
 
@@ -23,7 +24,7 @@ use crate::exit::Usage;
 /// How weights are pruned.
 #[derive(Debug, Clone, Args)]
 pub(super) struct MethodOptions {
-    /// How weights are pruned [default: magnitude; with --calibration alps]
+    /// How weights are pruned [default: magnitude; with --calibration alps, or wanda for other patterns than N:M]
     #[arg(long, value_parser = methods())]
     method: Option<String>,
 
@@ -86,8 +87,12 @@ impl MethodOptions {
     }
 
     /// Returns what prunes, given whether there is text to calibrate on.
-    pub(super) fn pruning(&self, pattern: Pattern, calibrates: bool) -> Result<Pruning, Usage> {
-        let default = if calibrates { "alps" } else { "magnitude" };
+    pub(super) fn pruning(&self, sparsity: Sparsity, calibrates: bool) -> Result<Pruning, Usage> {
+        let default = match (calibrates, sparsity) {
+            (true, Sparsity::Groups(_)) => "alps",
+            (true, _) => "wanda",
+            (false, _) => "magnitude",
+        };
         let name = self.method.as_deref().unwrap_or(default);
         let Some(method) = solve::method(name) else { return Err(Usage(format!("no method is named `{name}`"))) };
         let refit = match (self.refit, calibrates) {
@@ -100,7 +105,8 @@ impl MethodOptions {
             (None, true) => Compensation::default().share,
             (None, false) => 0.0,
         };
-        let pruning = Pruning { swaps: self.swaps, refit, compensation, ..Pruning::new(method, pattern) };
+        let pruning = Pruning { swaps: self.swaps, refit, compensation, ..Pruning::new(method, sparsity) };
+        pruning.expect_pattern().map_err(|error| Usage(error.to_string()))?;
         if calibrates && pruning.requires() == StatisticKind::Nothing {
             return Err(Usage(format!(
                 "--calibration has no effect on --method {name} without --refit, --swaps and --compensate; choose \
@@ -166,9 +172,9 @@ impl JointOptions {
     /// Returns the integers, where there are any.
     pub(super) fn quantization(&self, pruning: &Pruning) -> Result<Option<Quantization>, Usage> {
         let Some(integer) = self.quantize else { return Ok(None) };
-        let pattern = pruning.pattern;
-        if pattern != Pattern::TWO_FOUR {
-            return Err(Usage(format!("--quantize writes compressed weights, which are 2:4, not {pattern}")));
+        let sparsity = pruning.sparsity;
+        if sparsity != Pattern::TWO_FOUR.into() {
+            return Err(Usage(format!("--quantize writes compressed weights, which are 2:4, not {sparsity}")));
         }
         Ok(Some(integer.with(self.group)))
     }

@@ -47,7 +47,8 @@ use crate::{
 
 /// Write a model with its weights pruned: dense, with zeros
 ///
-/// Keeps the best elements of every group, ties to the lower index, and writes +0.0 in the place of the others. By
+/// Keeps the best elements of every group (or the best blocks, rows or columns), ties to the lower index, and writes
+/// +0.0 in the place of the others. By
 /// magnitude that requires the weights alone; the other methods run the model on a text, block by block, with the
 /// weights of one block in memory. Everything else is copied byte for byte; of a directory also configuration,
 /// tokenizer and all other files but the same model in other formats; what is left out is listed. What was pruned, what
@@ -62,6 +63,7 @@ Examples:
   twofour prune model/ -o pruned/ --calibration text.txt --tune 8 --device cuda
   twofour prune model.safetensors -o out.safetensors --pattern 4:8 \\
       --include '*.mlp.*'
+  twofour prune model/ -o pruned/ --pattern block:64x64@0.8
   twofour prune model.safetensors -o out.safetensors --transposable optimal
 
 A directory gives a directory. A weight that is not finite is an error that names the element; nothing is written \
@@ -77,9 +79,15 @@ pub(crate) struct Prune {
     #[command(flatten)]
     selection: SelectionOptions,
 
-    /// At most N non-zeros in every M consecutive elements
-    #[arg(long, default_value_t = Pattern::TWO_FOUR, value_name = "N:M")]
-    pattern: Pattern,
+    /// What is pruned: N:M, V:N:M, block:RxC@SHARE, rows@SHARE, columns@SHARE, unstructured@SHARE or
+    /// unstructured-rows@SHARE
+    ///
+    /// N:M keeps N of every M consecutive elements, V:N:M (64:2:8) 4 of every M columns for V rows and N of those 4 in
+    /// each row. Of blocks of R rows and C columns, of rows (output features), of columns (input features), of all
+    /// elements, or of each row's elements, SHARE is pruned, rounded down: block:64x64@0.8 prunes 80 % of the blocks.
+    /// Blocks, rows and columns are compared by the mean score of their elements.
+    #[arg(long, default_value_t = Sparsity::Groups(Pattern::TWO_FOUR), value_name = "PATTERN")]
+    pattern: Sparsity,
 
     /// A plan of `twofour sensitivity`: of the chosen weights only those are pruned that it has as sparse
     #[arg(long, value_name = "FILE")]
@@ -120,6 +128,17 @@ enum AxisOption {
     Row,
     /// Consecutive elements of a stored column, or of a column of a convolution's matrix
     Column,
+}
+
+impl AxisOption {
+    /// The axis of a weight that is stored so.
+    fn of(self, layout: Layout) -> Axis {
+        match self {
+            AxisOption::Reduction => layout.reduction(),
+            AxisOption::Row => Axis::Row,
+            AxisOption::Column => Axis::Column,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -211,7 +230,8 @@ impl Prune {
         let solutions = match sampling {
             None => None,
             Some(sampling) => {
-                let how = How { pruning, quantization, permutes: self.method.permutes() };
+                let permutes = self.method.permutes() && matches!(self.pattern, Sparsity::Groups(_));
+                let how = How { pruning, quantization, permutes };
                 let solutions = calibrated::solve(screen, places, &selection, how, &sampling, tuner.as_ref())?;
                 if solutions.is_empty() {
                     bail!(
@@ -244,8 +264,7 @@ impl Prune {
                 convert.run(places.1, PruneAndQuantize::new(to, choose, |tensor| solutions.quantized(tensor)))?
             }
             (Some(solutions), None) => {
-                let sparsity = Sparsity::Groups(self.pattern);
-                let choose = |tensor: &TensorInfo| Some((sparsity, solutions.axis(&tensor.name)?));
+                let choose = |tensor: &TensorInfo| Some((self.pattern, solutions.axis(&tensor.name)?));
                 let prune = |tensor: &TensorInfo, _: MatrixRef<'_, f32>| solutions.pruned(tensor);
                 convert.run(places.1, PruneWith::new(choose, prune))?
             }
@@ -286,7 +305,7 @@ impl Prune {
     }
 
     fn expect_pattern_of_tiles(&self) -> Result<(), Usage> {
-        if self.transposable.is_some() && self.pattern != Pattern::TWO_FOUR {
+        if self.transposable.is_some() && self.pattern != Pattern::TWO_FOUR.into() {
             return Err(Usage(format!("--transposable prunes to 2:4, not to {}", self.pattern)));
         }
         Ok(())
@@ -294,15 +313,10 @@ impl Prune {
 
     /// Returns how a weight that is stored so is pruned by magnitude.
     fn selector(&self, layout: Layout) -> Selector {
-        if let Some(rule) = self.transposable {
-            return Selector::Transposable(rule);
+        match self.transposable {
+            Some(rule) => Selector::Transposable(rule),
+            None => Selector::by_magnitude(self.pattern, self.axis.of(layout)),
         }
-        let axis = match self.axis {
-            AxisOption::Reduction => layout.reduction(),
-            AxisOption::Row => Axis::Row,
-            AxisOption::Column => Axis::Column,
-        };
-        Selector::Magnitude { pattern: self.pattern, axis }
     }
 
     fn tell(
@@ -331,7 +345,8 @@ impl Prune {
         let output = &self.output.output;
         let mut commands = next::run(output, self.evaluation.text());
         commands.extend(next::compare(output, &self.input));
-        let is_two_of_four = self.pattern == Pattern::TWO_FOUR && tensors.iter().all(|t| t.axis != Some("column"));
+        let is_two_of_four =
+            self.pattern == Pattern::TWO_FOUR.into() && tensors.iter().all(|t| t.axis != Some("column"));
         // Convolutions are not compressed.
         let has_matrix = tensors.iter().any(|t| t.pruned && t.shape.len() == 2);
         if is_two_of_four && has_matrix && !self.joint.quantizes() {

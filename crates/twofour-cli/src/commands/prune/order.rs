@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use anyhow::Result;
 use twofour::{
-    MatrixRef,
+    MatrixRef, Pattern,
     calibration::{Hessian, Statistic},
     file::Reorder,
     solve::{Permutation, Pruned, method, permutation},
@@ -36,16 +36,18 @@ pub(super) fn choose(
     inputs: &[BlockInput],
 ) -> Result<HashMap<String, Reorder>> {
     let mut orders = HashMap::new();
-    for free in free_inputs(solver, calibration, inputs)? {
+    let Some(pattern) = solver.groups() else { return Ok(orders) };
+    for free in free_inputs(solver, pattern, calibration, inputs)? {
         let named = |error: twofour::Error| error.in_tensor(free.weight);
         let (rows, cols, dense) = solver.dense(free.weight, free.input.is_transposed)?;
         let matrix = MatrixRef::new(rows, cols, &dense)?;
         let FreeFeatures { sets, len, .. } = &free.features;
-        let settings = Permutation::new(solver.pattern());
+        let settings = Permutation::new(pattern);
         let order = permutation(matrix, &free.hessian, sets, *len, &settings).map_err(named)?;
         let Some(producers) = free.features.outputs(&order) else { continue };
         let names = producers.iter().flat_map(|producer| [Some(&producer.weight), producer.bias.as_ref()]);
-        if !names.flatten().all(|name| solver.is_plain(name)) || !lowers_error(solver, matrix, &order, &free.hessian)? {
+        if !names.flatten().all(|name| solver.is_plain(name)) || !lowers_error(pattern, matrix, &order, &free.hessian)?
+        {
             continue;
         }
         let of_axis = |is_rows: bool, order| if is_rows { Reorder::rows(order) } else { Reorder::columns(order) };
@@ -63,6 +65,7 @@ pub(super) fn choose(
 /// The inputs of the next block whose features may be ordered, with what is known of them on some tokens.
 fn free_inputs<'a>(
     solver: &Solver<'_>,
+    pattern: Pattern,
     calibration: &Calibration<'_>,
     inputs: &'a [BlockInput],
 ) -> Result<Vec<Free<'a>>> {
@@ -71,7 +74,7 @@ fn free_inputs<'a>(
         let [weight] = input.weights.as_slice() else { continue };
         let Some(features) = calibration.free_features(index)?.filter(|_| solver.is_selected(weight)) else { continue };
         // Otherwise a group would lie in two runs.
-        if features.len.is_multiple_of(solver.pattern().m()) {
+        if features.len.is_multiple_of(pattern.m()) {
             let columns = features.sets.iter().map(Vec::len).sum::<usize>() * features.len;
             free.push(Free { input, weight, features, hessian: Hessian::new(columns)? });
         }
@@ -90,13 +93,13 @@ fn free_inputs<'a>(
 }
 
 /// Whether the error of pruning is lower in this order of columns, by SparseGPT on some rows.
-fn lowers_error(solver: &Solver<'_>, weight: MatrixRef<'_, f32>, order: &[usize], hessian: &Hessian) -> Result<bool> {
+fn lowers_error(pattern: Pattern, weight: MatrixRef<'_, f32>, order: &[usize], hessian: &Hessian) -> Result<bool> {
     let cols = weight.cols();
     let rows: Vec<&[f32]> = (0..weight.rows()).step_by(weight.rows().div_ceil(ROWS)).map(|r| weight.row(r)).collect();
     let Some(sparsegpt) = method("sparsegpt") else { return Ok(false) };
     let error = |values: &[f32], hessian: Hessian| -> Result<f64> {
         let matrix = MatrixRef::new(rows.len(), cols, values)?;
-        Ok(match sparsegpt.prune(matrix, solver.pattern(), Some(&Statistic::Hessian(hessian)))? {
+        Ok(match sparsegpt.prune(matrix, pattern.into(), Some(&Statistic::Hessian(hessian)))? {
             Pruned::Solved(solved) => solved.squared_error,
             Pruned::Mask(_) => f64::INFINITY,
         })

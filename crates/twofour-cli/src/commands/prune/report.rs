@@ -27,7 +27,8 @@ pub(super) struct TensorAnswer<'a> {
     dtype: &'static str,
     pub(super) shape: &'a [usize],
     pub(super) pruned: bool,
-    /// The stored axis along which groups run; null where they run along both, and where nothing was pruned.
+    /// The stored axis along which the layer sums, or groups run; null where they run along both, and where nothing was
+    /// pruned.
     pub(super) axis: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
@@ -126,7 +127,7 @@ pub(super) fn answers<'a>(
         match t.outcome {
             Outcome::Changed(pruned) => {
                 let axis = match pruned.selector {
-                    Some(Selector::Magnitude { axis, .. }) => Some(axis),
+                    Some(Selector::Magnitude { axis, .. } | Selector::Pattern { axis, .. }) => Some(axis),
                     Some(_) => None,
                     None => solutions.and_then(|solutions| solutions.axis(&t.name)),
                 };

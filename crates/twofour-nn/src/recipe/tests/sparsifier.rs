@@ -5,7 +5,7 @@ use std::path::Path;
 use super::{GOOD, lines, parse};
 use crate::{
     recipe::{DeviceKind, Method, Recipe, SparsifierCriterion, SparsifierKind, SparsifierSettings},
-    train::{BlockNorm, LevelSchedule, SparseBegin, SparsifierRule},
+    train::{BlockNorm, LevelSchedule, PatternText, SparseBegin, SparsifierRule},
 };
 
 /// A sparsifier, and an override with another one.
@@ -132,6 +132,52 @@ fn kinds_and_schedules_have_their_defaults() {
     let own = steps.sparsifier.as_ref().unwrap();
     assert_eq!((own.level_at(10), own.level_at(49), own.level_at(50)), (0.25, 0.25, 0.5));
     assert!(steps.selects_mask_after(50) && steps.selects_mask_after(49) && !steps.selects_mask_after(51));
+}
+
+#[test]
+fn every_pattern_is_a_rule_whose_level_is_its_share() {
+    let of = |more: &[&str]| {
+        let all = [&["sparsity.method=sparsifier", "sparsity.sparsifier.kind=pattern"], more].concat();
+        parse(GOOD, &all)
+    };
+    for (pattern, level) in [
+        ("4:8", 1.0),
+        ("4:2:8", 1.0),
+        ("block:8x8@0.75", 0.75),
+        ("rows@0.25", 0.25),
+        ("columns@0.5", 0.5),
+        ("unstructured@0.6", 0.6),
+        ("unstructured-rows@0.6", 0.6),
+    ] {
+        let key = format!("sparsity.sparsifier.pattern='{pattern}'");
+        let recipe = of(&[&key]).unwrap();
+        let own = recipe.sparsity_plan().unwrap().sparsifier.unwrap();
+        assert_eq!((own.rule, own.level), (SparsifierRule::Pattern(PatternText(pattern.parse().unwrap())), level));
+        assert_eq!(own.to_string(), format!("to {pattern}"));
+        let text = toml::to_string(&recipe).unwrap();
+        assert_eq!(Recipe::parse(&text, Path::new(""), &[]).unwrap(), recipe, "{text}");
+        let stored: SparsifierRule = serde_json::from_str(&serde_json::to_string(&own.rule).unwrap()).unwrap();
+        assert_eq!(stored, own.rule);
+        // V:N:M has no lower level.
+        let rises = of(&[&key, "sparsity.sparsifier.schedule=cubic"]);
+        assert_eq!(rises.is_ok(), pattern != "4:2:8", "{pattern}");
+    }
+    for (more, word) in [
+        (&[][..], "pattern: is missing"),
+        (&["sparsity.sparsifier.pattern='block:8@0.5'"], "block:64x64@0.8"),
+        (&["sparsity.sparsifier.pattern='rows@1.5'"], "share from 0 to 1"),
+        (&["sparsity.sparsifier.pattern=4"], "unstructured@0.5"),
+        (
+            &["sparsity.sparsifier.pattern='rows@0.5'", "sparsity.sparsifier.level=0.5"],
+            "the share stands in the pattern",
+        ),
+        (&["sparsity.sparsifier.pattern='4:8'", "sparsity.sparsifier.block=[1, 4]"], "only \"weight-norm\""),
+        (&["sparsity.sparsifier.pattern='4:8'", "sparsity.sparsifier.kind=unstructured"], "only \"pattern\" has one"),
+        (&["sparsity.sparsifier.pattern='4:2:8'", "sparsity.sparsifier.schedule=cubic"], "no lower level"),
+    ] {
+        let found = lines(of(more));
+        assert!(found.len() == 1 && found[0].contains(word), "{word}: {found:?}");
+    }
 }
 
 #[test]

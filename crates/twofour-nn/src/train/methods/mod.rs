@@ -33,8 +33,8 @@ pub use masks::{HostMasks, MaskedLayer, WeightOnHost};
 pub use plan::{Decay, SparseBegin, SparsityPlan};
 pub use settings::{DecayStrength, DecayTarget, Defaults, LayerOverride, Searched, SparsitySettings};
 pub use sparsifier::{
-    BlockNorm, LevelSchedule, LevelScheduleKind, SparsifierCriterion, SparsifierKind, SparsifierPlan, SparsifierRule,
-    SparsifierSettings,
+    BlockNorm, LevelSchedule, LevelScheduleKind, PatternText, SparsifierCriterion, SparsifierKind, SparsifierPlan,
+    SparsifierRule, SparsifierSettings,
 };
 pub use step::SwitchMean;
 

@@ -14,7 +14,7 @@ use crate::{
     linear::{LayerForm, Linear, Masking},
     model::{CHECKPOINT_FILE, Inference},
     train::{
-        DecaySearch, LevelSchedule, SparseBegin, SparsifierPlan, SparsifierRule, SparsityPlan, Trainer,
+        DecaySearch, LevelSchedule, PatternText, SparseBegin, SparsifierPlan, SparsifierRule, SparsityPlan, Trainer,
         TrainingSettings,
         methods::{Method, SparsifierCriterion},
     },
@@ -285,6 +285,38 @@ fn plans_that_contradict_themselves_are_refused() {
     let wide = SparsityPlan { begin: SparseBegin::Step(0), ..rule(SparsifierRule::NearlyDiagonal { nearliness: 99 }) };
     let error = Trainer::new(CpuEngine, &model(), &training(), wide, corpus()).unwrap_err().to_string();
     assert!(error.contains("nearliness") && error.contains("blocks.0.mlp.up.weight"), "{error}");
+}
+
+/// Each pattern holds in what was trained, and the model learns under it.
+#[test]
+fn every_pattern_learns_and_holds() {
+    for text in ["4:8", "4:2:8", "block:8x8@0.5", "rows@0.25", "columns@0.25", "unstructured@0.6"] {
+        let pattern: twofour::select::Sparsity = text.parse().unwrap();
+        let rule = SparsifierRule::Pattern(PatternText(pattern));
+        let level = if text.contains('@') { pattern.level().unwrap() } else { 1.0 };
+        let own = SparsifierPlan { rule, level, ..SparsifierPlan::TWO_OF_FOUR };
+        let base = SparsityPlan::of_method(Method::SPARSIFIER, layers(), 20);
+        let begin = SparseBegin::Step(0);
+        let mut trainer = trainer(&SparsityPlan { sparsifier: Some(own), mask_every: 5, begin, ..base });
+        let before = trainer.validate(100).unwrap();
+        steps(&mut trainer, 20);
+        assert!(trainer.validate(100).unwrap() < before - 0.2, "{text}");
+        for linear in masked(&trainer) {
+            let mask = linear.mask().unwrap().unwrap();
+            let found = twofour::verify::conformance_of_mask(&mask, pattern, twofour::Axis::Row, 1).unwrap();
+            assert!(found.obeys() && mask.density() < 0.8, "{text}: {found:?}");
+        }
+    }
+    // Half of the level prunes half of the groups, blocks or rows.
+    let values: Vec<f32> = (0..256).map(|i| (i % 37) as f32 + 0.5).collect();
+    let matrix = twofour::MatrixRef::new(16, 16, &values).unwrap();
+    for (text, half, density) in [("4:8", 0.5, 0.75), ("block:4x4@0.5", 0.25, 0.75), ("rows@0.5", 0.25, 0.75)] {
+        let rule = SparsifierRule::Pattern(PatternText(text.parse().unwrap()));
+        assert_eq!(rule.mask(matrix, half).unwrap().density(), density, "{text}");
+        assert_eq!(rule.mask(matrix, 0.0).unwrap().density(), 1.0, "{text}");
+    }
+    let vectors = SparsifierRule::Pattern(PatternText("4:2:8".parse().unwrap()));
+    assert_eq!([0.0, 1.0].map(|level| vectors.mask(matrix, level).unwrap().density()), [1.0, 0.25]);
 }
 
 #[test]

@@ -89,7 +89,7 @@ impl<'a> Bands<'a> {
     ) -> Result<()> {
         let Matrix { count, rows: all, cols, .. } = self.matrix;
         let row_bytes = cols * size_of::<T>();
-        let rows = rows_of_a_piece(row_bytes).next_multiple_of(height);
+        let rows = rows_of_a_piece(row_bytes).next_multiple_of(height.min(all.max(1)));
         let bands = all.div_ceil(rows);
         let outcome = in_order(
             count * bands,

@@ -94,11 +94,10 @@ pub fn prune(input: impl AsRef<Path>, output: impl AsRef<Path>, selector: Select
 
 /// The selector of a weight `[out, in]` for one that is stored so.
 fn stored_as(selector: Selector, layout: Layout) -> Selector {
+    let other = |axis| if axis == Axis::Row { Axis::Column } else { Axis::Row };
     match (selector, layout) {
-        (Selector::Magnitude { pattern, axis }, Layout::InOut) => {
-            let axis = if axis == Axis::Row { Axis::Column } else { Axis::Row };
-            Selector::Magnitude { pattern, axis }
-        }
+        (Selector::Magnitude { pattern, axis }, Layout::InOut) => Selector::Magnitude { pattern, axis: other(axis) },
+        (Selector::Pattern { sparsity, axis }, Layout::InOut) => Selector::Pattern { sparsity, axis: other(axis) },
         (selector, _) => selector,
     }
 }

@@ -8,7 +8,9 @@ use super::{
     Item, Kept, Matrix, OnMatrix, Operation, Plan, Planned, Pruned, Reader, TensorInfo, Writer, pieces::Bands,
     prune::dense_matrix,
 };
-use crate::{Arithmetic, Axis, Error, Mask, MatrixRef, Result, first_error::first_error, memory, select::Sparsity};
+use crate::{
+    Arithmetic, Axis, Error, Mask, MatrixRef, Result, first_error::first_error, memory, select::Sparsity, verify,
+};
 
 /// What a function made of a weight for [`PruneWith`].
 #[derive(Debug, Clone, PartialEq)]
@@ -32,7 +34,7 @@ pub enum PrunedWeight {
 ///
 /// # Errors
 /// Those of [`Prune`](super::Prune) and of the function, with the tensor's name; [`Error::Shape`] or [`Error::Length`]
-/// for a result of another shape, [`Error::TooManyKept`] for a mask that breaks its pattern, [`Error::NotPruned`] for
+/// for a result of another shape, [`Error::TooManyKept`] or [`Error::Violation`] for a mask that breaks its pattern, [`Error::NotPruned`] for
 /// an element that should be zero, [`Error::Infinite`] for one beyond the dtype.
 ///
 /// ```
@@ -141,9 +143,7 @@ impl<P: FnMut(&TensorInfo, MatrixRef<'_, f32>) -> Result<PrunedWeight>> OnMatrix
             PrunedWeight::Adjusted { weight, mask } => (rounded::<T>(&weight, &mask)?, mask, true),
         };
         let retained = mask.retained(matrix)?;
-        if let Sparsity::Groups(pattern) = self.planned.sparsity {
-            mask.verify(pattern, self.planned.axis)?;
-        }
+        verify::expect_mask(&mask, self.planned.sparsity, self.planned.axis)?;
         self.writer.write_elements(&self.tensor.name, &values)?;
         Ok(Pruned::new(&retained, None, adjusted))
     }

@@ -323,7 +323,7 @@ enum Floats {
 
 impl Floats {
     fn of<T: Arithmetic>(band: MatrixRef<'_, T>) -> Result<Self> {
-        match verify::conformance(band, Pattern::TWO_FOUR, Axis::Row, 0).violation_count {
+        match verify::conformance(band, Pattern::TWO_FOUR, Axis::Row, 0)?.violation_count {
             0 => Ok(Floats::Sparse(widened(&Compressed::from_dense(band)?))),
             violations => Ok(Floats::NotSparse { violations }),
         }

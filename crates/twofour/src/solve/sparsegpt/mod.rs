@@ -28,7 +28,7 @@ use rayon::prelude::*;
 
 use super::{Method, Pruned, factor, method::hessian_of, normal::finite_weight};
 use crate::{
-    Element, Error, Mask, MatrixRef, Pattern, Result,
+    Element, Error, Mask, MatrixRef, Result,
     calibration::{Hessian, Statistic, StatisticKind},
     select::Sparsity,
 };
@@ -48,7 +48,7 @@ pub enum Precision {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SparseGpt {
     /// What is pruned. [`Sparsity::Tensor`] compares the elements of all rows inside a block of columns, as the paper
-    /// does; [`Sparsity::Rows`] those of a row inside a block.
+    /// does; [`Sparsity::EachRow`] those of a row inside a block.
     pub sparsity: Sparsity,
     /// What is added to the Hessian's diagonal, as a share of its mean.
     pub damping: f64,
@@ -90,7 +90,7 @@ pub struct Solved {
 /// # Errors
 /// [`Error::NotANumber`] or [`Error::Infinite`] with the place; [`Error::Length`] where the Hessian is of another
 /// number of features; [`Error::NotPositiveDefinite`] where its factorization fails; [`Error::NoTokens`],
-/// [`Error::Setting`], [`Error::SparsityLevel`].
+/// [`Error::Setting`], [`Error::SparsityLevel`]; [`Error::MethodPattern`] for blocks, rows, columns and V:N:M.
 ///
 /// ```
 /// use twofour::{MatrixRef, Pattern, calibration::Hessian, select::Sparsity, solve::{SparseGpt, sparsegpt}};
@@ -142,9 +142,17 @@ impl Method for BySparseGpt {
         StatisticKind::Hessian
     }
 
-    fn prune(&self, weight: MatrixRef<'_, f32>, pattern: Pattern, inputs: Option<&Statistic>) -> Result<Pruned> {
+    fn patterns(&self) -> &'static str {
+        "N:M, unstructured and unstructured-rows"
+    }
+
+    fn prunes_to(&self, sparsity: Sparsity) -> bool {
+        matches!(sparsity, Sparsity::Groups(_) | Sparsity::EachRow(_) | Sparsity::Tensor(_))
+    }
+
+    fn prune(&self, weight: MatrixRef<'_, f32>, sparsity: Sparsity, inputs: Option<&Statistic>) -> Result<Pruned> {
         let hessian = hessian_of(inputs)?;
-        let settings = SparseGpt::new(Sparsity::Groups(pattern));
+        let settings = SparseGpt::new(sparsity);
         let solved = match sparsegpt(weight, hessian, &settings) {
             Err(Error::NotPositiveDefinite { .. }) => {
                 sparsegpt(weight, hessian, &SparseGpt { precision: Precision::F64, ..settings })?

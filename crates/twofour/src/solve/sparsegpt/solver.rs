@@ -2,7 +2,8 @@
 
 use rayon::prelude::*;
 
-use super::{Solved, SparseGpt};
+use super::super::{Method, method::pattern_error};
+use super::{BySparseGpt, Solved, SparseGpt};
 use crate::{
     Error, Mask, Pattern, Result,
     kernel::float_gemm::{Block, Operand, Threads, multiply},
@@ -31,6 +32,9 @@ impl Plan {
             return Err(Error::Setting { what: "columns of a block", value: 0.0, expected: "at least 1" });
         }
         let level = settings.sparsity.level()?;
+        if !BySparseGpt.prunes_to(settings.sparsity) {
+            return Err(pattern_error(&BySparseGpt, settings.sparsity));
+        }
         // No group is cut by a block or by the innermost columns.
         let m = if let Sparsity::Groups(pattern) = settings.sparsity { pattern.m() } else { 1 };
         let multiple = |n: usize| (n / m).max(1) * m;
@@ -116,8 +120,7 @@ impl Solver {
     fn choose(&self, bands: &mut [Band<'_>], start: usize, end: usize) -> Result<()> {
         let width = end - start;
         match self.plan.sparsity {
-            Sparsity::Groups(_) => {}
-            Sparsity::Rows(_) => {
+            Sparsity::EachRow(_) => {
                 let pruned = unstructured::pruned_count(width, self.plan.level);
                 bands.par_iter_mut().for_each(|band| {
                     let (mut scores, mut keys) = (vec![0f32; width], Vec::new());
@@ -141,6 +144,7 @@ impl Solver {
                     }
                 });
             }
+            _ => {}
         }
         Ok(())
     }

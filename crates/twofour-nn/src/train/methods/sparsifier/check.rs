@@ -1,6 +1,6 @@
 //! Settings of a sparsifier against each other and against the run.
 
-use twofour::layer::WeightGradient;
+use twofour::{layer::WeightGradient, select::Sparsity};
 
 use super::{
     super::{CheckedPart, step_of},
@@ -27,7 +27,7 @@ impl CheckedPart<'_> {
     pub(super) fn check_sparsifier(&self, m: &mut Mistakes) {
         let own = self.settings.sparsifier.clone().unwrap_or_default();
         let Some(kind) = own.kind else {
-            let kinds = "the rule of masks, \"2:4\", \"weight-norm\", \"unstructured\" or \"nearly-diagonal\"";
+            let kinds = "the rule of masks, \"2:4\", \"weight-norm\", \"unstructured\", \"nearly-diagonal\" or \"pattern\"";
             self.missing(m, "kind", kinds);
             return;
         };
@@ -45,10 +45,13 @@ impl CheckedPart<'_> {
     fn check_rule(&self, kind: SparsifierKind, own: &SparsifierSettings, m: &mut Mistakes) {
         let is_norm = kind == SparsifierKind::WeightNorm;
         let is_diagonal = kind == SparsifierKind::NearlyDiagonal;
+        let is_pattern = kind == SparsifierKind::Pattern;
         let blocks = "only \"weight-norm\" has blocks of its own";
         for (key, is_given, why) in [
             ("criterion", own.criterion.is_some() && is_diagonal, "its band does not depend on weights"),
             ("level", own.level.is_some() && is_diagonal, "its band does not depend on a level"),
+            ("level", own.level.is_some() && is_pattern, "the share stands in the pattern"),
+            ("pattern", own.pattern.is_some() && !is_pattern, "only \"pattern\" has one"),
             ("block", own.block.is_some() && !is_norm, blocks),
             ("zeros_per_block", own.zeros_per_block.is_some() && !is_norm, blocks),
             ("norm", own.norm.is_some() && !is_norm, blocks),
@@ -57,6 +60,9 @@ impl CheckedPart<'_> {
             if is_given {
                 self.add_own(m, key, format!("excluded by the kind \"{}\": {why}", name_of(kind)));
             }
+        }
+        if is_pattern && own.pattern.is_none() {
+            self.missing(m, "pattern", "what is pruned, \"block:16x16@0.8\" for instance");
         }
         let elements = own.block.map_or(4, |[rows, cols]| rows.saturating_mul(cols));
         if let Some(zeros) = own.zeros_per_block.filter(|zeros| is_norm && *zeros > elements) {
@@ -96,6 +102,10 @@ impl CheckedPart<'_> {
                 "excluded by the kind \"nearly-diagonal\": its band does not depend on a level",
             );
         }
+        let has_levels = !own.pattern.is_some_and(|pattern| matches!(pattern.0, Sparsity::Vectors { .. }));
+        if !has_levels && !matches!(schedule, Constant | OneShot) {
+            self.add_own(m, "schedule", "excluded by a pattern V:N:M: it has no lower level");
+        }
         for (key, is_given, why) in [
             ("mask_every", schedule == OneShot, "excluded by the schedule \"one-shot\": its mask is chosen once"),
             ("mask_every", is_diagonal, "excluded by the kind \"nearly-diagonal\": its band does not change"),
@@ -109,7 +119,7 @@ impl CheckedPart<'_> {
                 m.add(self.section.place(key), format!("{}.{key}", self.name), why);
             }
         }
-        let level = own.level.unwrap_or(if kind == SparsifierKind::TwoOfFour { 1.0 } else { 0.5 });
+        let level = own.target();
         if let Some(start) = own.start_level.filter(|start| schedule == Cubic && *start > level) {
             self.add_own(
                 m,

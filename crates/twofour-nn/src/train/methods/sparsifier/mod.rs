@@ -23,7 +23,7 @@ pub use criterion::SparsifierCriterion;
 pub use level::LevelSchedule;
 use masks::SparsifierMasks;
 pub use plan::SparsifierPlan;
-pub use rule::{BlockNorm, SparsifierRule};
+pub use rule::{BlockNorm, PatternText, SparsifierRule};
 pub use settings::{LevelScheduleKind, SparsifierKind, SparsifierSettings};
 
 pub(super) const METHOD: Method = Method { name: "sparsifier", method: &Masks };

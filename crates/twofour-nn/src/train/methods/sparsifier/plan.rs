@@ -3,10 +3,10 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use twofour::sparsify::Schedule;
+use twofour::{select::Sparsity, sparsify::Schedule};
 
 use super::{
-    super::step_of, LevelSchedule, LevelScheduleKind, SparsifierCriterion, SparsifierKind, SparsifierRule,
+    super::step_of, LevelSchedule, LevelScheduleKind, PatternText, SparsifierCriterion, SparsifierKind, SparsifierRule,
     SparsifierSettings,
 };
 use crate::{Error, Result};
@@ -56,6 +56,12 @@ impl SparsifierPlan {
         let is_share = |level: f64| (0.0..=1.0).contains(&level);
         if !is_share(self.level) {
             return fault("the level of a sparsifier", self.level.to_string(), "a share from 0 to 1");
+        }
+        if let SparsifierRule::Pattern(PatternText(pattern @ Sparsity::Vectors { .. })) = self.rule
+            && !matches!(self.schedule, LevelSchedule::Constant | LevelSchedule::OneShot { .. })
+        {
+            let expected = "constant or one-shot: V:N:M has no lower level";
+            return fault("the schedule of a sparsifier", format!("levels of {pattern}"), expected);
         }
         match &self.schedule {
             LevelSchedule::Cubic { start_level, .. } if !(0.0..=self.level).contains(start_level) => {
@@ -146,17 +152,21 @@ impl SparsifierPlan {
     pub fn new(settings: &SparsifierSettings, begin: u64, steps: u64) -> Result<Self> {
         let block = settings.block.unwrap_or([1, 4]);
         let kind = settings.kind.ok_or_else(|| missing("sparsity.sparsifier.kind", "one of the rules of masks"))?;
-        let (rule, level) = match kind {
-            SparsifierKind::TwoOfFour => (SparsifierRule::TWO_OF_FOUR, 1.0),
+        let rule = match kind {
+            SparsifierKind::TwoOfFour => SparsifierRule::TWO_OF_FOUR,
             SparsifierKind::WeightNorm => {
                 let zeros = settings.zeros_per_block.unwrap_or(block[0].saturating_mul(block[1]));
-                (SparsifierRule::WeightNorm { block, zeros, norm: settings.norm.unwrap_or_default() }, 0.5)
+                SparsifierRule::WeightNorm { block, zeros, norm: settings.norm.unwrap_or_default() }
             }
-            SparsifierKind::Unstructured => (SparsifierRule::Unstructured, 0.5),
+            SparsifierKind::Unstructured => SparsifierRule::Unstructured,
+            SparsifierKind::Pattern => {
+                let pattern = settings.pattern.ok_or_else(|| missing("sparsity.sparsifier.pattern", "a pattern"));
+                SparsifierRule::Pattern(pattern?)
+            }
             SparsifierKind::NearlyDiagonal => {
                 let expected = "a number of diagonals";
                 let nearliness = settings.nearliness.ok_or_else(|| missing("sparsity.sparsifier.nearliness", expected));
-                (SparsifierRule::NearlyDiagonal { nearliness: nearliness? }, 1.0)
+                SparsifierRule::NearlyDiagonal { nearliness: nearliness? }
             }
         };
         let until = Self::until(settings, steps);
@@ -178,7 +188,7 @@ impl SparsifierPlan {
                 LevelSchedule::Steps { at: shares.iter().map(|share| step_of(*share, steps)).collect(), factors }
             }
         };
-        let level = settings.level.unwrap_or(level);
+        let level = settings.target();
         let (criterion, in_place) = (settings.criterion.unwrap_or_default(), settings.in_place.unwrap_or(false));
         let plan = SparsifierPlan { rule, criterion, level, schedule, in_place };
         plan.check()?;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{BlockNorm, SparsifierCriterion};
+use super::{BlockNorm, PatternText, SparsifierCriterion};
 use crate::settings::{Mistakes, Named, SHARE, Section, settings};
 
 /// The rule of a sparsifier's masks.
@@ -18,6 +18,8 @@ pub enum SparsifierKind {
     Unstructured,
     /// All but a band around the diagonal: torch's `NearlyDiagonalSparsifier`.
     NearlyDiagonal,
+    /// What the key `pattern` says: any [`Sparsity`](twofour::select::Sparsity).
+    Pattern,
 }
 
 impl Named for SparsifierKind {
@@ -26,6 +28,7 @@ impl Named for SparsifierKind {
         ("weight-norm", SparsifierKind::WeightNorm),
         ("unstructured", SparsifierKind::Unstructured),
         ("nearly-diagonal", SparsifierKind::NearlyDiagonal),
+        ("pattern", SparsifierKind::Pattern),
     ];
 }
 
@@ -60,6 +63,10 @@ impl Named for LevelScheduleKind {
     ];
 }
 
+/// What a pattern is.
+const PATTERNS: &str = "a pattern, \"4:8\", \"64:2:8\", \"block:16x16@0.8\", \"rows@0.25\", \"columns@0.25\", \
+                        \"unstructured@0.5\" or \"unstructured-rows@0.5\"";
+
 /// The largest side of a block, and the most rises of a level.
 const LARGEST_BLOCK: u64 = 1 << 20;
 const MOST_ROUNDS: u64 = 1000;
@@ -93,8 +100,11 @@ keys! {
     kind: SparsifierKind = |s, key, m| s.choice(key, m);
     /// What is compared; magnitudes if absent.
     criterion: SparsifierCriterion = |s, key, m| s.choice(key, m);
-    /// The target of the level, from 0 to 1: of blocks, or of elements with `unstructured`. 1 with `2:4`, else 0.5.
+    /// The target of the level, from 0 to 1: of blocks, or of elements with `unstructured`. 1 with `2:4`, else 0.5; with
+    /// `pattern` it is the share that stands there.
     level: f64 = |s, key, m| s.number(key, SHARE, m);
+    /// The pattern of `pattern`, "block:16x16@0.8" for instance; required.
+    pattern: PatternText = |s, key, m| s.parsed(key, PATTERNS, m).map(PatternText);
     /// Rows and columns of a block of `weight-norm`; 1 and 4 if absent.
     block: [usize; 2] = |s, key, m| {
         let sides = s.integers(key, (1, LARGEST_BLOCK), ("rows and columns", 2), m);
@@ -130,6 +140,16 @@ impl SparsifierSettings {
 
     /// Rises of `iterative` where a recipe says nothing.
     pub const ROUNDS: u64 = 4;
+
+    /// The level that the schedule goes to.
+    pub(super) fn target(&self) -> f64 {
+        let own = match (self.kind, self.pattern) {
+            (Some(SparsifierKind::TwoOfFour | SparsifierKind::NearlyDiagonal), _) => 1.0,
+            (Some(SparsifierKind::Pattern), Some(pattern)) => pattern.target(),
+            _ => 0.5,
+        };
+        self.level.unwrap_or(own)
+    }
 
     /// Whether these settings are of another kind or schedule than the section's, so that times of the section do not
     /// hold for them.
