@@ -42,6 +42,17 @@ def pytorch(tensors):
     return found.getvalue()
 
 
+def npz(arrays):
+    """A file of numpy.savez_compressed: arrays are name, dtype, shape and bytes."""
+    found = io.BytesIO()
+    with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, dtype, shape, content in arrays:
+            text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+            header = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), header + content, zipfile.ZIP_DEFLATED)
+    return found.getvalue()
+
+
 def gguf_text(text):
     return struct.pack("<Q", len(text.encode())) + text.encode()
 
@@ -122,6 +133,7 @@ SEEDS = {
     "pytorch/strided": pytorch(
         [("w", "HalfStorage", bytes(range(24)), 0, [4, 3], [1, 4]), ("e", "CharStorage", bytes(1), 0, [3, 2], [0, 0])]
     )[4:],
+    "pytorch/npz": npz([("w.mask", "|u1", "(6,)", bytes(range(6))), ("b", "<f4", "(2, 1)", bytes(8))])[4:],
     "reader/empty": safetensors([], {}),
     "reader/plain": safetensors(
         [("a", "F32", [2, 2], bytes(16)), ("b", "I64", [], bytes(8)), ("c", "F4", [2], b"x"), ("z", "U8", [0, 3], b"")],
@@ -173,6 +185,59 @@ SEEDS = {
             ("w.values", "I8", [1, 34], bytes(range(100, 134))),
         ],
         manifest("I8", [1, 68], 2, group_size=64),
+    ),
+    "peer/bitmask": safetensors(
+        [
+            ("m.bitmask", "U8", [1, 1], b"\x59"),
+            ("m.compressed", "BF16", [1, 4], struct.pack("<4H", 0x3F80, 0xBF80, 0, 0x8000)),
+            ("m.shape", "I64", [2, 1], struct.pack("<2q", 1, 8)),
+        ],
+        {},
+    ),
+    "peer/fp8-bitmask": safetensors(
+        [
+            ("m.bitmask", "U8", [1, 1], b"\x59"),
+            ("m.compressed", "F8_E4M3", [1, 4], b"\x38\xb8\x00\x80"),
+            ("m.shape", "I64", [2, 1], struct.pack("<2q", 1, 8)),
+            ("m.weight_scale", "BF16", [1, 1], struct.pack("<H", 0x3F00)),
+        ],
+        {},
+    ),
+    "peer/pack": safetensors(
+        [
+            ("m.weight_packed", "I32", [1, 2], struct.pack("<2I", 0x88178899, 0x8)),
+            ("m.weight_scale", "F16", [1, 1], struct.pack("<e", 0.5)),
+            ("m.weight_shape", "I64", [2], struct.pack("<2q", 1, 9)),
+        ],
+        {},
+    ),
+    "peer/int8": safetensors(
+        [
+            ("m.input_scale", "F32", [1], struct.pack("<f", 1.0)),
+            ("m.weight", "I8", [2, 4], b"\x01\x00\xff\x00\x00\x80\x00\x7f"),
+            ("m.weight_scale", "F32", [2, 1], struct.pack("<2f", 0.5, 2.0)),
+        ],
+        {},
+    ),
+    "peer/fp8": safetensors(
+        [("m.weight", "F8_E4M3", [1, 4], b"\x38\x39\x3a\x3b"), ("m.weight_scale", "F32", [1], struct.pack("<f", 0.5))],
+        {},
+    ),
+    "peer/marlin": safetensors(
+        [
+            ("m.meta", "I16", [1, 128], struct.pack("<128H", *[0x4E9D] * 128)),
+            ("m.scale_packed", "F16", [1, 64], struct.pack("<64e", *[0.5] * 64)),
+            ("m.weight_packed", "I32", [1, 128], bytes(range(256)) * 2),
+        ],
+        {},
+    ),
+    "peer/gptq": safetensors(
+        [
+            ("m.B_24", "I32", [1, 256], bytes(range(256)) * 4),
+            ("m.B_meta", "I16", [1, 128], struct.pack("<128H", *[0x4E9D] * 128)),
+            ("m.s", "F16", [1, 64], struct.pack("<64e", *[0.5] * 64)),
+        ],
+        {},
     ),
     "gguf/llama": gguf(
         gguf_sizes("llama")

@@ -18,7 +18,7 @@ use twofour::{
 use crate::{exit::Usage, present::units};
 
 /// The options that choose tensors.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct SelectionOptions {
     /// Only tensors whose whole name matches; `*` matches dots too; may be repeated
     ///

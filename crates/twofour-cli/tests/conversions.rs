@@ -377,3 +377,85 @@ fn what_cannot_be_converted_is_named_and_nothing_is_written() {
     let message = run(at, &["convert", "model", "-o", "again"]).bad(1);
     assert!(message.contains("is in safetensors already"), "{message}");
 }
+
+/// A model in a format of compressed-tensors; `crates/twofour/tests/fixtures/compressed_tensors_models.py` made it.
+fn compressed_tensors(at: &std::path::Path, name: &str) {
+    let fixture = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../twofour/tests/fixtures/compressed_tensors")
+        .join(name);
+    fs::create_dir(at.join(name)).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(fixture.join(file), at.join(name).join(file)).unwrap();
+    }
+}
+
+#[test]
+fn a_model_goes_from_another_tool_s_format_to_every_other_and_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    for (name, formats) in [
+        ("bitmask-bf16", &["sparse-24-bitmask"][..]),
+        ("fp8-bitmask", &["sparse-24-bitmask"]),
+        ("marlin-int4-group", &["pack-quantized", "marlin-24"]),
+        ("pack-int8-group", &["pack-quantized"]),
+    ] {
+        compressed_tensors(at, name);
+        let ours = format!("{name}-ours");
+        let answer = run(at, &["convert", name, "-o", &ours, "--to", "twofour", "--json"]).good().json();
+        assert_eq!(answer["read"].as_object().unwrap().len(), 1, "{answer}");
+        run(at, &["check", &ours]).good();
+        run(at, &["convert", name, "-o", "dense-first"]).good();
+        run(at, &["convert", &ours, "-o", "dense-second"]).good();
+        let dense = |folder: &str| fs::read(at.join(folder).join("model.safetensors")).unwrap();
+        assert_eq!(dense("dense-first"), dense("dense-second"), "{name}");
+        for format in formats {
+            let written = format!("{name}-{format}");
+            run(at, &["convert", &ours, "-o", &written, "--to", format]).good();
+            run(at, &["convert", &written, "-o", "back"]).good();
+            assert_eq!(dense("back"), dense("dense-first"), "{name} by {format}");
+            fs::remove_dir_all(at.join("back")).unwrap();
+        }
+        fs::remove_dir_all(at.join("dense-first")).unwrap();
+        fs::remove_dir_all(at.join("dense-second")).unwrap();
+    }
+    // A 2:4 model of floats needs no step between.
+    run(at, &["convert", "bitmask-bf16", "-o", "dense"]).good();
+    run(at, &["convert", "dense", "-o", "again", "--to", "sparse-24-bitmask"]).good();
+    let weights = |folder: &str| fs::read(at.join(folder).join("model.safetensors")).unwrap();
+    run(at, &["convert", "again", "-o", "dense-again"]).good();
+    assert_eq!(weights("dense-again"), weights("dense"));
+    let before = names(at);
+    for (arguments, expected) in [
+        (&["dense", "--to", "pack-quantized"][..], "quantize the model first"),
+        (&["marlin-int4-group-ours", "--to", "sparse-24-bitmask"], "has scales"),
+        (&["pack-int8-group-ours", "--to", "marlin-24"], "multiple of 128"),
+        (&["dense"], "is in safetensors already"),
+    ] {
+        let message = run(at, &[&["convert", "-o", "no"], arguments].concat()).bad(1);
+        assert!(message.contains(expected), "{expected}: {message}");
+    }
+    let config = r#"{"quantization_config": {"quant_method": "gptq", "bits": 4}}"#;
+    fs::write(at.join("dense/config.json"), config).unwrap();
+    let message = run(at, &["convert", "dense", "-o", "no", "--to", "twofour"]).bad(1);
+    assert!(message.contains("gptq, 4 bits"), "{message}");
+    assert_eq!(names(at), before);
+}
+
+#[test]
+fn masks_of_maskllm_prune_a_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour/tests/fixtures/masks");
+    for name in ["model.safetensors", "mask_compressed.npz", "masks.pt", "other.npz"] {
+        fs::copy(fixtures.join(name), at.join(name)).unwrap();
+    }
+    let convert = |mask: &str, out: &str| {
+        run(at, &["convert", "model.safetensors", "--mask", mask, "-o", out]).good();
+        fs::read(at.join(out)).unwrap()
+    };
+    assert_eq!(convert("mask_compressed.npz", "a.safetensors"), convert("masks.pt", "b.safetensors"));
+    run(at, &["check", "a.safetensors", "--include", "*.weight"]).good();
+    let arguments = ["convert", "model.safetensors", "--mask", "other.npz", "-o", "c.safetensors"];
+    assert!(run(at, &arguments).bad(1).contains("there is no tensor `c.weight`"));
+    assert!(!at.join("c.safetensors").exists());
+}

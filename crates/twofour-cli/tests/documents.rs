@@ -33,6 +33,7 @@ fn compiled() -> BTreeSet<String> {
         twofour::file,
         twofour::file::Reader,
         twofour::file::Convert,
+        twofour::file::Export,
         twofour::file::PruneAndQuantize,
         twofour::file::Quantize,
         twofour::file::Unchanged,

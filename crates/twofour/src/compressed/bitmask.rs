@@ -4,7 +4,7 @@
 //! `ceil(cols / 8)` bytes a row: bit `b` of byte `j` stands for column `8 * j + b`. Its writer keeps exactly two of
 //! four, zeros among them where there were fewer.
 
-use super::{Compressed, groups_per_row, too_many_kept};
+use super::{Compressed, code, groups_per_row, too_many_kept};
 use crate::{Element, Error, MatrixRef, Result};
 
 impl<T: Element> Compressed<T> {
@@ -51,6 +51,20 @@ impl<T: Element> Compressed<T> {
         }
         Compressed::build(MatrixRef::new(rows, cols, &dense)?, |row, group, _| bits(row, group))
     }
+
+    /// The bits of the stored positions, `[rows, ceil(cols / 8)]`: with [`Compressed::values`] what
+    /// [`Compressed::from_bitmask`] reads, for columns that are a multiple of four. Exactly two of four are set.
+    pub fn bitmask(&self) -> Vec<u8> {
+        let stride = self.cols().div_ceil(8);
+        let mut bitmask = vec![0; self.rows() * stride];
+        for (row, bytes) in bitmask.chunks_mut(stride.max(1)).enumerate() {
+            for group in 0..groups_per_row(self.cols()) {
+                let (first, second) = code::positions(self.code(row, group));
+                bytes[group / 2] |= (1 << first | 1 << second) << (group % 2 * 4);
+            }
+        }
+        bitmask
+    }
 }
 
 #[cfg(test)]
@@ -77,6 +91,7 @@ mod tests {
                 }
             }
             let read = Compressed::from_bitmask(rows, cols, &kept, &bitmask).unwrap();
+            prop_assert_eq!((read.values(), read.bitmask()), (kept.as_slice(), bitmask));
             prop_assert_eq!(read, Compressed::from_masked(matrix, &mask).unwrap());
         }
     }

@@ -5,14 +5,15 @@
 //! `docs/reference/format.md` is the specification.
 //!
 //! A [`Convert`] writes a whole model anew by an [`Operation`]: [`Compress`], [`Decompress`], [`Prune`], [`PruneWith`],
-//! [`PruneAndQuantize`], [`Quantize`] or [`Unchanged`]; [`prune`](prune()) is the usual one in a line. It looks at its
-//! input twice: first every tensor that is to change is checked and the output planned, then it is written. So an error
+//! [`PruneAndQuantize`], [`Quantize`], [`Export`] or [`Unchanged`]; [`prune`](prune()) is the usual one in a line. It
+//! looks at its input twice: first every tensor that is to change is checked and the output planned, then it is written. So an error
 //! in the input is found before the first byte is written, and memory holds some rows of a tensor for each thread,
 //! however large the model; where a function of the caller's prunes, the tensor.
 //!
 //! A file that holds tensors is a [`Source`]: safetensors; GGUF of llama.cpp, whose tensors appear as transformers has
 //! them, with the configuration and the tokenizer that its metadata tell; or a state dict that `torch.save` wrote, such
-//! as `pytorch_model.bin`, of which no code is run.
+//! as `pytorch_model.bin`, of which no code is run; or arrays of numpy (`.npz`). Weights that another tool packed appear as this library's behind
+//! [`Reader::translated`], and [`Export`] writes them so.
 //!
 //! Where the input is a directory, so is the output, with what else the model's directory holds ([`Beside`]). An output
 //! that is named `*.safetensors` is that file alone. A directory of packed weights says that it is one: its files of
@@ -63,6 +64,7 @@
 #[cfg(target_endian = "big")]
 compile_error!("safetensors data is little-endian, and this module maps it as it is");
 
+mod archive;
 mod bytes;
 mod configuration;
 mod convert;
@@ -78,7 +80,10 @@ mod int4_tests;
 #[cfg(test)]
 mod int8_tests;
 mod manifest;
+mod masked;
 mod naming;
+mod npz;
+mod peer;
 mod plan;
 mod pytorch;
 mod reader;
@@ -107,6 +112,7 @@ pub use header::{Header, MAX_HEADER_BYTES, TensorInfo};
 pub use index::Index;
 pub use manifest::{CompressedInfo, FORMAT_VERSION, MANIFEST_KEY, Part};
 pub use naming::{PACKED_PREFIX, PACKED_README};
+pub use peer::{Export, ExportFormat, Exported, Translation};
 pub use plan::{Plan, PlannedTensor};
 pub use reader::{Reader, Shard, TensorView};
 pub use reordered::Reorder;

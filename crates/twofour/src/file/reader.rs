@@ -5,6 +5,7 @@ use std::{
     fs,
     io::ErrorKind,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use half::f16;
@@ -18,7 +19,9 @@ use super::{
     elements::Spare,
     find::find_in_directory,
     manifest,
+    masked::{Masked, Masks},
     naming::in_safetensors,
+    peer::{self, Translation},
     reordered::{Reorder, Reordered},
     source,
     unique::quoted,
@@ -45,6 +48,8 @@ pub struct Reader {
     /// The directory that was opened, where it was one.
     directory: Option<PathBuf>,
     metadata: BTreeMap<String, String>,
+    /// What was found of other tools' formats, where the model was translated.
+    translation: Translation,
     /// Shard and position in its header of each tensor.
     tensors: HashMap<String, (usize, usize)>,
     /// Shard and position in its list of each compressed weight.
@@ -246,6 +251,49 @@ impl Reader {
         Ok(self)
     }
 
+    /// The same model with the weights of other tools as this library has them: `sparse-24-bitmask`, `marlin-24`,
+    /// `pack-quantized`, `int-quantized` and `float-quantized` of compressed-tensors, and `marlin_24` of GPTQ.
+    ///
+    /// Integers with scales for rows or for 128 or 64 columns are such integers here where the weight is 2:4; other
+    /// integers and 8-bit floats become the products with their scales, in the scales' type. A weight that is 2:4 is
+    /// compressed, any other one dense. Where there is no such weight, the model stays as it is.
+    ///
+    /// Reads every such weight once. [`Reader::translation`] tells what was found.
+    ///
+    /// # Errors
+    /// [`Error::Format`] for a weight that its format does not allow, or that has no form here, such as one with zero
+    /// points.
+    pub fn translated(self) -> Result<Self> {
+        let Reader { shards, index, directory, .. } = self;
+        let (files, weights): (Vec<_>, Vec<_>) = shards.into_iter().map(|shard| (shard.source, shard.weights)).unzip();
+        let (files, translation) = peer::translate(files, &weights)?;
+        let reader = Self::new(files.into_iter().map(Shard::new).collect())?;
+        Ok(Reader { index, directory, translation, ..reader })
+    }
+
+    /// The same model with its weights multiplied by the masks of a file, as MaskLLM releases them: for a weight `w` a
+    /// tensor `w.mask`, either of the weight's shape, of zeros and ones, or one-dimensional in U8 with a bit for each
+    /// element of the flattened weight, the first in the highest bit (`numpy.packbits`). What a mask does not keep is
+    /// +0.0.
+    ///
+    /// # Errors
+    /// [`Error::Format`] for a mask without a weight, or of another shape. An element of a mask that is neither 0 nor 1
+    /// is an error where it is read.
+    pub fn masked(mut self, masks: Reader) -> Result<Self> {
+        let masks = Arc::new(Masks::of(masks, &self)?);
+        let masked = |shard: Shard| {
+            let source = Box::new(Masked { source: shard.source, masks: masks.clone() });
+            Shard { source, ..shard }
+        };
+        self.shards = self.shards.into_iter().map(masked).collect();
+        Ok(self)
+    }
+
+    /// What [`Reader::translated`] found.
+    pub fn translation(&self) -> &Translation {
+        &self.translation
+    }
+
     fn open_sharded(path: PathBuf) -> Result<Self> {
         let io = |source| Error::Io { path: path.clone(), action: "reading the index", source };
         let length = fs::metadata(&path).map_err(io)?.len();
@@ -311,7 +359,15 @@ impl Reader {
         for (s, shard) in shards.iter().enumerate() {
             weights.extend(shard.weights.iter().enumerate().map(|(w, weight)| (weight.name.clone(), (s, w))));
         }
-        Ok(Reader { shards, index: None, directory: None, metadata, tensors, weights })
+        Ok(Reader {
+            shards,
+            index: None,
+            directory: None,
+            metadata,
+            translation: Translation::default(),
+            tensors,
+            weights,
+        })
     }
 
     /// The model's files, in order of name.

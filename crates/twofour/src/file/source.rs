@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use super::{FileBytes, TensorInfo, gguf::Gguf, pytorch::PyTorch, safetensors::SafeTensors};
+use super::{FileBytes, TensorInfo, archive, gguf::Gguf, safetensors::SafeTensors};
 use crate::Result;
 
 /// A file that holds tensors, in whatever format.
@@ -54,8 +54,7 @@ pub trait Source: fmt::Debug + Send + Sync {
 type Format = (&'static [u8], fn(FileBytes) -> Result<Box<dyn Source>>);
 
 /// The formats that have a mark; a file without one is safetensors, or an error of its header.
-const FORMATS: [Format; 2] =
-    [(b"GGUF", |file| Ok(Box::new(Gguf::open(file)?))), (b"PK\x03\x04", |file| Ok(Box::new(PyTorch::open(file)?)))];
+const FORMATS: [Format; 2] = [(b"GGUF", |file| Ok(Box::new(Gguf::open(file)?))), (b"PK\x03\x04", archive::open)];
 
 /// Opens a file in the format that its first bytes tell.
 pub(super) fn open(file: FileBytes) -> Result<Box<dyn Source>> {

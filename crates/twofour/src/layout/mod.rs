@@ -1,17 +1,19 @@
 //! The orders in which GPUs want the metadata of a compressed weight.
 //!
 //! Each is a bijection of the canonical metadata ([`crate::compressed`]): the codes are the same, only their places
-//! differ. They are made in memory, for one kind of kernel, and never written to disk.
+//! differ. They are made in memory, for one kind of kernel; only other tools' formats have some of them on disk.
 //!
 //! | module | whose |
 //! |---|---|
 //! | [`sm80`] | CUTLASS 2.x and torch's CUTLASS form, for `mma.sp` |
 //! | [`lanes`] | ours, for four-bit weights and `mma.sp`: values and scales too |
+//! | [`marlin`] | Sparse-Marlin's, for integers and `mma.sp`: values, too |
 //! | [`sm90`] | CUTLASS 3.x, for `wgmma.sp`; depends on the kernel's tile |
 //! | [`bitmask`] | torch's mask of 4x4 tiles that goes with weights compressed both ways |
 
 pub mod bitmask;
 pub mod lanes;
+pub mod marlin;
 pub mod sm80;
 pub mod sm90;
 

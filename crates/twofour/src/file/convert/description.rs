@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use serde_json::Value;
+
 use super::super::{
     ConfiguredWeights, PACKED_README, Plan, Reader,
     configuration::{self, CONFIG_FILE},
@@ -14,12 +16,17 @@ pub(super) fn is_description(relative: &Path) -> bool {
     relative == Path::new(CONFIG_FILE) || relative == Path::new(PACKED_README)
 }
 
-/// Names and texts of the files that describe a directory with these tensors.
+/// Names and texts of the files that describe a directory with these tensors; `configuration` is the
+/// `quantization_config` of another tool.
 ///
 /// # Errors
 /// A `config.json` that cannot be read, or that describes weights which another tool quantized where the output would
 /// be packed.
-pub(super) fn files(reader: &Reader, plans: &[Plan]) -> Result<Vec<(&'static str, Vec<u8>)>> {
+pub(super) fn files(
+    reader: &Reader,
+    plans: &[Plan],
+    configuration: Option<Value>,
+) -> Result<Vec<(&'static str, Vec<u8>)>> {
     let is_packed = plans.iter().any(Plan::is_packed);
     let mut files = Vec::new();
     if is_packed {
@@ -31,11 +38,12 @@ pub(super) fn files(reader: &Reader, plans: &[Plan]) -> Result<Vec<(&'static str
     };
     let path = reader.path_beside(CONFIG_FILE);
     let fields = configuration::parse(&path, &bytes)?;
-    // The input's own packed weights are what they are, whatever another tool's name says.
-    let is_foreign = |reader: &Reader| reader.compressed_weights().next().is_none();
+    // The input's own packed weights are what they are, whatever another tool's name says, and so are translated ones.
+    let is_foreign =
+        |reader: &Reader| reader.compressed_weights().next().is_none() && reader.translation().weights.is_empty();
     let text = match ConfiguredWeights::of(&fields) {
         ConfiguredWeights::Foreign { by } if is_foreign(reader) => {
-            if is_packed {
+            if is_packed || configuration.is_some() {
                 let reason = format!(
                     "its quantization_config says that the weights are stored by another tool ({by}); packed weights \
                      would lose what it describes. \
@@ -46,7 +54,7 @@ pub(super) fn files(reader: &Reader, plans: &[Plan]) -> Result<Vec<(&'static str
             bytes
         }
         _ => {
-            let field = is_packed.then(|| configuration::packed(dense_modules(plans)));
+            let field = configuration.or_else(|| is_packed.then(|| configuration::packed(dense_modules(plans))));
             configuration::rewritten(bytes, fields, field)
         }
     };

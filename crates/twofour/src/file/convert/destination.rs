@@ -7,6 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use serde_json::Value;
+
 use super::super::{
     DirectoryLock, Index, Overwrite, PACKED_README, Plan, Reader, Shard, Writer,
     naming::{self, INDEX_SUFFIX},
@@ -91,11 +93,13 @@ impl Destination {
     }
 
     /// Makes the directory of an output of several files, where it is not there yet, and copies what is beside the
-    /// tensors; `watch` is asked now and then whether to go on.
+    /// tensors; `configuration` is the `quantization_config` of another tool, `watch` is asked now and then whether to go
+    /// on.
     pub(super) fn open(
         self,
         reader: &Reader,
         plans: &[Plan],
+        configuration: Option<Value>,
         watch: &mut dyn FnMut(&Path) -> Result<()>,
     ) -> Result<Opened> {
         let is_packed = self.is_directory && plans.iter().any(Plan::is_packed);
@@ -115,7 +119,7 @@ impl Destination {
             total_bytes: 0,
         };
         if opened.destination.is_directory {
-            let described = description::files(reader, plans)?;
+            let described = description::files(reader, plans, configuration)?;
             opened.stage(reader, described, watch)?;
             if !is_packed {
                 opened.replaced.push(PACKED_README.to_owned());

@@ -184,10 +184,11 @@ impl<'a> Convert<'a> {
             plans.push(plan);
         }
         destination.check(&plans)?;
+        let configuration = operation.configuration(reader)?;
 
         let mut done = 0;
         let mut copying = |file: &Path| tell(Phase::Writing, (&file.to_string_lossy(), 0), &mut 0);
-        let mut opened = destination.open(reader, &plans, &mut copying)?;
+        let mut opened = destination.open(reader, &plans, configuration, &mut copying)?;
         let mut planned = planned.into_iter();
         let mut report = Report { tensors: Vec::new() };
         for ((shard, items), plan) in reader.shards().iter().zip(&items).zip(plans) {

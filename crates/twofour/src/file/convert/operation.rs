@@ -1,5 +1,7 @@
 //! What a conversion does with the pieces of a model.
 
+use serde_json::Value;
+
 use super::{CompressedInfo, Kept, Plan, PlannedTensor, Reader, TensorInfo, Writer, pieces};
 use crate::Result;
 
@@ -101,4 +103,14 @@ pub trait Operation {
         planned: Self::Plan,
         writer: &mut Writer,
     ) -> Result<Self::Change>;
+
+    /// The `quantization_config` of the output's `config.json`, where it is that of another tool. Asked for when all
+    /// pieces are planned.
+    ///
+    /// # Errors
+    /// Where the pieces together cannot be described.
+    fn configuration(&self, reader: &Reader) -> Result<Option<Value>> {
+        let _ = reader;
+        Ok(None)
+    }
 }

@@ -4,16 +4,15 @@
 //! The format is PyTorch's since version 1.6: an archive with the pickle `data.pkl`, which describes tensors by
 //! `torch._utils._rebuild_tensor_v2` and the like, and an entry `data/KEY` for each storage.
 
-mod archive;
 mod pickle;
 
-use std::{collections::BTreeMap, ops::Range};
-
-use self::{
-    archive::Archive,
-    pickle::{Id, Pickle, Value},
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Range,
 };
-use super::{FileBytes, MAX_HEADER_BYTES, Source, StoredDType, TensorInfo, unique::quoted};
+
+use self::pickle::{Id, Pickle, Value};
+use super::{FileBytes, MAX_HEADER_BYTES, Source, StoredDType, TensorInfo, archive::Entry, unique::quoted};
 use crate::{Error, Result};
 
 /// Entries of a training checkpoint that hold the model's state dict.
@@ -42,10 +41,10 @@ struct Stored {
 
 impl PyTorch {
     /// Reads the description of the tensors.
-    pub(super) fn open(file: FileBytes) -> Result<Self> {
+    pub(super) fn open(file: FileBytes, entries: Vec<Entry>) -> Result<Self> {
         let fault = |reason: String| Error::Format { path: file.path().to_owned(), reason };
-        let archive = Archive::open(&file).map_err(fault)?;
-        let Some(range) = archive.get("data.pkl") else {
+        let archive = inside(entries).map_err(fault)?;
+        let Some(range) = archive.get("data.pkl").cloned() else {
             return Err(fault("is a zip archive without data.pkl, and no file of torch.save".to_owned()));
         };
         if range.len() > MAX_HEADER_BYTES {
@@ -142,10 +141,25 @@ impl Stored {
     }
 }
 
+/// Where each entry's bytes lie in the file, by its name below the archive's one folder.
+fn inside(entries: Vec<Entry>) -> Found<HashMap<String, Range<usize>>> {
+    let mut places = HashMap::new();
+    for Entry { name, range, is_deflated, .. } in entries {
+        if is_deflated {
+            return Err(format!("entry {} of the archive is compressed, as torch.save writes none", quoted(&name)));
+        }
+        let inside = name.split_once('/').map_or(name.as_str(), |(_, inside)| inside).to_owned();
+        if places.insert(inside, range).is_some() {
+            return Err(format!("the archive has two entries {}", quoted(&name)));
+        }
+    }
+    Ok(places)
+}
+
 /// What a pickle says of tensors.
 struct Description<'a> {
     pickle: &'a Pickle,
-    archive: &'a Archive,
+    archive: &'a HashMap<String, Range<usize>>,
 }
 
 type Found<T> = std::result::Result<T, String>;
@@ -184,6 +198,11 @@ impl Description<'_> {
         let mut tensors = BTreeMap::new();
         for (key, value) in entries {
             let Value::Text(name) = self.pickle.get(*key) else { continue };
+            let parts = self.semi_structured(*value).map_err(|reason| format!("tensor {}: {reason}", quoted(name)))?;
+            if let Some(parts) = parts {
+                tensors.extend(parts.map(|(end, part)| (format!("{name}.{end}"), part)));
+                continue;
+            }
             let tensor = self.tensor(*value).map_err(|reason| format!("tensor {}: {reason}", quoted(name)))?;
             if let Some(tensor) = tensor {
                 // As in Python, the last of two equal keys counts.
@@ -230,6 +249,61 @@ impl Description<'_> {
         }
     }
 
+    /// The parts of a weight that torch compressed for CUTLASS (`torch.sparse.to_sparse_semi_structured`); none for
+    /// another value.
+    ///
+    /// Such a tensor is a call of `_rebuild_from_type_v2` with a function, a class, the function's arguments and the
+    /// object's state: a tuple whose second half has the parts by name.
+    fn semi_structured(&self, id: Id) -> Found<Option<[(&'static str, Stored); 2]>> {
+        let Value::Call { function, arguments, .. } = self.pickle.get(id) else { return Ok(None) };
+        let (Some(function), Value::Tuple(arguments)) = (self.global(*function), self.pickle.get(*arguments)) else {
+            return Ok(None);
+        };
+        let ("torch._tensor._rebuild_from_type_v2", &[_, class, of_function, state]) =
+            (function.as_str(), arguments.as_slice())
+        else {
+            return Ok(None);
+        };
+        // Of a parameter the first argument has the class.
+        let class = self.global(class).unwrap_or_default();
+        let Some(kind) = class.strip_prefix("torch.sparse.semi_structured.SparseSemiStructuredTensor") else {
+            return Err(format!(
+                "it is an object of {}, which is no plain tensor; load the file with PyTorch and save plain tensors",
+                quoted(&class)
+            ));
+        };
+        if kind != "CUTLASS" {
+            return Err(
+                "it was compressed by cuSPARSELt, whose layout depends on its version and on the GPU; load the \
+                        file on the machine that wrote it, and save the dense tensors, weight.to_dense()"
+                    .to_owned(),
+            );
+        }
+        let no_parts = || "it is compressed for CUTLASS, and its parts are not described".to_owned();
+        let Value::Tuple(of_function) = self.pickle.get(of_function) else { return Err(no_parts()) };
+        let Value::Tuple(state) = self.pickle.get(state) else { return Err(no_parts()) };
+        let &[_, _, shape, ..] = of_function.as_slice() else { return Err(no_parts()) };
+        let parts = state.get(1).and_then(|slots| self.pickle.entries(*slots)).ok_or_else(no_parts)?;
+        let part = |name: &str| -> Found<Option<Stored>> {
+            let is_it = |(key, _): &&(Id, Id)| matches!(self.pickle.get(*key), Value::Text(key) if key == name);
+            parts.iter().rev().find(is_it).map_or(Ok(None), |(_, value)| self.tensor(*value))
+        };
+        let (Some(packed), Some(meta)) = (part("packed")?, part("meta")?) else {
+            return Err(
+                "it is compressed for CUTLASS without its rows, as its transpose is; save weight.to_dense()".to_owned()
+            );
+        };
+        let shape = self.sizes(shape)?;
+        let fits = match *shape {
+            [rows, cols] => packed.shape == [rows, cols / 2] && cols.is_multiple_of(2),
+            _ => false,
+        };
+        match fits {
+            true => Ok(Some([("packed", packed), ("meta", meta)])),
+            false => Err(format!("its kept values of shape {:?} are not those of {shape:?}", packed.shape)),
+        }
+    }
+
     fn stored(&self, storage: Id, (offset, shape, strides): (Id, Id, Id), dtype: Option<Id>) -> Found<Stored> {
         let Value::Persistent(storage) = self.pickle.get(storage) else { return Err("it has no storage".to_owned()) };
         let Value::Tuple(storage) = self.pickle.get(*storage) else {
@@ -244,7 +318,7 @@ impl Description<'_> {
             None => kind,
         };
         let dtype = dtype_of(&name).ok_or_else(|| format!("{name} is no dtype of safetensors"))?;
-        let entry = self.archive.get(&format!("data/{key}"));
+        let entry = self.archive.get(&format!("data/{key}")).cloned();
         let entry = entry.ok_or_else(|| format!("its storage {} is not in the archive", quoted(key)))?;
         let (offset, shape, strides) = (self.size(offset)?, self.sizes(shape)?, self.sizes(strides)?);
         if shape.len() != strides.len() {

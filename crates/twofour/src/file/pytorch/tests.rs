@@ -7,7 +7,7 @@ use std::{
 
 use proptest::prelude::*;
 
-use super::super::{Compress, Convert, Prune, Reader, Unchanged};
+use super::super::{Compress, Convert, Decompress, Prune, Reader, Unchanged};
 use crate::select::Selector;
 
 fn fixture(name: &str) -> PathBuf {
@@ -40,6 +40,17 @@ fn tensors_are_those_that_torch_wrote_to_safetensors() {
         assert_eq!(found, all(&path.with_extension("safetensors")), "{name}");
         assert_eq!(found.len(), count);
     }
+}
+
+#[test]
+fn weights_that_torch_compressed_for_cutlass_are_compressed_here() {
+    let path = fixture("semi_structured.pt");
+    let reader = Reader::open(&path).unwrap().translated().unwrap();
+    assert_eq!(reader.compressed_weights().count(), 4);
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("dense.safetensors");
+    Convert::new(reader).run(&out, Decompress).unwrap();
+    assert_eq!(all(&out), all(&path.with_extension("safetensors")));
 }
 
 #[test]
@@ -81,6 +92,8 @@ fn what_holds_no_plain_tensors_by_name_says_what_it_is() {
         ("nothing.pt", "no tensor by name"),
         ("quantized.pt", "tensor `w`: it is made by torch._utils._rebuild_qtensor"),
         ("sparse.pt", "tensor `w`: it is made by torch._utils._rebuild_sparse_tensor"),
+        ("cusparselt.pt", "tensor `w`: it was compressed by cuSPARSELt"),
+        ("transposed.pt", "tensor `w`: it is compressed for CUTLASS without its rows"),
         ("legacy.pt", "before version 1.6"),
     ] {
         let found = error(&fixture(name));
