@@ -29,14 +29,14 @@ pub use crate::text::{FileTokenizer, TextDecoder, Tokenizer, VOCABULARY, is_guar
 pub use batch::IndexBatch;
 pub use bert::{Bert, BertBatch, BertConfig, BertSamples, EncoderTask, EncoderTasks};
 pub use calibration::{
-    Beside, BlockInput, BlockwiseCheckpoint, Calibration, CheckpointBlock, FreeFeatures, Observation, OutputOrder,
-    Outputs, Replace, open_blockwise,
+    Beside, BlockInput, BlockwiseCheckpoint, Calibration, CheckpointBlock, FreeFeatures, InputPart, Observation,
+    OutputOrder, Outputs, Replace, open_blockwise,
 };
 pub(crate) use checkpoint::StoredParts;
 pub use checkpoint::{Checkpoint, CheckpointError, EncoderCheckpoint, ImageCheckpoint, is_llama, save_llama};
 pub use config::{
-    AttentionConfig, FeedForwardConfig, GptConfig, ImageHead, ImageHeadInput, ImageInput, ModelInput, ModelOutput,
-    NormConfig, NormKind, NormPlace, Positions, Rope, RopeScaling, TokenInput, TransformerConfig,
+    AttentionConfig, ExpertsConfig, FeedForwardConfig, GptConfig, ImageHead, ImageHeadInput, ImageInput, ModelInput,
+    ModelOutput, NormConfig, NormKind, NormPlace, Positions, Rope, RopeScaling, TokenInput, TransformerConfig,
 };
 pub use distillation::{DistillationLoss, Objective};
 #[cfg(feature = "cuda")]

@@ -2,17 +2,18 @@
 
 use twofour::file::Reader;
 
-use super::{BlockInput, BlockwiseCheckpoint, CheckpointBlock, FreeFeatures, Outputs, Replace};
+use super::{BlockInput, BlockwiseCheckpoint, CheckpointBlock, FreeFeatures, InputPart, Outputs, Replace};
 use crate::{
     Result,
     model::{
-        Checkpoint, Positions, Tokenizer, TransformerConfig,
+        Checkpoint, Positions, StoredParts, Tokenizer, TransformerConfig,
         families::layout::StoredLinear,
         inference::{
             attention::Seen,
             build::Parts,
             cache::Cache,
             embed,
+            experts::rows,
             layer::{Layer, Role},
             rotation::Rotations,
         },
@@ -24,25 +25,49 @@ pub(super) struct Block<'a> {
     config: &'a TransformerConfig,
     layer: Layer<f32>,
     inputs: Vec<BlockInput>,
+    /// Of each input its step, and the expert that reads it.
+    places: Vec<(usize, Option<usize>)>,
     free: Vec<Option<FreeFeatures>>,
 }
 
 impl<'a> Block<'a> {
-    /// The block of a layer, whose linear layers lie as `stored` says.
-    pub(super) fn new<'s>(
-        config: &'a TransformerConfig,
-        layer: Layer<f32>,
-        stored: impl Fn(Role) -> Option<&'s StoredLinear>,
-    ) -> Self {
-        let input = |role: Role| match stored(role) {
+    /// The block of a layer of a checkpoint with these parts.
+    pub(super) fn new(config: &'a TransformerConfig, layer: Layer<f32>, index: usize, parts: &StoredParts<'_>) -> Self {
+        let input = |name: &str| match parts.stored(&format!("blocks.{index}.{name}")) {
             Some(StoredLinear { parts, is_transposed, .. }) => {
                 let weights = parts.iter().map(|(name, _)| format!("{name}.weight")).collect();
                 BlockInput { weights, is_transposed: *is_transposed }
             }
             None => BlockInput::default(),
         };
-        let free = Role::ALL.map(|role| FreeFeatures::of(config, role, &stored)).into();
-        Block { config, layer, inputs: Role::ALL.map(input).into(), free }
+        let (mut inputs, mut places) = (vec![], vec![]);
+        for (step, role) in Role::ALL.into_iter().enumerate() {
+            match config.experts(index).filter(|_| matches!(role, Role::Up | Role::Down)) {
+                None => {
+                    inputs.push(input(role.name()));
+                    places.push((step, None));
+                }
+                Some(experts) => {
+                    let part = if role == Role::Up { "up" } else { "down" };
+                    let own = (0..experts.count).map(|expert| format!("mlp.experts.{expert}.{part}"));
+                    let shared = experts.shared.map(|_| format!("mlp.shared.{part}"));
+                    for (expert, name) in own.chain(shared).enumerate() {
+                        inputs.push(input(&name));
+                        places.push((step, Some(expert)));
+                    }
+                }
+            }
+        }
+        let of_role = |role: Role| {
+            let name = format!("blocks.{index}.{}", role.name());
+            parts.stored(&name).filter(|_| parts.is_in_order(&name))
+        };
+        let free = Role::ALL.map(|role| FreeFeatures::of(config, role, of_role)).into();
+        Block { config, layer, inputs, places, free }
+    }
+
+    fn role(step: usize) -> Role {
+        Role::ALL[step.min(Role::ALL.len() - 1)]
     }
 }
 
@@ -94,7 +119,7 @@ impl BlockwiseCheckpoint for Checkpoint {
         let config = self.config();
         let layer = Layer::build(config, &self.parts().replacing(replace), index)?;
         let parts = self.parts();
-        Ok(Box::new(Block::new(config, layer, |role| parts.stored(&format!("blocks.{index}.{}", role.name())))))
+        Ok(Box::new(Block::new(config, layer, index, &parts)))
     }
 }
 
@@ -103,15 +128,40 @@ impl CheckpointBlock for Block<'_> {
         &self.inputs
     }
 
+    fn steps(&self) -> usize {
+        Role::ALL.len()
+    }
+
+    fn step_of(&self, index: usize) -> usize {
+        self.places.get(index).map_or(index, |(step, _)| *step)
+    }
+
     fn free_features(&self, index: usize) -> Option<&FreeFeatures> {
         self.free.get(index)?.as_ref()
     }
 
-    fn input(&self, index: usize, x: &[f32], between: Vec<f32>) -> Vec<f32> {
-        self.layer.input(Role::ALL[index], x, between)
+    fn input(&self, step: usize, x: &[f32], between: Vec<f32>) -> Vec<f32> {
+        self.layer.input(self.config, Self::role(step), x, between)
     }
 
-    fn step(&self, index: usize, input: &[f32], x: &mut [f32], outputs: Option<Outputs<'_>>) -> Result<Vec<f32>> {
+    fn part(&self, index: usize, x: &[f32], input: &[f32]) -> Result<Option<InputPart>> {
+        let width = self.config.width;
+        let (Some((step, Some(expert))), Some(experts)) = (self.places.get(index), self.layer.experts()) else {
+            return Ok(None);
+        };
+        let is_up = Self::role(*step) == Role::Up;
+        let read = if is_up { input } else { &self.layer.feed_forward_input(x) };
+        let routed = experts.route(read, x.len() / width)?;
+        let places = experts.places(&routed);
+        let (Some(own), Some((place, hidden))) = (routed.get(*expert), places.get(*expert)) else { return Ok(None) };
+        let tokens = own.iter().map(|(token, _)| *token).collect();
+        Ok(Some(match is_up {
+            true => InputPart { x: rows(input, width, own), features: width, tokens },
+            false => InputPart { x: input[place.clone()].to_vec(), features: *hidden, tokens },
+        }))
+    }
+
+    fn step(&self, step: usize, input: &[f32], x: &mut [f32], outputs: Option<Outputs<'_>>) -> Result<Vec<f32>> {
         let tokens = x.len() / self.config.width;
         let tables = Rotations::of(self.config).map(|rotations| rotations.tables(0..tokens));
         let mut cache = Cache::default();
@@ -119,6 +169,6 @@ impl CheckpointBlock for Block<'_> {
             true => Seen::Cache { cache: &mut cache, position: 0, rotary: tables.as_ref() },
             false => Seen::Sequences(&[tokens]),
         };
-        self.layer.step(self.config, Role::ALL[index], input, x, seen, outputs)
+        self.layer.step(self.config, Self::role(step), input, x, seen, outputs)
     }
 }

@@ -54,7 +54,7 @@ impl BlockwiseCheckpoint for EncoderCheckpoint {
         }
         let layer = Layer::build(config, &self.parts().replacing(replace), index)?;
         let parts = self.parts();
-        Ok(Box::new(Block::new(config, layer, |role| parts.stored(&format!("blocks.{index}.{}", role.name())))))
+        Ok(Box::new(Block::new(config, layer, index, &parts)))
     }
 }
 

@@ -98,10 +98,32 @@ pub trait BlockwiseCheckpoint: fmt::Debug {
     fn block(&self, index: usize, replace: Option<Replace<'_>>) -> Result<Box<dyn CheckpointBlock + '_>>;
 }
 
-/// A block of a [`BlockwiseCheckpoint`], in memory. It is computed from one input of linear layers to the next.
+/// The part of an input that some linear layers read: the tokens that an expert gets.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InputPart {
+    /// The values, `[tokens, features]`.
+    pub x: Vec<f32>,
+    /// Elements of a token.
+    pub features: usize,
+    /// The tokens, by their numbers in the text.
+    pub tokens: Vec<usize>,
+}
+
+/// A block of a [`BlockwiseCheckpoint`], in memory. It is computed in steps, from one input of linear layers to the
+/// next; experts read parts of one input in one step.
 pub trait CheckpointBlock {
     /// The inputs, in the order of computation.
     fn inputs(&self) -> &[BlockInput];
+
+    /// Number of steps.
+    fn steps(&self) -> usize {
+        self.inputs().len()
+    }
+
+    /// The step that computes the layers which read an input.
+    fn step_of(&self, index: usize) -> usize {
+        index
+    }
 
     /// The features of an input that may stand in another order, where there are any.
     fn free_features(&self, index: usize) -> Option<&FreeFeatures> {
@@ -109,17 +131,26 @@ pub trait CheckpointBlock {
         None
     }
 
-    /// Returns the input of a number, of a text that was computed up to it: from its hidden states `x: [tokens, width]`
+    /// Returns the input of a step, of a text that was computed up to it: from its hidden states `x: [tokens, width]`
     /// or from what the step before it returned.
-    fn input(&self, index: usize, x: &[f32], between: Vec<f32>) -> Vec<f32>;
+    fn input(&self, step: usize, x: &[f32], between: Vec<f32>) -> Vec<f32>;
 
-    /// Computes the layers that read an input, and what follows them up to the next input. Returns that one, or nothing
+    /// Returns the part of a step's input that the layers of an input's number read; nothing where they read all of it.
+    ///
+    /// # Errors
+    /// Those of the products of a router.
+    fn part(&self, index: usize, x: &[f32], input: &[f32]) -> Result<Option<InputPart>> {
+        let _ = (index, x, input);
+        Ok(None)
+    }
+
+    /// Computes the layers of a step, and what follows them up to the next. Returns the next input, or nothing
     /// where it is read from the hidden states, which were changed. `outputs` sees the products of a layer that
     /// changes the hidden states, without its bias.
     ///
     /// # Errors
     /// Those of the products.
-    fn step(&self, index: usize, input: &[f32], x: &mut [f32], outputs: Option<Outputs<'_>>) -> Result<Vec<f32>>;
+    fn step(&self, step: usize, input: &[f32], x: &mut [f32], outputs: Option<Outputs<'_>>) -> Result<Vec<f32>>;
 }
 
 /// Opens a directory with a decoder or an encoder, as its configuration says.
@@ -155,18 +186,57 @@ struct Text {
 }
 
 impl Text {
-    /// Takes the text through the block from one input to another.
-    fn run(&mut self, block: &dyn CheckpointBlock, inputs: Range<usize>) -> Result<()> {
-        for index in inputs {
-            let input = self.input(block, index);
-            self.between = block.step(index, &input, &mut self.x, None)?;
+    /// Takes the text through steps of the block.
+    fn run(&mut self, block: &dyn CheckpointBlock, steps: Range<usize>) -> Result<()> {
+        for step in steps {
+            let input = self.input(block, step);
+            self.between = block.step(step, &input, &mut self.x, None)?;
         }
         Ok(())
     }
 
-    /// The input in front of which the text is.
-    fn input(&mut self, block: &dyn CheckpointBlock, index: usize) -> Vec<f32> {
-        block.input(index, &self.x, std::mem::take(&mut self.between))
+    /// The input of the step in front of which the text is.
+    fn input(&mut self, block: &dyn CheckpointBlock, step: usize) -> Vec<f32> {
+        block.input(step, &self.x, std::mem::take(&mut self.between))
+    }
+}
+
+/// What was shown of an input that is a part of a step's.
+#[derive(Debug, Clone, Copy, Default)]
+struct ShownPart {
+    /// Elements of a token; 0 of a whole input.
+    features: usize,
+    tokens: usize,
+}
+
+impl ShownPart {
+    /// Shows what the layers of an input's number read of the input `x` of their step, but for that of a text's first
+    /// tokens; nothing where they read all of it.
+    fn show(
+        &mut self,
+        (block, index): (&dyn CheckpointBlock, usize),
+        (states, x): (&[f32], &[f32]),
+        prompt: usize,
+        observe: &mut dyn FnMut(Observation<'_>),
+    ) -> Result<bool> {
+        let (Some(part), Some(input)) = (block.part(index, states, x)?, block.inputs().get(index)) else {
+            return Ok(false);
+        };
+        let before = part.tokens.iter().filter(|token| **token < prompt).count();
+        let tokens = part.tokens.len() - before;
+        observe(Observation { input, x: &part.x[before * part.features..], tokens });
+        *self = ShownPart { features: part.features, tokens: self.tokens + tokens };
+        Ok(true)
+    }
+
+    /// Shows an expert's input where it got no token of any text: as if its features were alike and independent.
+    fn finish(self, input: &BlockInput, observe: &mut dyn FnMut(Observation<'_>)) {
+        let ShownPart { features, tokens } = self;
+        if tokens == 0 && features > 0 {
+            let mut x = vec![0.0; features * features];
+            x.iter_mut().step_by(features + 1).for_each(|value| *value = 1.0);
+            observe(Observation { input, x: &x, tokens: features });
+        }
     }
 }
 
@@ -174,7 +244,7 @@ impl Text {
 #[derive(Debug, Clone)]
 struct Texts {
     texts: Vec<Text>,
-    /// The number of the input in front of which they are.
+    /// The step in front of which they are.
     at: usize,
 }
 
@@ -215,6 +285,8 @@ pub struct Calibration<'a> {
     block: usize,
     /// The next block as it is stored, once it has been read.
     stored: OnceCell<Box<dyn CheckpointBlock + 'a>>,
+    /// The next block with replaced weights, as the step of that number reads it.
+    replaced: Option<(usize, Box<dyn CheckpointBlock + 'a>)>,
     /// Bytes that the inputs between two steps may take.
     room: u64,
     /// The first tokens of each text, whose inputs are not shown.
@@ -249,6 +321,7 @@ impl<'a> Calibration<'a> {
             entry: None,
             block: 0,
             stored: OnceCell::new(),
+            replaced: None,
             room: 0,
             prompt: 0,
             is_stopped: &|| false,
@@ -318,6 +391,10 @@ impl<'a> Calibration<'a> {
     /// to a later one; weights that read earlier ones must not change between them. After an error the texts are of no
     /// more use.
     ///
+    /// Of experts' inputs each text's part is shown, and nothing beside it, since the stored model may send tokens
+    /// elsewhere. For an expert that gets no token of any text, the rows of an identity matrix are shown: by them all
+    /// features count alike.
+    ///
     /// # Errors
     /// Those of [`Calibration::inputs`] and of the products; a replaced weight of another length; an input that the
     /// texts are past; [`twofour::Error::Interrupted`] where [`Calibration::stopped_by`] asks for it.
@@ -327,40 +404,44 @@ impl<'a> Calibration<'a> {
         replace: Replace<'_>,
         observe: &mut dyn FnMut(Observation<'_>, Beside<'_>),
     ) -> Result<()> {
-        let block = self.next_block(Some(replace))?;
-        if self.dense.is_some() {
-            self.stored()?;
-        }
-        let dense_at = self.dense.as_ref().map_or(index, |dense| dense.at);
-        let Some(input) = block.inputs().get(index).filter(|_| self.texts.at <= index && dense_at <= index) else {
+        let step = self.stored()?.step_of(index);
+        let block = match self.replaced.take() {
+            Some((of, block)) if of == step => block,
+            _ => self.next_block(Some(replace))?,
+        };
+        let dense_at = self.dense.as_ref().map_or(step, |dense| dense.at);
+        let Some(input) = block.inputs().get(index).filter(|_| self.texts.at <= step && dense_at <= step) else {
             let found = index.to_string();
             return Err(Error::Setting { what: "an input of a block", found, expected: "one that comes next" });
         };
         let width = self.checkpoint.width().max(1);
-        let mut keeps = None;
+        let (mut keeps, mut part) = (None, ShownPart::default());
         for number in 0..self.texts.texts.len() {
             go_on(self.is_stopped)?;
             let mut text = self.texts.texts[number].clone();
-            text.run(block.as_ref(), self.texts.at..index)?;
+            text.run(block.as_ref(), self.texts.at..step)?;
             let is_between = !text.between.is_empty();
-            let x = text.input(block.as_ref(), index);
+            let x = text.input(block.as_ref(), step);
             let tokens = text.x.len() / width;
-            let observation = Observation { input, x: &x, tokens }.behind(self.prompt);
-            match (self.stored.get(), &mut self.dense) {
-                (Some(stored), Some(dense)) => {
-                    let (stored, text) = (stored.as_ref(), &mut dense.texts[number]);
-                    text.run(stored, dense.at..index)?;
-                    let inputs = text.input(stored, index);
-                    let mut outputs = None;
-                    let mut keep = |products: &[f32]| outputs = Some(products.to_vec());
-                    text.between = stored.step(index, &inputs, &mut text.x, Some(&mut keep))?;
-                    let beside = match outputs.as_deref().filter(|_| input.weights.len() == 1) {
-                        Some(outputs) => Beside::Outputs(outputs),
-                        None => Beside::Inputs(&inputs),
-                    };
-                    observe(observation, beside.behind(self.prompt, tokens));
+            let alone = &mut |observation: Observation<'_>| observe(observation, Beside::Nothing);
+            if !part.show((block.as_ref(), index), (&text.x, &x), self.prompt, alone)? {
+                let observation = Observation { input, x: &x, tokens }.behind(self.prompt);
+                match (self.stored.get(), &mut self.dense) {
+                    (Some(stored), Some(dense)) => {
+                        let (stored, text) = (stored.as_ref(), &mut dense.texts[number]);
+                        text.run(stored, dense.at..step)?;
+                        let inputs = text.input(stored, step);
+                        let mut outputs = None;
+                        let mut keep = |products: &[f32]| outputs = Some(products.to_vec());
+                        text.between = stored.step(step, &inputs, &mut text.x, Some(&mut keep))?;
+                        let beside = match outputs.as_deref().filter(|_| input.weights.len() == 1) {
+                            Some(outputs) => Beside::Outputs(outputs),
+                            None => Beside::Inputs(&inputs),
+                        };
+                        observe(observation, beside.behind(self.prompt, tokens));
+                    }
+                    _ => observe(observation, Beside::Nothing),
                 }
-                _ => observe(observation, Beside::Nothing),
             }
             let keeps = *keeps.get_or_insert_with(|| {
                 let states: usize = self.texts.texts.iter().map(|text| text.x.len()).sum();
@@ -375,12 +456,14 @@ impl<'a> Calibration<'a> {
                 self.texts.texts[number] = text;
             }
         }
+        part.finish(input, &mut |observation| observe(observation, Beside::Nothing));
         if keeps == Some(true) {
-            self.texts.at = index;
+            self.texts.at = step;
         }
-        if let Some(dense) = &mut self.dense {
-            dense.at = index + 1;
+        if let Some(dense) = self.dense.as_mut().filter(|_| part.features == 0) {
+            dense.at = step + 1;
         }
+        self.replaced = Some((step, block));
         Ok(())
     }
 
@@ -395,21 +478,28 @@ impl<'a> Calibration<'a> {
             let found = self.texts.at.to_string();
             return Err(Error::Setting { what: "an input of a block", found, expected: "the first" });
         }
-        let mut seen = 0;
+        let (mut seen, mut parts) = (0, vec![ShownPart::default(); block.inputs().len()]);
         for text in &self.texts.texts {
             go_on(self.is_stopped)?;
             let mut text = text.clone();
-            for (index, input) in block.inputs().iter().enumerate() {
-                let x = text.input(block, index);
+            for step in 0..block.steps() {
+                let x = text.input(block, step);
                 let tokens = text.x.len() / self.checkpoint.width().max(1);
-                observe(Observation { input, x: &x, tokens }.behind(self.prompt));
-                text.between = block.step(index, &x, &mut text.x, None)?;
+                for ((index, input), part) in block.inputs().iter().enumerate().zip(&mut parts) {
+                    if block.step_of(index) == step
+                        && !part.show((block, index), (&text.x, &x), self.prompt, observe)?
+                    {
+                        observe(Observation { input, x: &x, tokens }.behind(self.prompt));
+                    }
+                }
+                text.between = block.step(step, &x, &mut text.x, None)?;
             }
             seen += text.x.len() / self.checkpoint.width().max(1);
             if seen >= tokens {
                 break;
             }
         }
+        block.inputs().iter().zip(parts).for_each(|(input, part)| part.finish(input, observe));
         Ok(())
     }
 
@@ -421,7 +511,7 @@ impl<'a> Calibration<'a> {
     pub fn advance(&mut self, replace: Replace<'_>) -> Result<()> {
         let is_stopped = self.is_stopped;
         let run = |block: &dyn CheckpointBlock, texts: &mut Texts| {
-            let end = block.inputs().len();
+            let end = block.steps();
             texts.texts.iter_mut().try_for_each(|text| {
                 go_on(is_stopped)?;
                 text.run(block, texts.at..end)
@@ -433,7 +523,7 @@ impl<'a> Calibration<'a> {
             run(self.stored()?, &mut texts)?;
             self.dense = Some(texts);
         }
-        self.stored = OnceCell::new();
+        (self.stored, self.replaced) = (OnceCell::new(), None);
         let block = self.next_block(Some(replace))?;
         run(block.as_ref(), &mut self.texts)?;
         if let Some(entry) = &mut self.entry {
@@ -466,6 +556,7 @@ impl<'a> Calibration<'a> {
         if let Some(entry) = &self.entry {
             let texts = entry.iter().map(|x| Text { x: x.clone(), between: vec![] }).collect();
             self.texts = Texts { texts, at: 0 };
+            self.replaced = None;
         }
     }
 

@@ -12,13 +12,18 @@
 //!
 //! | `model_type` | beside the sizes |
 //! |---|---|
-//! | `llama` | rotary positions with llama3 scaling, biases, tied embeddings |
+//! | `llama` | rotary positions with linear, dynamic, YaRN's or llama3's scaling, biases, tied embeddings |
 //! | `mistral` | sliding windows |
 //! | `qwen2` | biases of queries, keys and values |
 //! | `qwen3` | norms of queries and keys |
+//! | `mixtral`, `qwen2_moe`, `qwen3_moe` | experts |
+//! | `phi3` | queries, keys and values in one tensor, gate and up in another |
 //! | `gpt2` | learned positions, transposed weights, GELU by tanh |
+//! | `opt` | learned positions behind two that no token has |
+//! | `gpt_neox`, `falcon` | blocks side by side, a part of each head rotated |
 //! | `gemma2` | norms around blocks, scaled embeddings, bounded scores, windows in every other layer |
 //! | `gemma3_text` | as `gemma2`, norms of queries and keys, another rotation in windows |
+//! | `llava`, `llava_next`, `qwen2_vl`, `qwen2_5_vl` | the language part alone |
 //!
 //! [`EncoderCheckpoint`] reads `bert`, and [`ImageCheckpoint`] `vit`, `dinov2`, `sam` and `sam_vision_model`.
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use twofour::{DataType, file::Reader};
 
-use super::{CheckpointError, HEAD, StoredParts, TOKENIZER_FILE, place};
+use super::{CheckpointError, EMBEDDING, HEAD, StoredParts, TOKENIZER_FILE, place};
 use crate::{
     Result,
     model::{
@@ -14,15 +14,14 @@ use crate::{
     },
 };
 
-/// Whether a head is stored that is not the embedding: it is used then, whatever the configuration says of tying, as in
-/// transformers 5.
-fn has_own_head(reader: &Reader) -> Result<bool> {
-    if reader.compressed_info("lm_head.weight").is_ok() {
+/// Whether a head of that name is stored that is not the embedding: it is used then, whatever the configuration says of
+/// tying, as in transformers 5.
+fn has_own_head(reader: &Reader, head: &str, embedding: &str) -> Result<bool> {
+    if reader.compressed_info(head).is_ok() {
         return Ok(true);
     }
-    let Some(head) = reader.tensors().find(|tensor| tensor.name == "lm_head.weight") else { return Ok(false) };
-    let is_embedding = |name: &str| name.ends_with("embed_tokens.weight") || name.ends_with("wte.weight");
-    let Some(embedding) = reader.tensors().find(|tensor| is_embedding(&tensor.name)) else { return Ok(false) };
+    let of = |name: &str| reader.tensors().find(|tensor| tensor.name == name);
+    let (Some(head), Some(embedding)) = (of(head), of(embedding)) else { return Ok(false) };
     if head.shape != embedding.shape {
         return Ok(false);
     }
@@ -33,15 +32,15 @@ fn has_own_head(reader: &Reader) -> Result<bool> {
 /// What the names of heads for other tasks than scoring tokens begin with.
 const TASK_HEADS: [&str; 4] = ["score.", "classifier.", "qa_outputs.", "v_head."];
 
-/// Whether a decoder is stored with a head that scores tokens. The embedding of a classifier is none, even where the
-/// configuration ties it to one.
-fn has_head(reader: &Reader, tied: bool) -> bool {
-    let is_stored = reader.tensors().any(|tensor| tensor.name == "lm_head.weight");
+/// Whether a decoder is stored with a head of that name that scores tokens. The embedding of a classifier is none, even
+/// where the configuration ties it to one.
+fn has_head(reader: &Reader, tied: bool, head: &str) -> bool {
+    let is_stored = reader.tensors().any(|tensor| tensor.name == head);
     let has_task_head = || {
         let mut names = reader.tensors().map(|tensor| &tensor.name);
         names.any(|name| TASK_HEADS.iter().any(|beginning| name.starts_with(beginning)))
     };
-    is_stored || reader.compressed_info("lm_head.weight").is_ok() || tied && !has_task_head()
+    is_stored || reader.compressed_info(head).is_ok() || tied && !has_task_head()
 }
 
 /// A directory whose configuration and headers were read and checked.
@@ -67,17 +66,29 @@ impl Opened {
         let source = Source::new(family, &fields, &reader);
         let mut config = (family.config)(&source)?;
         config.validate().map_err(|error| fields.not_valid(&error))?;
-        let has_head = has_head(&reader, config.is_tied());
-        if let ModelOutput::Vocabulary { tied, .. } = &mut config.output {
-            *tied = *tied && has_head && !has_own_head(&reader)?;
-        }
-        // Every layer needs tensors: a number of layers that the files cannot hold is refused before anything is made
-        // of it.
-        if config.layers > reader.tensors().count() {
+        // Every layer needs tensors: a number of layers or experts that the files cannot hold is refused before anything
+        // is made of it.
+        let tensors = reader.tensors().count();
+        let blocks = |layer: usize| config.experts(layer).map_or(1, |experts| experts.count);
+        if config.layers > tensors || (0..config.layers).map(blocks).sum::<usize>() > tensors {
             return Err(fields.unsupported(family.layers, "the files have fewer tensors than that").into());
         }
         let mut layout = (family.layout)(&source, &config)?;
-        if kind == Kind::Decoder {
+        if let ModelOutput::Vocabulary { tied, .. } = config.output
+            && kind == Kind::Decoder
+        {
+            let untied = ModelOutput::Vocabulary { tied: false, soft_cap: None };
+            let own = (family.layout)(&source, &TransformerConfig { output: untied, ..config.clone() })?;
+            let head = own.linears.get(HEAD).and_then(|head| head.parts.first());
+            let head = head.map(|(name, _)| format!("{name}.weight")).unwrap_or_default();
+            let embedding = own.tensors.get(EMBEDDING).map(|table| table.name.as_str()).unwrap_or_default();
+            let has_head = has_head(&reader, tied, &head);
+            if tied && (!has_head || has_own_head(&reader, &head, embedding)?) {
+                layout = own;
+                if let ModelOutput::Vocabulary { tied, .. } = &mut config.output {
+                    *tied = false;
+                }
+            }
             layout.ignored_beginnings.extend(TASK_HEADS);
             if !has_head {
                 layout.linears.remove(HEAD);

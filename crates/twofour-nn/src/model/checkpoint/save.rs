@@ -135,6 +135,7 @@ fn write_as<T: Arithmetic + StoredElement, E: Engine, M: TrainedModel<E>>(
             let mut values = engine.read(parameter.master())?;
             if let Some(source) = source.filter(|_| values.len() < tensor.shape.iter().product()) {
                 values.extend(source.values(parameter.name())?.into_iter().skip(values.len()).collect::<Vec<_>>());
+                values.splice(..0, source.skipped(parameter.name())?);
             }
             let stored: Vec<f32> = values.into_iter().map(|value| value - tensor.added).collect();
             writer.write_elements(&tensor.name, &rounded(&stored))?;
@@ -151,12 +152,14 @@ fn write_as<T: Arithmetic + StoredElement, E: Engine, M: TrainedModel<E>>(
         for (name, outputs) in &stored.parts {
             let rows = first * stored.inputs..(first + outputs) * stored.inputs;
             let key = format!("{name}.weight");
+            let part = layout.as_stored(name, &weight[rows], stored.inputs);
             match stored.is_transposed {
-                true => writer.write_elements(&key, &transposed(&weight[rows], [*outputs, stored.inputs]))?,
-                false => writer.write_elements(&key, &weight[rows])?,
+                true => writer.write_elements(&key, &transposed(&part, [*outputs, stored.inputs]))?,
+                false => writer.write_elements(&key, &part)?,
             }
             if let Some(bias) = &bias {
-                writer.write_elements(&format!("{name}.bias"), &rounded(&bias[first..first + outputs]))?;
+                let bias = layout.as_stored(name, &bias[first..first + outputs], 1);
+                writer.write_elements(&format!("{name}.bias"), &rounded(&bias))?;
             }
             first += outputs;
         }

@@ -96,7 +96,8 @@ impl<'a> StoredParts<'a> {
                     None if file::is_compressed(self.reader, &name) => file::values(self.reader, &name, &stored)?,
                     None => self.floats(&name)?,
                 };
-                Ok(if linear.is_transposed { transposed(&values, stored) } else { values })
+                let values = if linear.is_transposed { transposed(&values, stored) } else { values };
+                Ok(self.layout.ordered(name.trim_end_matches(".weight"), values, linear.inputs))
             });
             return Ok(parts.collect::<Result<Vec<_>>>()?.concat());
         }
@@ -114,7 +115,8 @@ impl<'a> StoredParts<'a> {
         let split = |(name, outputs): &(String, usize)| {
             let (part, others) = rest.split_at((outputs * linear.inputs).min(rest.len()));
             rest = others;
-            let part = if linear.is_transposed { transposed(part, [*outputs, linear.inputs]) } else { part.to_vec() };
+            let part = self.layout.as_stored(name, part, linear.inputs);
+            let part = if linear.is_transposed { transposed(&part, [*outputs, linear.inputs]) } else { part };
             (format!("{name}.weight"), part)
         };
         linear.parts.iter().map(split).collect()
@@ -124,10 +126,26 @@ impl<'a> StoredParts<'a> {
     fn tensor(&self, ours: &str) -> Result<Vec<f32>> {
         let stored = self.layout.tensors.get(ours).ok_or_else(|| absent(ours))?;
         let mut values = self.floats(&stored.name)?;
+        values.drain(..stored.skipped.min(values.len()));
         if stored.added != 0.0 {
             values.iter_mut().for_each(|value| *value += stored.added);
         }
         Ok(values)
+    }
+
+    /// What a tensor has in front of the model's values.
+    pub(super) fn skipped(&self, ours: &str) -> Result<Vec<f32>> {
+        let stored = self.layout.tensors.get(ours).filter(|stored| stored.skipped > 0);
+        let Some(stored) = stored else { return Ok(vec![]) };
+        let mut values = self.floats(&stored.name)?;
+        values.truncate(stored.skipped);
+        Ok(values)
+    }
+
+    /// Whether a linear layer's outputs are stored in the model's order.
+    pub(crate) fn is_in_order(&self, ours: &str) -> bool {
+        let parts = self.layout.linears.get(ours).map(|linear| linear.parts.as_slice()).unwrap_or_default();
+        !parts.iter().any(|(name, _)| self.layout.orders.contains_key(name))
     }
 
     fn name_of(&self, ours: &str) -> Result<&str> {
@@ -136,13 +154,15 @@ impl<'a> StoredParts<'a> {
 
     fn bias(&self, name: &str, outputs: usize) -> Result<Vec<f32>> {
         let bias = format!("{name}.bias");
-        match self.replace.and_then(|replace| replace(&bias)) {
-            Some(values) if values.len() == outputs => Ok(values),
+        let stored = match self.replace.and_then(|replace| replace(&bias)) {
+            Some(values) if values.len() == outputs => values,
             Some(values) => {
-                Err(Error::Length { what: "a replaced bias", expected: outputs, found: values.len() }.in_layer(name))
+                let (what, found) = ("a replaced bias", values.len());
+                return Err(Error::Length { what, expected: outputs, found }.in_layer(name));
             }
-            None => self.floats::<f32>(&bias),
-        }
+            None => self.floats::<f32>(&bias)?,
+        };
+        Ok(self.layout.ordered(name, stored, 1))
     }
 
     fn part<T: KernelElement + StoredElement>(
@@ -155,12 +175,13 @@ impl<'a> StoredParts<'a> {
         let bias = linear.has_bias.then(|| self.bias(name, *outputs)).transpose()?;
         let replaced = self.replace.and_then(|replace| replace(&weight));
         let is_compressed = file::is_compressed(self.reader, &weight) && replaced.is_none();
-        if is_compressed && !linear.is_transposed && !stays_dense {
+        let is_as_stored = !linear.is_transposed && !self.layout.orders.contains_key(name);
+        if is_compressed && is_as_stored && !stays_dense {
             return LinearPart::compressed(self.reader, &weight, shape, bias);
         }
         // Stored across, the scales are those of input features.
         if replaced.is_none()
-            && !linear.is_transposed
+            && is_as_stored
             && let Some((values, scales)) = file::dense_int8(self.reader, &weight)?
         {
             return Ok(LinearPart::of(Weight::DenseInt8 { values, scales }, shape, bias));
@@ -178,6 +199,7 @@ impl<'a> StoredParts<'a> {
             None => self.floats(&weight)?,
         };
         let values = if linear.is_transposed { transposed(&values, stored) } else { values };
+        let values = self.layout.ordered(name, values, linear.inputs);
         if stays_dense {
             return Ok(LinearPart::of(Weight::Dense(values), shape, bias));
         }
@@ -191,10 +213,11 @@ impl<T: KernelElement + StoredElement> Parts<T> for StoredParts<'_> {
     }
 
     fn table(&self, name: &str, shape: [usize; 2]) -> Result<Vec<T>> {
+        let skipped = self.layout.tensors.get(name).map_or(0, |stored| stored.skipped);
         let name = self.name_of(name)?;
         match file::is_compressed(self.reader, name) {
             true => Ok(file::values(self.reader, name, &shape)?.into_iter().map(T::from_f32).collect()),
-            false => self.floats(name),
+            false => self.floats(name).map(|mut values| values.split_off(skipped.min(values.len()))),
         }
     }
 

@@ -23,7 +23,33 @@ use crate::{
     },
 };
 
-const FAMILIES: [&str; 7] = ["llama", "mistral", "qwen2", "qwen3", "gpt2", "gemma2", "gemma3"];
+const FAMILIES: [&str; 19] = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gpt2",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "opt",
+    "gpt_neox_in_turn",
+    "falcon_in_turn",
+    "llava",
+    "qwen2_5_vl",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "gpt_neox",
+    "falcon",
+    "falcon_grouped",
+];
+
+/// How many of them train.
+const TRAINED: usize = 13;
+
+/// How many of them store their tensors as LLaMA and GPT-2 do.
+const FIRST: usize = 8;
 
 /// What transformers computes.
 #[derive(Deserialize)]
@@ -113,7 +139,11 @@ fn a_sequence_fed_in_pieces_has_the_same_logits() {
 #[test]
 fn models_that_train_compute_the_same_logits() {
     use crate::{block::BatchShape, engine::cpu::CpuEngine};
-    for family in FAMILIES {
+    for family in &FAMILIES[TRAINED..] {
+        let error = Checkpoint::open(directory(family)).unwrap().model(&CpuEngine).unwrap_err().to_string();
+        assert!(error.contains("training engine does not support"), "{family}: {error}");
+    }
+    for family in &FAMILIES[..TRAINED] {
         let (checkpoint, expected) = (Checkpoint::open(directory(family)).unwrap(), expected(family));
         let mut model = checkpoint.model(&CpuEngine).unwrap();
         let shape = BatchShape { batch: 1, positions: expected.prompt_tokens.len() };
@@ -128,7 +158,7 @@ fn models_that_train_compute_the_same_logits() {
 #[test]
 fn what_trained_is_saved_as_its_family_stores_it() {
     use crate::{engine::cpu::CpuEngine, model::SavedModel};
-    for family in ["gpt2", "qwen3", "gemma2", "gemma3"] {
+    for family in ["gpt2", "qwen3", "gemma2", "gemma3", "phi3", "opt", "gpt_neox_in_turn", "falcon_in_turn"] {
         let (saved, tokens) = (SavedModel::open(directory(family)).unwrap(), expected(family).tokens);
         let context = saved.config().context() - 3;
         let model = saved.model(&CpuEngine, context).unwrap();
@@ -139,7 +169,8 @@ fn what_trained_is_saved_as_its_family_stores_it() {
             Checkpoint::open(at).unwrap().inference::<f32>().unwrap().session().logits(&tokens[..30]).unwrap()
         });
         assert!(largest_difference(&old, &new) < 1e-5, "{family}");
-        for tensor in checkpoint.reader().tensors().filter(|tensor| tensor.name.contains("wpe")) {
+        let is_positions = |name: &str| name.contains("wpe") || name.contains("embed_positions");
+        for tensor in checkpoint.reader().tensors().filter(|tensor| is_positions(&tensor.name)) {
             let reader = Checkpoint::open(out.path()).unwrap();
             let of = |reader: &Reader| crate::model::file::plain(reader, &tensor.name, &tensor.shape).unwrap();
             assert_eq!(of(checkpoint.reader()), of(reader.reader()), "{family}");
@@ -230,9 +261,9 @@ fn tokenizers_encode_and_decode_as_the_python_package_does() {
 #[test]
 fn types_and_special_tokens_are_read() {
     let of = |family: &str| Checkpoint::open(directory(family)).unwrap();
-    let types = FAMILIES.map(|family| of(family).dtype());
+    let types: Vec<_> = FAMILIES[..FIRST].iter().map(|family| of(family).dtype()).collect();
     let [f32, f16, bf16] = [DataType::F32, DataType::F16, DataType::BF16];
-    assert_eq!(types, [f32, f16, bf16, bf16, f32, bf16, f32]);
+    assert_eq!(types, [f32, f16, bf16, bf16, f32, bf16, f32, f16]);
     assert_eq!((of("llama").begin(), of("llama").end()), (Some(1), &[0u32][..]));
 }
 
@@ -410,11 +441,24 @@ fn fields_that_are_not_supported_are_named() {
         ("llama", "model_type", json!("mamba"), "mamba"),
         ("llama", "model_type", json!(null), "absent"),
         ("llama", "hidden_act", json!("mish"), "hidden_act"),
-        ("llama", "rope_parameters", json!({"rope_type": "yarn", "factor": 2.0}), "rope_parameters.rope_type"),
+        ("llama", "rope_parameters", json!({"rope_type": "longrope", "factor": 2.0}), "rope_parameters.rope_type"),
+        ("llama", "rope_parameters", json!({"rope_type": "yarn", "factor": 0.0}), "rope_parameters.factor"),
+        ("llama", "rope_parameters", json!({"rope_type": "yarn", "factor": 2, "rope_theta": 1}), "rope_theta"),
+        ("gpt_neox", "rope_parameters", json!({"partial_rotary_factor": 2}), "rotated elements"),
+        ("llama", "rope_parameters", json!({"rope_type": "dynamic"}), "rope_parameters.factor"),
+        ("llama", "rope_parameters", json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor"),
+        ("gemma2", "rope_parameters", json!({"rope_type": "yarn", "factor": 2.0}), "rope_parameters"),
+        ("phi3", "rope_scaling", json!({"rope_type": "yarn", "factor": 2.0}), "rope_scaling"),
+        ("mixtral", "num_local_experts", json!(1 << 18), "fewer tensors"),
+        ("mixtral", "num_experts_per_tok", json!(5), "5 of 4"),
+        ("qwen3_moe", "moe_intermediate_size", json!(null), "moe_intermediate_size"),
+        ("opt", "do_layer_norm_before", json!(false), "do_layer_norm_before"),
+        ("falcon", "alibi", json!(true), "alibi"),
+        ("llava", "text_config", json!({"model_type": "t5"}), "text_config.model_type"),
         ("llama", "rope_parameters", json!({"rope_type": "llama3"}), "rope_parameters.factor"),
         ("llama", "rope_parameters", json!({"rope_type": "llama3", "factor": -8.0}), "rope_parameters.factor"),
         ("llama", "rope_parameters", json!({"rope_type": "llama3", "factor": 0}), "rope_parameters.factor"),
-        ("llama", "rope_scaling", json!({"rope_type": "yarn", "factor": 4.0}), "rope_scaling.rope_type"),
+        ("llama", "rope_scaling", json!({"rope_type": "longrope", "factor": 4.0}), "rope_scaling.rope_type"),
         ("llama", "num_attention_heads", json!("four"), "num_attention_heads"),
         ("llama", "hidden_size", json!(null), "hidden_size"),
         ("llama", "num_hidden_layers", json!(1 << 20), "num_hidden_layers"),
@@ -431,6 +475,11 @@ fn fields_that_are_not_supported_are_named() {
         let error =
             refused(&with_config(family, |config| _ = config.insert(field.to_owned(), value.clone()))).to_string();
         assert!(error.contains(word) && error.contains("config.json"), "{field} = {value}: {error}");
+    }
+    for (family, word) in [("opt", "self_attn"), ("gpt_neox", "attention"), ("gpt_neox_in_turn", "rotation")] {
+        let odd = with_config(family, |config| config["num_attention_heads"] = json!(3));
+        let error = refused(&odd).to_string();
+        assert!(error.contains(word), "{family}: {error}");
     }
     let odd = with_config("llama", |config| config["num_key_value_heads"] = json!(3));
     assert!(Checkpoint::open(odd.path()).unwrap_err().to_string().contains("3 for 4 heads"));
@@ -528,7 +577,7 @@ fn last_hidden(directory: &Path) -> Vec<Vec<f32>> {
 
 #[test]
 fn decoders_without_a_head_run_block_by_block_and_say_that_they_score_no_tokens() {
-    for family in FAMILIES {
+    for family in &FAMILIES[..FIRST] {
         let expected = last_hidden(&directory(family));
         let is_head = |name: &str| name == "lm_head.weight";
         let alone = |name: &str| {
@@ -579,4 +628,164 @@ fn norms_of_bert_may_have_the_names_that_tensorflow_gave_them() {
     checkpoint.save((&engine, &model), saved.path().join("m"), Overwrite::No, DataType::F32).unwrap();
     assert!(names(&saved.path().join("m")).iter().all(|name| !name.contains("gamma") && !name.contains("beta")));
     assert_eq!(last_hidden(&saved.path().join("m")), last_hidden(&directory("bert")));
+}
+
+#[derive(Deserialize)]
+struct Rotations {
+    tokens: Vec<u32>,
+    rotations: Vec<ExpectedRotation>,
+}
+
+#[derive(Deserialize)]
+struct ExpectedRotation {
+    rope_parameters: Value,
+    logits: Vec<f32>,
+    perplexity: ExpectedPerplexity,
+}
+
+#[test]
+fn scaled_rotations_compute_what_they_do_in_transformers() {
+    let text = fs::read(directory("llama_rotations.json")).unwrap();
+    let Rotations { tokens, rotations } = serde_json::from_slice(&text).unwrap();
+    for ExpectedRotation { rope_parameters, logits, perplexity: expected } in rotations {
+        let copy = with_config("llama", |config| config["rope_parameters"] = rope_parameters.clone());
+        let checkpoint = Checkpoint::open(copy.path()).unwrap();
+        let model = checkpoint.inference::<f32>().unwrap();
+        let d = largest_difference(&model.session().feed(&tokens[..30]).unwrap(), &logits);
+        assert!(d < 1e-4, "{rope_parameters}: {d}");
+        let windows = Windows { window: expected.window, stride: expected.stride };
+        let found = model.perplexity(&tokens, windows, |_, _| {}).unwrap();
+        assert!((found.perplexity / expected.perplexity - 1.0).abs() < 1e-4, "{rope_parameters}: {found:?}");
+        // The model that trains has the same.
+        use crate::{block::BatchShape, engine::cpu::CpuEngine};
+        let mut trained = checkpoint.model(&CpuEngine).unwrap();
+        let all = trained.logits(&CpuEngine, &tokens[..30], BatchShape { batch: 1, positions: 30 }).unwrap();
+        assert!(largest_difference(&all[29 * logits.len()..], &logits) < 1e-4, "{rope_parameters}");
+    }
+}
+
+/// Every family, block by block, with each expert's own tokens.
+#[test]
+fn blocks_in_steps_compute_what_the_model_does_and_experts_see_the_tokens_that_they_get() {
+    for family in FAMILIES {
+        let checkpoint = Checkpoint::open(directory(family)).unwrap();
+        let model = checkpoint.inference::<f32>().unwrap();
+        let texts = [expected(family).tokens[..30].to_vec(), vec![9, 5, 33]];
+        let mut calibration = Calibration::new(&checkpoint, &texts).unwrap();
+        while !calibration.is_finished() {
+            let block = calibration.block();
+            let inputs = calibration.inputs().unwrap();
+            let mut shown = vec![];
+            for (index, input) in inputs.iter().enumerate() {
+                let mut tokens = 0;
+                let observe = &mut |seen: crate::model::Observation<'_>, _: crate::model::Beside<'_>| {
+                    assert_eq!(seen.input, input);
+                    tokens += seen.tokens;
+                };
+                calibration.observe(index, &|_| None, observe).unwrap();
+                shown.push((tokens, input.weights[0].clone()));
+            }
+            let mut previewed = vec![0; inputs.len()];
+            let fresh = Calibration::new(&checkpoint, &texts).unwrap();
+            fresh
+                .preview(usize::MAX, &mut |seen| {
+                    previewed[inputs.iter().position(|input| input == seen.input).unwrap_or_default()] += seen.tokens;
+                })
+                .unwrap();
+            match checkpoint.config().experts(block) {
+                None => assert!(shown.iter().all(|(tokens, _)| *tokens == 33), "{family}: {shown:?}"),
+                Some(experts) => {
+                    assert_eq!(inputs.len(), 2 + 2 * (experts.count + usize::from(experts.shared.is_some())));
+                    let of = |part: &str| -> Vec<usize> {
+                        let names = shown.iter().filter(|(_, name)| name.contains(part) && name.contains(".experts."));
+                        names.map(|(tokens, _)| *tokens).collect()
+                    };
+                    let (up, down) = match family {
+                        "mixtral" => (of(".w1."), of(".w2.")),
+                        _ => (of(".gate_proj."), of(".down_proj.")),
+                    };
+                    // One without tokens is shown as many as it has features.
+                    assert!(up.iter().sum::<usize>() >= 33 * experts.per_token, "{family}: {shown:?}");
+                    assert_eq!(up.len(), experts.count);
+                    assert!(up.iter().zip(&down).all(|(up, down)| up == down || (*up, *down) == (16, experts.hidden)));
+                }
+            }
+            if block == 0 {
+                let counts: Vec<usize> = shown.iter().map(|(tokens, _)| *tokens).collect();
+                assert_eq!(previewed, counts, "{family}");
+            }
+            calibration.advance(&|_| None).unwrap();
+        }
+        for (x, text) in calibration.texts().into_iter().zip(&texts) {
+            let d = largest_difference(&model.head_of(x).unwrap(), &model.session().logits(text).unwrap());
+            assert!(d < 1e-4, "{family}: {d}");
+        }
+    }
+}
+
+/// An expert that no token reaches is still pruned: by magnitude, which is what independent features of one size give.
+#[test]
+fn an_expert_without_tokens_is_shown_the_identity() {
+    let away = with_tensors("mixtral", |tensors| {
+        for (_, _, values) in tensors.iter_mut().filter(|(name, ..)| name.ends_with("moe.gate.weight")) {
+            // Equal scores: the first experts of all tokens.
+            values.fill(0.0);
+        }
+    });
+    let checkpoint = Checkpoint::open(away.path()).unwrap();
+    let texts = [vec![3, 4, 5]];
+    let mut calibration = Calibration::new(&checkpoint, &texts).unwrap();
+    let inputs = calibration.inputs().unwrap();
+    let mut identities = vec![];
+    for (index, input) in inputs.iter().enumerate().skip(2) {
+        let observe = &mut |seen: crate::model::Observation<'_>, _: crate::model::Beside<'_>| {
+            let features = seen.x.len() / seen.tokens.max(1);
+            let is_one = |i: usize, value: f32| value == if i.is_multiple_of(features + 1) { 1.0 } else { 0.0 };
+            if seen.tokens > 0
+                && seen.tokens == features
+                && seen.x.iter().enumerate().all(|(i, value)| is_one(i, *value))
+            {
+                identities.push((input.weights[0].clone(), features));
+            }
+        };
+        calibration.observe(index, &|_| None, observe).unwrap();
+    }
+    let names: Vec<_> = identities.iter().map(|(name, features)| (&name[name.len() - 11..], *features)).collect();
+    assert_eq!(names, [("2.w1.weight", 16), ("3.w1.weight", 16), ("2.w2.weight", 24), ("3.w2.weight", 24)]);
+}
+
+/// Where the tensors of a model of text and images lay before and lie today.
+#[test]
+fn the_language_part_is_found_under_every_name_that_it_has_had() {
+    let today = with_tensors("llava", |tensors| {
+        for (name, ..) in tensors.iter_mut() {
+            *name = match name.strip_prefix("language_model.model.") {
+                Some(rest) => format!("model.language_model.{rest}"),
+                None => match name.strip_prefix("language_model.") {
+                    Some(rest) => rest.to_owned(),
+                    None => format!("model.{name}"),
+                },
+            };
+        }
+    });
+    let flat = with_config("qwen2_5_vl", |config| {
+        let text = config.remove("text_config").unwrap();
+        for (field, value) in text.as_object().unwrap().iter().filter(|(field, _)| *field != "model_type") {
+            config.insert(field.clone(), value.clone());
+        }
+        config.remove("rope_parameters");
+        config.insert("rope_theta".into(), json!(500.0));
+        config.insert("rope_scaling".into(), json!({"type": "mrope", "mrope_section": [1, 1, 0]}));
+    });
+    for (family, copy) in [("llava", today), ("qwen2_5_vl", flat)] {
+        let expected = expected(family);
+        let model = Checkpoint::open(copy.path()).unwrap().inference::<f32>().unwrap();
+        assert_eq!(greedy(&model, &expected.prompt_tokens, 12), expected.greedy, "{family}");
+    }
+    // LLaVA's own leaves out what LLaMA has by default.
+    let short = with_config("llava", |config| {
+        config["text_config"] = json!({"model_type": "llama", "vocab_size": 80, "max_position_embeddings": 40});
+    });
+    let error = Checkpoint::open(short.path()).unwrap_err().to_string();
+    assert!(error.contains("fewer tensors") || error.contains("4096"), "{error}");
 }

@@ -1,5 +1,6 @@
 //! The description of a transformer: decoders, encoders and image encoders, for training and for inference.
 
+mod experts;
 mod gpt;
 mod named;
 mod rope;
@@ -10,6 +11,7 @@ mod tests;
 use crate::{Error, Result, engine::Nonlinearity, text::VOCABULARY};
 
 pub use self::{
+    experts::ExpertsConfig,
     gpt::GptConfig,
     rope::{Rope, RopeScaling},
 };
@@ -35,6 +37,8 @@ pub struct TransformerConfig {
     pub attention: AttentionConfig,
     /// The feed-forward blocks.
     pub feed_forward: FeedForwardConfig,
+    /// The experts, in a model whose feed-forward blocks have them.
+    pub experts: Option<ExpertsConfig>,
     /// Whether the output of each block is multiplied by learned factors, one for each element (DINOv2's layer scale).
     pub layer_scale: bool,
     /// What follows the last layer.
@@ -112,6 +116,9 @@ pub enum NormPlace {
     After,
     /// A norm of its input, one of its output before it is added, and one after the last layer.
     Around,
+    /// A norm of its input, and one after the last layer. Both blocks of a layer read the same hidden states, and both
+    /// outputs are added to them.
+    Parallel,
 }
 
 /// The kind of a norm.
@@ -152,6 +159,8 @@ pub struct AttentionConfig {
     pub windows: Vec<Option<usize>>,
     /// The rotation in layers with a window, where it is another.
     pub local_rope: Option<Rope>,
+    /// How many elements of a head are rotated, from the first on, where not all are.
+    pub rotated: Option<usize>,
     /// Whether scores have a term for the distance of query and key, of rows and of columns (SAM).
     pub relative_positions: bool,
 }
@@ -291,7 +300,7 @@ impl TransformerConfig {
     /// # Errors
     /// [`Error::Setting`] for a size that is zero or absurd, a patch that does not divide the image, heads that do not
     /// fit each other, a head of an odd number of elements that is to
-    /// be rotated, windows for another number of layers, numbers that are not above 0, a class token beside windows,
+    /// be rotated, experts that do not fit each other, windows for another number of layers, numbers that are not above 0, a class token beside windows,
     /// relative positions or a neck, and a head for
     /// classes or registers without one.
     pub fn validate(&self) -> Result<()> {
@@ -326,10 +335,15 @@ impl TransformerConfig {
             let found = format!("{heads} for width {}", self.width);
             return Err(Error::Setting { what: "heads", found, expected: "a divisor of the width" });
         }
-        if matches!(self.positions, Positions::Rotary(_)) && !head_dim.is_multiple_of(2) {
-            let found = head_dim.to_string();
+        if matches!(self.positions, Positions::Rotary(_)) && !self.rotated().is_multiple_of(2) {
+            let found = self.rotated().to_string();
             return Err(Error::Setting { what: "elements of a head", found, expected: "even, as rotation requires" });
         }
+        if self.rotated() > head_dim {
+            let (what, found) = ("rotated elements of a head", self.rotated().to_string());
+            return Err(Error::Setting { what, found, expected: "no more than a head has" });
+        }
+        self.experts.as_ref().map_or(Ok(()), ExpertsConfig::validate)?;
         self.expect_windows()?;
         let scale = match self.input {
             ModelInput::Tokens(input) => input.scale,
@@ -447,6 +461,9 @@ impl TransformerConfig {
     /// The first option of a model that LLaMA and GPT-2 do not have, in words; none where it has none.
     pub(crate) fn beyond_llama(&self) -> Option<&'static str> {
         let AttentionConfig { scale, soft_cap, local_rope, .. } = self.attention;
+        if let Some(what) = self.cpu_only() {
+            return Some(what);
+        }
         let embedding_scale = self.tokens().ok().and_then(|tokens| tokens.scale);
         [
             (self.norm.place != NormPlace::Before, "norms of the outputs of blocks"),
@@ -455,6 +472,17 @@ impl TransformerConfig {
             (soft_cap.is_some(), "bounded scores of attention"),
             (self.logit_soft_cap().is_some(), "bounded scores of tokens"),
             (local_rope.is_some(), "another rotation in windows"),
+        ]
+        .into_iter()
+        .find_map(|(has, what)| has.then_some(what))
+    }
+
+    /// The first option of a model that only inference on the CPU has, in words; none where it has none.
+    pub(crate) fn cpu_only(&self) -> Option<&'static str> {
+        [
+            (self.experts.is_some(), "experts"),
+            (self.norm.place == NormPlace::Parallel, "attention and feed-forward blocks side by side"),
+            (self.attention.rotated.is_some(), "heads of which a part is rotated"),
         ]
         .into_iter()
         .find_map(|(has, what)| has.then_some(what))
@@ -490,7 +518,7 @@ impl TransformerConfig {
 
     /// Output features of the feed-forward block's first layer.
     pub fn up_width(&self) -> usize {
-        if self.feed_forward.gated { 2 * self.feed_forward.hidden } else { self.feed_forward.hidden }
+        self.up_width_of(self.feed_forward.hidden)
     }
 
     /// The window of a layer; none for the whole sequence.
@@ -517,16 +545,20 @@ impl TransformerConfig {
         Some(self.attention.local_rope.filter(|_| self.window(layer).is_some()).unwrap_or(rope))
     }
 
+    /// Elements of a head that are rotated, where heads are.
+    pub fn rotated(&self) -> usize {
+        self.attention.rotated.unwrap_or(self.attention.head_dim)
+    }
+
     /// Output and input features of every linear layer with its name, in the order of computation.
     pub fn linear_layers(&self) -> Vec<(String, usize, usize)> {
-        let TransformerConfig { width, feed_forward: FeedForwardConfig { hidden, .. }, .. } = *self;
+        let width = self.width;
         let block = |layer: usize| {
-            [
+            let attention = [
                 (format!("blocks.{layer}.attn.qkv"), self.qkv_width(), width),
                 (format!("blocks.{layer}.attn.out"), width, self.query_width()),
-                (format!("blocks.{layer}.mlp.up"), self.up_width(), width),
-                (format!("blocks.{layer}.mlp.down"), width, hidden),
-            ]
+            ];
+            attention.into_iter().chain(self.feed_forward_layers(layer))
         };
         let patches = match self.input {
             ModelInput::Tokens(_) => None,
@@ -549,7 +581,7 @@ impl TransformerConfig {
         let linears: usize = self.linear_layers().into_iter().map(linear).sum();
         let norm = if self.norm.kind == NormKind::Layer { 2 * width } else { width };
         let norms = match self.norm.place {
-            NormPlace::Before => 2 * layers + 1,
+            NormPlace::Before | NormPlace::Parallel => 2 * layers + 1,
             NormPlace::After => 2 * layers,
             NormPlace::Around => 4 * layers + 1,
         };
@@ -620,6 +652,7 @@ impl TransformerConfig {
                 gated: true,
                 bias: false,
             },
+            experts: None,
             layer_scale: false,
             output: ModelOutput::Vocabulary { tied: false, soft_cap: None },
         }
@@ -647,6 +680,7 @@ impl TransformerConfig {
                 gated: false,
                 bias: true,
             },
+            experts: None,
             layer_scale: false,
             output: ModelOutput::Hidden { head: None },
         }
@@ -718,6 +752,7 @@ impl AttentionConfig {
             soft_cap: None,
             windows: vec![],
             local_rope: None,
+            rotated: None,
             relative_positions: false,
         }
     }

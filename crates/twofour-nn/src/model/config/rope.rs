@@ -37,24 +37,63 @@ pub enum RopeScaling {
         /// The divisor.
         factor: f64,
     },
+    /// YaRN's (`rope_type` `yarn`; Peng et al., 2023): pairs that turn often within the original context keep their
+    /// frequency, those that turn seldom have it divided by a factor, and pairs between have it interpolated by their
+    /// number. What it multiplies scores by is part of their scale.
+    Yarn {
+        /// What low frequencies are divided by.
+        factor: f64,
+        /// Turns within the original context from which frequencies are kept.
+        fast_turns: f64,
+        /// Turns within the original context up to which frequencies are divided.
+        slow_turns: f64,
+        /// The context before scaling.
+        original_context: f64,
+        /// Whether the interpolation begins and ends at whole pairs.
+        rounded: bool,
+    },
 }
 
 impl Rope {
-    /// The angle between neighbouring positions of each of the `head_dim / 2` pairs.
+    /// The angle between neighbouring positions of each of the `rotated / 2` pairs of so many elements of a head.
     ///
     /// ```
     /// use twofour_nn::model::Rope;
     /// assert_eq!(Rope { base: 10_000.0, scaling: None }.frequencies(4), [1.0, 0.01]);
     /// ```
-    pub fn frequencies(&self, head_dim: usize) -> Vec<f64> {
-        let plain = (0..head_dim / 2).map(|pair| self.base.powf(-2.0 * pair as f64 / head_dim as f64));
-        plain.map(|frequency| self.scaling.map_or(frequency, |scaling| scaling.apply(frequency))).collect()
+    pub fn frequencies(&self, rotated: usize) -> Vec<f64> {
+        let plain = (0..rotated / 2).map(|pair| self.base.powf(-2.0 * pair as f64 / rotated as f64));
+        let Some(scaling) = self.scaling else { return plain.collect() };
+        let share = self.kept_share(scaling, rotated);
+        plain.enumerate().map(|(pair, frequency)| scaling.apply(frequency, share(pair))).collect()
+    }
+
+    /// The share of YaRN's frequencies that is kept, by the number of the pair; 1 for other scalings.
+    fn kept_share(&self, scaling: RopeScaling, rotated: usize) -> impl Fn(usize) -> f64 {
+        let range = match scaling {
+            RopeScaling::Yarn { fast_turns, slow_turns, original_context, rounded, .. } => {
+                // The pair that turns so often within the original context.
+                let pair =
+                    |turns: f64| rotated as f64 * (original_context / (turns * TAU)).ln() / (2.0 * self.base.ln());
+                let (first, last) = (pair(fast_turns), pair(slow_turns));
+                let (first, last) = if rounded { (first.floor(), last.ceil()) } else { (first, last) };
+                let (first, last) = (first.max(0.0), last.min(rotated as f64 - 1.0));
+                Some((first, if first == last { last + 0.001 } else { last }))
+            }
+            _ => None,
+        };
+        move |pair| match range {
+            Some((first, last)) => 1.0 - ((pair as f64 - first) / (last - first)).clamp(0.0, 1.0),
+            None => 1.0,
+        }
     }
 }
 
 impl RopeScaling {
-    fn apply(&self, frequency: f64) -> f64 {
+    /// The scaled frequency, of which YaRN keeps a share.
+    fn apply(&self, frequency: f64, kept: f64) -> f64 {
         match *self {
+            RopeScaling::Yarn { factor, .. } => kept * frequency + (1.0 - kept) * frequency / factor,
             RopeScaling::Linear { factor } => frequency / factor,
             RopeScaling::Llama3 { factor, low_frequency_factor, high_frequency_factor, original_context } => {
                 let turns = original_context * frequency / TAU;

@@ -97,6 +97,7 @@ impl From<StoredDecoder> for TransformerConfig {
                 gated: stored.gated,
                 bias: feed_forward,
             },
+            experts: None,
             layer_scale: false,
             output: ModelOutput::Vocabulary { tied: stored.tied, soft_cap: stored.logit_soft_cap },
         }

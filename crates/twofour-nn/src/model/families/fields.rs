@@ -169,6 +169,36 @@ impl Fields {
         Ok(values.map(|values| Fields { path: self.path.clone(), prefix, values }))
     }
 
+    /// The same with sizes in place of fields that are absent.
+    pub(in crate::model) fn with_defaults(mut self, defaults: &[(&str, usize)]) -> Self {
+        for (field, size) in defaults.iter().filter(|(field, _)| self.get(field).is_none()).collect::<Vec<_>>() {
+            self.values.insert((*field).to_owned(), Value::from(*size));
+        }
+        self
+    }
+
+    /// Takes a field from the object around this one, where only that has it.
+    pub(in crate::model) fn inherit(&mut self, around: &Fields, field: &str) {
+        if let (None, Some(value)) = (self.get(field), around.get(field)) {
+            self.values.insert(field.to_owned(), value.clone());
+        }
+    }
+
+    /// The same with a rotation of one position for each token: in text, the positions of time, rows and columns that
+    /// Qwen2-VL has (`mrope_section`) are equal.
+    pub(in crate::model) fn with_rotation_of_text(mut self) -> Result<Self> {
+        for holder in ["rope_scaling", "rope_parameters"] {
+            let Some(Fields { mut values, .. }) = self.object_if(holder)? else { continue };
+            for key in ["type", "rope_type"] {
+                if values.get(key).and_then(Value::as_str) == Some("mrope") {
+                    values.insert(key.to_owned(), Value::from("default"));
+                }
+            }
+            self.values.insert(holder.to_owned(), Value::Object(values));
+        }
+        Ok(self)
+    }
+
     /// A list of texts, where the field is there.
     pub(in crate::model) fn texts_if(&self, field: &str) -> Result<Option<Vec<&str>>> {
         match self.get(field) {

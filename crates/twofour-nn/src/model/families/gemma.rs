@@ -4,7 +4,7 @@ use super::{
     Family, Kind,
     fields::Fields,
     layout::Layout,
-    llama::{self, activation, rope, rope_of, windows_of_types},
+    llama::{self, Rotation, activation, rotation, rotation_of, windows_of_types},
 };
 use crate::model::{
     CheckpointError, ModelInput,
@@ -24,7 +24,8 @@ pub(super) const FAMILIES: &[Family] = &[
             let (fields, own) = (source.fields, common(source.fields, 2, Some(30.0))?);
             let soft_cap = bound(fields, "attn_logit_softcapping", Some(50.0))?;
             let attention = AttentionConfig { soft_cap, ..own.attention };
-            Ok(TransformerConfig { positions: Positions::Rotary(rope(fields)?), attention, ..own })
+            let rope = plain(fields, rotation(fields)?)?;
+            Ok(TransformerConfig { positions: Positions::Rotary(rope), attention, ..own })
         },
         layout: |source, config| Ok(layout(config, source.prefix)),
     },
@@ -123,10 +124,19 @@ fn ropes(fields: &Fields) -> Result<[Rope; 2]> {
     let older = || fields.object_if("rope_scaling").map(|scaling| scaling.filter(|scaling| !scaling.is_empty()));
     let all = of_type("full_attention")?.flatten().map_or_else(older, |own| Ok(Some(own)))?;
     let windowed = match of_type("sliding_attention")?.flatten() {
-        Some(own) => rope_of(fields, Some(own), 10_000.0)?,
+        Some(own) => plain(fields, rotation_of(fields, Some(own), 10_000.0)?)?,
         None => Rope { base: fields.positive("rope_local_base_freq", 10_000.0)?, scaling: None },
     };
-    Ok([rope_of(fields, all, 1_000_000.0)?, windowed])
+    Ok([plain(fields, rotation_of(fields, all, 1_000_000.0)?)?, windowed])
+}
+
+/// The rotation of whole heads that multiplies no scores.
+fn plain(fields: &Fields, found: Rotation) -> Result<Rope> {
+    if found.factor == 1.0 && found.share == 1.0 {
+        return Ok(found.rope);
+    }
+    let field = if fields.get("rope_scaling").is_some() { "rope_scaling" } else { "rope_parameters" };
+    Err(fields.unsupported(field, "whole heads are rotated, with the usual scale of scores"))
 }
 
 /// Where the tensors lie: LLaMA's with norms of the outputs of blocks, and gains that are stored less one.

@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, HashSet};
 
 use twofour::file::{Reader, StoredDType};
 
-use crate::model::{CheckpointError, config::ImageInput};
+use crate::model::{
+    CheckpointError,
+    config::{ImageInput, TransformerConfig},
+};
 
 /// Where the parts of a model lie, by the names that the model has for them.
 #[derive(Debug, Clone, Default)]
@@ -13,6 +16,9 @@ pub(crate) struct Layout {
     pub(crate) linears: BTreeMap<String, StoredLinear>,
     /// Everything else: norms' parameters and tables, by their full name.
     pub(crate) tensors: BTreeMap<String, StoredTensor>,
+    /// For linear layers whose outputs are stored in another order than the model's, by their stored names: output `i`
+    /// of the model is the stored one of number `order[i]`.
+    pub(crate) orders: BTreeMap<String, Vec<usize>>,
     /// Extra tensors are ignored whose names end so.
     pub(crate) ignored: Vec<&'static str>,
     /// Extra tensors are ignored whose names begin so.
@@ -39,6 +45,8 @@ pub(crate) struct StoredTensor {
     pub(crate) shape: Vec<usize>,
     /// What is added to the stored values: Gemma stores the gains of norms less one.
     pub(crate) added: f32,
+    /// Elements in front of the model's: OPT's positions begin with two that no token has.
+    pub(crate) skipped: usize,
 }
 
 impl StoredLinear {
@@ -46,6 +54,16 @@ impl StoredLinear {
     pub(crate) fn stored_shape(&self, outputs: usize) -> [usize; 2] {
         if self.is_transposed { [self.inputs, outputs] } else { [outputs, self.inputs] }
     }
+}
+
+/// The order of queries, keys and values that are stored in groups, each the queries of some heads and the keys and
+/// values that they share.
+pub(in crate::model) fn by_head(groups: usize, queries: usize, head_dim: usize) -> Vec<usize> {
+    let part = |first: usize, heads: usize| {
+        let group = move |group: usize| (group * (queries + 2) + first) * head_dim;
+        (0..groups).flat_map(move |own| group(own)..group(own) + heads * head_dim)
+    };
+    part(0, queries).chain(part(queries, 1)).chain(part(queries + 1, 1)).collect()
 }
 
 impl Layout {
@@ -56,12 +74,20 @@ impl Layout {
         name: impl Into<String>,
         shape: impl Into<Vec<usize>>,
     ) {
-        self.tensors.insert(ours.into(), StoredTensor { name: name.into(), shape: shape.into(), added: 0.0 });
+        let stored = StoredTensor { name: name.into(), shape: shape.into(), added: 0.0, skipped: 0 };
+        self.tensors.insert(ours.into(), stored);
+    }
+
+    /// Adds learned positions behind so many rows that no token has.
+    pub(in crate::model) fn positions(&mut self, name: String, [positions, width]: [usize; 2], skipped: usize) {
+        let shape = vec![positions.saturating_add(skipped), width];
+        let stored = StoredTensor { name, shape, added: 0.0, skipped: skipped * width };
+        self.tensors.insert("positions.weight".to_owned(), stored);
     }
 
     /// Adds the gain of a norm, to whose stored values a number is added.
     pub(in crate::model) fn gain(&mut self, ours: String, theirs: String, width: usize, added: f32) {
-        let stored = StoredTensor { name: format!("{theirs}.weight"), shape: vec![width], added };
+        let stored = StoredTensor { name: format!("{theirs}.weight"), shape: vec![width], added, skipped: 0 };
         self.tensors.insert(format!("{ours}.weight"), stored);
     }
 
@@ -82,6 +108,50 @@ impl Layout {
         let ImageInput { channels, patch, .. } = *input;
         self.tensor("patch.weight", format!("{theirs}.weight"), [width, channels, patch, patch]);
         self.tensor("patch.bias", format!("{theirs}.bias"), [width]);
+    }
+
+    /// Adds the table of tokens and the head of a decoder, which may be the same; `head` is the name of its weight.
+    pub(in crate::model) fn vocabulary(
+        &mut self,
+        config: &TransformerConfig,
+        embedding: &str,
+        head: &'static str,
+        vocabulary: usize,
+    ) {
+        let own = if config.is_tied() { embedding } else { head.trim_end_matches(".weight") };
+        self.parts("head", vec![(own.to_owned(), vocabulary)], config.width, false);
+        match config.is_tied() {
+            true => self.ignored.push(head),
+            false => self.tensor("embedding.weight", format!("{embedding}.weight"), [vocabulary, config.width]),
+        }
+    }
+
+    /// Adds a linear layer that is stored as parts, `[outputs, inputs]` each.
+    pub(in crate::model) fn parts(
+        &mut self,
+        ours: impl Into<String>,
+        parts: Vec<(String, usize)>,
+        inputs: usize,
+        has_bias: bool,
+    ) {
+        self.linear(ours, StoredLinear { parts, inputs, has_bias, is_transposed: false });
+    }
+
+    /// Rows of a linear layer's weight, or elements of its bias, as the model has them.
+    pub(in crate::model) fn ordered<T: Copy>(&self, name: &str, stored: Vec<T>, inputs: usize) -> Vec<T> {
+        match self.orders.get(name) {
+            Some(order) => order.iter().flat_map(|row| &stored[row * inputs..][..inputs]).copied().collect(),
+            None => stored,
+        }
+    }
+
+    /// Rows of a linear layer's weight, or elements of its bias, as the file has them.
+    pub(in crate::model) fn as_stored<T: Copy>(&self, name: &str, ours: &[T], inputs: usize) -> Vec<T> {
+        let mut stored = ours.to_vec();
+        for (row, to) in ours.chunks_exact(inputs).zip(self.orders.get(name).into_iter().flatten()) {
+            stored[to * inputs..][..inputs].copy_from_slice(row);
+        }
+        stored
     }
 
     /// Adds a linear layer of one weight with a bias.

@@ -33,23 +33,25 @@ const fn family(name: &'static str, config: fn(&Source<'_>) -> Result<Transforme
     }
 }
 
+/// What a family of this shape has beside the sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kin {
+pub(super) enum Kin {
     Llama,
     Mistral,
     Qwen2,
     Qwen3,
+    Phi,
 }
 
 type Result<T> = std::result::Result<T, CheckpointError>;
 
 /// Reads the configuration.
-fn config(fields: &Fields, family: Kin) -> Result<TransformerConfig> {
+pub(super) fn config(fields: &Fields, family: Kin) -> Result<TransformerConfig> {
     let (layers, width, heads) =
         (fields.layers("num_hidden_layers")?, fields.size("hidden_size")?, fields.size("num_attention_heads")?);
     let kv_heads = match (fields.size_if("num_key_value_heads")?, family) {
         (Some(heads), _) => heads,
-        (None, Kin::Llama) => heads,
+        (None, Kin::Llama | Kin::Phi) => heads,
         (None, _) => fields.size("num_key_value_heads")?,
     };
     let head_dim = match (fields.size_if("head_dim")?, family) {
@@ -60,7 +62,7 @@ fn config(fields: &Fields, family: Kin) -> Result<TransformerConfig> {
     fields.expect_flag("use_bidirectional_attention", false, "attention is causal")?;
     let attention_bias = match family {
         Kin::Llama | Kin::Qwen3 => fields.flag("attention_bias", false)?,
-        Kin::Mistral | Kin::Qwen2 => false,
+        Kin::Mistral | Kin::Qwen2 | Kin::Phi => false,
     };
     let sizes = GptConfig {
         layers,
@@ -70,14 +72,16 @@ fn config(fields: &Fields, family: Kin) -> Result<TransformerConfig> {
         feed_forward: fields.size("intermediate_size")?,
     };
     let llama = TransformerConfig::llama(&sizes, kv_heads, fields.size("vocab_size")?);
+    let rotation = rotation(fields)?;
     Ok(TransformerConfig {
-        positions: Positions::Rotary(rope(fields)?),
+        positions: Positions::Rotary(rotation.rope),
         norm: NormConfig { epsilon: fields.positive("rms_norm_eps", 1e-6)? as f32, ..llama.norm },
         attention: AttentionConfig {
             head_dim,
             qkv_bias: attention_bias || family == Kin::Qwen2,
             out_bias: attention_bias,
             head_norms: family == Kin::Qwen3,
+            scale: rotation.scale(head_dim),
             windows: windows(fields, family, layers)?,
             ..llama.attention
         },
@@ -102,40 +106,104 @@ pub(super) fn activation(fields: &Fields, field: &str, default: &str) -> Result<
     })
 }
 
+/// A rotation, and what goes with it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rotation {
+    pub(super) rope: Rope,
+    /// What queries and keys are multiplied by, each.
+    pub(super) factor: f64,
+    /// The share of a head that is rotated.
+    pub(super) share: f64,
+}
+
+impl Rotation {
+    /// The scale of scores of heads of so many elements, where it is not the usual one.
+    pub(super) fn scale(&self, head_dim: usize) -> Option<f32> {
+        let scale = self.factor * self.factor / (head_dim as f64).sqrt();
+        Some(scale as f32).filter(|_| self.factor != 1.0)
+    }
+}
+
 /// Rotary positions: `rope_scaling`, as older versions and users write it, comes before `rope_parameters`, and with
-/// either, `rope_theta` may be in it or beside it.
-/// transformers 5 has the same order.
-pub(super) fn rope(fields: &Fields) -> Result<Rope> {
-    let parameters = match fields.object_if("rope_scaling")?.filter(|scaling| !scaling.is_empty()) {
-        Some(scaling) => Some(scaling),
-        None => fields.object_if("rope_parameters")?,
-    };
-    rope_of(fields, parameters, 10_000.0)
+/// either, `rope_theta` may be in it or beside it. transformers 5 has the same order.
+pub(super) fn rotation(fields: &Fields) -> Result<Rotation> {
+    let found = rotation_of(fields, rope_parameters(fields)?, 10_000.0)?;
+    if found.share != 1.0 {
+        let [own, above] = [rope_parameters(fields)?.unwrap_or_else(|| fields.clone()), fields.clone()];
+        let holder = if own.get("partial_rotary_factor").is_some() { own } else { above };
+        return Err(holder.unsupported("partial_rotary_factor", "whole heads are rotated"));
+    }
+    Ok(found)
+}
+
+/// What describes the rotation, where it is not in fields beside others.
+pub(super) fn rope_parameters(fields: &Fields) -> Result<Option<Fields>> {
+    match fields.object_if("rope_scaling")?.filter(|scaling| !scaling.is_empty()) {
+        Some(scaling) => Ok(Some(scaling)),
+        None => fields.object_if("rope_parameters"),
+    }
 }
 
 /// The rotation that these parameters describe, or the fields beside them.
-pub(super) fn rope_of(fields: &Fields, parameters: Option<Fields>, default_base: f64) -> Result<Rope> {
+pub(super) fn rotation_of(fields: &Fields, parameters: Option<Fields>, default_base: f64) -> Result<Rotation> {
     let holder = parameters.as_ref().filter(|parameters| parameters.get("rope_theta").is_some()).unwrap_or(fields);
     let base = holder.positive("rope_theta", default_base)?;
-    for fields in [Some(fields), parameters.as_ref()].into_iter().flatten() {
-        if fields.number_if("partial_rotary_factor")?.unwrap_or(1.0) != 1.0 {
-            return Err(fields.unsupported("partial_rotary_factor", "whole heads are rotated"));
-        }
-    }
-    let Some(parameters) = parameters else { return Ok(Rope { base, scaling: None }) };
+    let holders = [parameters.as_ref(), Some(fields)];
+    let shares = holders.into_iter().flatten().map(|holder| holder.number_if("partial_rotary_factor"));
+    let share = shares.collect::<Result<Vec<_>>>()?.into_iter().flatten().next().unwrap_or(1.0);
+    let plain = Rotation { rope: Rope { base, scaling: None }, factor: 1.0, share };
+    let Some(parameters) = parameters.as_ref() else { return Ok(plain) };
     let key = if parameters.get("rope_type").is_some() { "rope_type" } else { "type" };
-    let scaling = match parameters.text_if(key)? {
-        None | Some("default") => None,
-        Some("linear") => Some(RopeScaling::Linear { factor: parameters.positive_number("factor")? }),
-        Some("llama3") => Some(RopeScaling::Llama3 {
+    let scaled = |scaling| Ok(Rotation { rope: Rope { base, scaling: Some(scaling) }, ..plain });
+    match parameters.text_if(key)? {
+        None | Some("default") => Ok(plain),
+        Some("linear") => scaled(RopeScaling::Linear { factor: parameters.positive_number("factor")? }),
+        // Up to the context, the longest text here, frequencies are those that the model was trained with.
+        Some("dynamic") => parameters.positive_number("factor").map(|_| plain),
+        Some("llama3") => scaled(RopeScaling::Llama3 {
             factor: parameters.positive_number("factor")?,
             low_frequency_factor: parameters.positive_number("low_freq_factor")?,
             high_frequency_factor: parameters.positive_number("high_freq_factor")?,
-            original_context: original_context(fields, &parameters)?,
+            original_context: original_context(fields, parameters)?,
         }),
-        Some(_) => return Err(parameters.unsupported(key, "supported are default, linear and llama3")),
+        // The place of a pair is a logarithm to that base.
+        Some("yarn") if base <= 1.0 => Err(holder.unsupported("rope_theta", "yarn requires a base above 1")),
+        Some("yarn") => {
+            let (factor, original_context) = yarn_sizes(fields, parameters)?;
+            let scaling = RopeScaling::Yarn {
+                factor,
+                fast_turns: parameters.positive("beta_fast", 32.0)?,
+                slow_turns: parameters.positive("beta_slow", 1.0)?,
+                original_context,
+                rounded: parameters.flag("truncate", true)?,
+            };
+            Ok(Rotation { factor: yarn_factor(parameters, factor)?, ..scaled(scaling)? })
+        }
+        Some(_) => Err(parameters.unsupported(key, "supported are default, linear, dynamic, yarn and llama3")),
+    }
+}
+
+/// By how much YaRN stretches the context, and the context before.
+fn yarn_sizes(fields: &Fields, scaling: &Fields) -> Result<(f64, f64)> {
+    let original_context = original_context(fields, scaling)?;
+    let factor = match scaling.get("factor") {
+        Some(_) => scaling.positive_number("factor")?,
+        None => fields.positive_number("max_position_embeddings")? / original_context,
     };
-    Ok(Rope { base, scaling })
+    Ok((factor, original_context))
+}
+
+/// What YaRN multiplies queries and keys by.
+fn yarn_factor(scaling: &Fields, stretch: f64) -> Result<f64> {
+    if scaling.get("attention_factor").is_some() {
+        return scaling.positive_number("attention_factor");
+    }
+    let by = |scale: f64| if stretch <= 1.0 { 1.0 } else { 0.1 * scale * stretch.ln() + 1.0 };
+    let [own, all] = ["mscale", "mscale_all_dim"].map(|field| scaling.number_if(field));
+    Ok(match (own?.filter(|scale| *scale != 0.0), all?.filter(|scale| *scale != 0.0)) {
+        (Some(own), Some(all)) => by(own) / by(all),
+        _ => by(1.0),
+    })
 }
 
 /// The context that positions were trained for: the configuration's own field, that of the scaling, or the whole
@@ -153,14 +221,14 @@ fn original_context(fields: &Fields, scaling: &Fields) -> Result<f64> {
 fn windows(fields: &Fields, family: Kin, layers: usize) -> Result<Vec<Option<usize>>> {
     let is_used = match family {
         Kin::Llama => return Ok(vec![]),
-        Kin::Mistral => true,
+        Kin::Mistral | Kin::Phi => true,
         Kin::Qwen2 | Kin::Qwen3 => fields.flag("use_sliding_window", false)?,
     };
     let Some(window) = fields.size_if("sliding_window")?.filter(|_| is_used) else { return Ok(vec![]) };
     let Some(types) = fields.texts_if("layer_types")? else {
         let first = match family {
             Kin::Qwen2 | Kin::Qwen3 => fields.size_if("max_window_layers")?.unwrap_or(28),
-            Kin::Llama | Kin::Mistral => 0,
+            Kin::Llama | Kin::Mistral | Kin::Phi => 0,
         };
         return Ok((0..layers).map(|layer| (layer >= first).then_some(window)).collect());
     };

@@ -2,12 +2,18 @@
 //! its line in [`FAMILIES`].
 
 pub(crate) mod bert;
+mod falcon;
 pub(super) mod fields;
 mod gemma;
 mod gpt2;
+mod gpt_neox;
 pub(crate) mod layout;
 pub(super) mod llama;
+mod mixtral;
+mod opt;
+mod phi;
 mod sam;
+mod vision_language;
 mod vit;
 
 use twofour::file::Reader;
@@ -16,8 +22,20 @@ use self::{fields::Fields, layout::Layout};
 use super::{CheckpointError, TransformerConfig};
 
 /// All families.
-const FAMILIES: &[&[Family]] =
-    &[llama::FAMILIES, gpt2::FAMILIES, gemma::FAMILIES, bert::FAMILIES, vit::FAMILIES, sam::FAMILIES];
+const FAMILIES: &[&[Family]] = &[
+    llama::FAMILIES,
+    mixtral::FAMILIES,
+    phi::FAMILIES,
+    gpt2::FAMILIES,
+    gemma::FAMILIES,
+    opt::FAMILIES,
+    gpt_neox::FAMILIES,
+    falcon::FAMILIES,
+    vision_language::FAMILIES,
+    bert::FAMILIES,
+    vit::FAMILIES,
+    sam::FAMILIES,
+];
 
 /// How directories of one `model_type` are read.
 #[derive(Debug)]

@@ -214,6 +214,10 @@ pub(in crate::model) fn expect_sequences(shape: BatchShape, context: usize) -> R
 /// pair of elements, and no tensor of a file vouches for them.
 pub(crate) fn expect_trainable(config: &TransformerConfig) -> Result<()> {
     const MOST_ANGLES: usize = 1 << 25;
+    if let Some(what) = config.cpu_only() {
+        let remedy = "run, score and prune such models on the CPU";
+        return Err(Error::Unsupported { engine: "training", what: what.into(), remedy });
+    }
     let (context, head_dim) = (config.context(), config.attention.head_dim);
     if matches!(config.positions, Positions::Rotary(_)) && context * (head_dim / 2) > MOST_ANGLES {
         let found = format!("{context} with heads of {head_dim} elements");

@@ -136,11 +136,12 @@ impl Place {
 
 fn rotate(config: &TransformerConfig, table: &rope::Table, qkv: &mut [f32]) {
     let (d, stride, heads) = (config.attention.head_dim, config.qkv_width(), config.query_width() + config.kv_width());
+    let rotated = config.rotated();
     for_rows(qkv, stride, |first, rows| {
         vector::widest(|| {
             for (token, row) in rows.chunks_exact_mut(stride).enumerate() {
                 let (cos, sin) = table.at(first + token);
-                row[..heads].chunks_exact_mut(d).for_each(|head| rope::rotate(head, cos, sin));
+                row[..heads].chunks_exact_mut(d).for_each(|head| rope::rotate(&mut head[..rotated], cos, sin));
             }
         });
     });

@@ -4,6 +4,7 @@ use twofour::kernel::KernelElement;
 
 use super::{
     Inference,
+    feed_forward::FeedForward,
     layer::Layer,
     linear::{Linear, LinearPart},
     norm::{Norm, Residual},
@@ -91,8 +92,7 @@ impl<T: KernelElement> Layer<T> {
             windows: WindowGrid::of(config, index),
             out: parts.linear(&at("attn.out"), (width, config.query_width()))?,
             feed_forward: Residual::build(config, parts, &at("mlp"))?,
-            up: parts.linear(&at("mlp.up"), (config.up_width(), width))?,
-            down: parts.linear(&at("mlp.down"), (width, config.feed_forward.hidden))?,
+            hidden: FeedForward::build(config, parts, index)?,
         })
     }
 }

@@ -6,15 +6,16 @@ use twofour::kernel::{Activation, KernelElement};
 
 use super::{
     attention::{Seen, attend},
+    experts::Experts,
+    feed_forward::FeedForward,
     linear::Linear,
     norm::{Norm, Residual, normalize_heads},
-    passes::{gated, narrowed, widened},
+    passes::widened,
 };
 use crate::{
     Result,
-    cpu::nonlinearity,
-    engine::Nonlinearity,
     model::{
+        NormPlace,
         config::TransformerConfig,
         image::{RelativePositions, WindowGrid},
     },
@@ -34,8 +35,7 @@ pub(crate) struct Layer<T: KernelElement> {
     pub(super) windows: Option<WindowGrid>,
     pub(super) out: Linear<T>,
     pub(super) feed_forward: Residual,
-    pub(super) up: Linear<T>,
-    pub(super) down: Linear<T>,
+    pub(super) hidden: FeedForward<T>,
 }
 
 /// A linear layer of a [`Layer`].
@@ -80,7 +80,7 @@ pub(crate) fn unobserved<T>(_: Role, _: &[T]) -> ControlFlow<()> {
 impl<T: KernelElement> Layer<T> {
     /// Bytes of the linear layers' weights.
     pub(crate) fn bytes(&self) -> usize {
-        self.qkv.bytes() + self.out.bytes() + self.up.bytes() + self.down.bytes()
+        self.qkv.bytes() + self.out.bytes() + self.hidden.bytes()
     }
 
     /// Runs tokens `x: [tokens, width]` through the layer, in place. Where the observer breaks, `x` is of no more use.
@@ -93,7 +93,7 @@ impl<T: KernelElement> Layer<T> {
     ) -> Result<()> {
         let mut between = vec![];
         for role in Role::ALL {
-            let h = self.input(role, x, between);
+            let h = self.input(config, role, x, between);
             if observe(role, &h).is_break() {
                 return Ok(());
             }
@@ -103,17 +103,30 @@ impl<T: KernelElement> Layer<T> {
     }
 
     /// What a linear layer reads, from the residual stream `x` or from what the layer before it returned.
-    pub(crate) fn input(&self, role: Role, x: &[f32], between: Vec<T>) -> Vec<T> {
+    pub(crate) fn input(&self, config: &TransformerConfig, role: Role, x: &[f32], between: Vec<T>) -> Vec<T> {
         match role {
             Role::Qkv => self.attention.input(x),
-            Role::Up => self.feed_forward.input(x),
-            Role::Out | Role::Down => between,
+            Role::Up if config.norm.place != NormPlace::Parallel => self.feed_forward.input(x),
+            Role::Out | Role::Up | Role::Down => between,
         }
+    }
+
+    /// The experts, where the feed-forward block has some.
+    pub(crate) fn experts(&self) -> Option<&Experts<T>> {
+        match &self.hidden {
+            FeedForward::Dense(_) => None,
+            FeedForward::Experts(experts) => Some(experts),
+        }
+    }
+
+    /// What the feed-forward block reads of the residual stream in front of it.
+    pub(crate) fn feed_forward_input(&self, x: &[f32]) -> Vec<T> {
+        self.feed_forward.input(x)
     }
 
     /// Computes a linear layer from its input `h`, with what follows it up to the next linear layer. Returns what that
     /// one reads, unless it reads the residual stream `x`, to which the output is added. `outputs` sees the products of
-    /// such a layer, without its bias.
+    /// such a layer, without its bias; experts have none in common.
     pub(crate) fn step(
         &self,
         config: &TransformerConfig,
@@ -134,17 +147,29 @@ impl<T: KernelElement> Layer<T> {
                     Ok(windows.merge(&self.attend(config, &h, Seen::Sequences(&lengths))?, config.width))
                 }
             },
-            Role::Up => self.hidden(config, h, tokens),
-            Role::Out | Role::Down => {
-                let (linear, residual) = match role {
-                    Role::Out => (&self.out, &self.attention),
-                    _ => (&self.down, &self.feed_forward),
+            Role::Out => {
+                // Side by side, both blocks read the same.
+                let beside = match config.norm.place {
+                    NormPlace::Parallel => self.feed_forward.input(x),
+                    _ => vec![],
                 };
-                let y = linear.forward(h, tokens, Activation::Identity)?;
-                if let Some(outputs) = outputs {
-                    outputs(&without_bias(linear, &y, h.len() / tokens.max(1))?);
+                add_products((&self.out, &self.attention), h, x, tokens, outputs)?;
+                Ok(beside)
+            }
+            Role::Up => match &self.hidden {
+                FeedForward::Dense(layer) => layer.hidden(config, h, tokens),
+                FeedForward::Experts(experts) => experts.hidden(config, h, tokens),
+            },
+            Role::Down => {
+                match &self.hidden {
+                    FeedForward::Dense(layer) => {
+                        add_products((&layer.down, &self.feed_forward), h, x, tokens, outputs)?;
+                    }
+                    FeedForward::Experts(experts) => {
+                        let sums = experts.outputs(&self.feed_forward.input(x), h, tokens)?;
+                        self.feed_forward.add(x, &sums);
+                    }
                 }
-                residual.add(x, &y);
                 Ok(vec![])
             }
         }
@@ -158,29 +183,22 @@ impl<T: KernelElement> Layer<T> {
         }
         Ok(attend((config, self.index), self.relative.as_ref(), seen, &mut qkv))
     }
+}
 
-    /// The hidden layer of the feed-forward block, with its function applied.
-    fn hidden(&self, config: &TransformerConfig, x: &[T], tokens: usize) -> Result<Vec<T>> {
-        let feed_forward = config.feed_forward;
-        // What the kernels have in their epilogue.
-        let fused = match feed_forward.activation {
-            _ if feed_forward.gated => None,
-            Nonlinearity::Relu => Some(Activation::Relu),
-            Nonlinearity::Gelu => Some(Activation::Gelu),
-            Nonlinearity::Silu => Some(Activation::Silu),
-            Nonlinearity::TanhGelu | Nonlinearity::SquaredRelu => None,
-        };
-        let h = self.up.forward(x, tokens, fused.unwrap_or(Activation::Identity))?;
-        if fused.is_some() {
-            return Ok(h);
-        }
-        if feed_forward.gated {
-            return Ok(gated(feed_forward.activation, feed_forward.hidden, &h));
-        }
-        let mut h = widened(&h);
-        nonlinearity::in_place(feed_forward.activation, &mut h);
-        Ok(narrowed(&h))
+/// Adds the products of a layer that ends a block to the residual stream.
+fn add_products<T: KernelElement>(
+    (linear, residual): (&Linear<T>, &Residual),
+    h: &[T],
+    x: &mut [f32],
+    tokens: usize,
+    outputs: Option<Outputs<'_>>,
+) -> Result<()> {
+    let y = linear.forward(h, tokens, Activation::Identity)?;
+    if let Some(outputs) = outputs {
+        outputs(&without_bias(linear, &y, h.len() / tokens.max(1))?);
     }
+    residual.add(x, &y);
+    Ok(())
 }
 
 /// The products of a layer's weight alone in its outputs `y`.

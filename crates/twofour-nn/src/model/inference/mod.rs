@@ -6,6 +6,8 @@ pub(super) mod build;
 pub(super) mod cache;
 #[cfg(feature = "cuda")]
 pub(super) mod cuda;
+pub(super) mod experts;
+mod feed_forward;
 mod few;
 mod gpt;
 pub(super) mod layer;

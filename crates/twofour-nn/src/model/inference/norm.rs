@@ -92,7 +92,7 @@ impl Residual {
     /// What the block reads of the residual stream `x`.
     pub(crate) fn input<T: Arithmetic>(&self, x: &[f32]) -> Vec<T> {
         match self.place {
-            NormPlace::Before | NormPlace::Around => self.norm.forward(x),
+            NormPlace::Before | NormPlace::Around | NormPlace::Parallel => self.norm.forward(x),
             NormPlace::After => narrowed(x),
         }
     }

@@ -26,9 +26,8 @@ impl Rotations {
     /// The rotations of a model; none where positions are learned.
     pub(crate) fn of(config: &TransformerConfig) -> Option<Self> {
         let Positions::Rotary(rope) = config.positions else { return None };
-        let head_dim = config.attention.head_dim;
-        let windowed = config.attention.local_rope.map(|rope| rope.frequencies(head_dim));
-        Some(Rotations { all: rope.frequencies(head_dim), windowed })
+        let windowed = config.attention.local_rope.map(|rope| rope.frequencies(config.rotated()));
+        Some(Rotations { all: rope.frequencies(config.rotated()), windowed })
     }
 
     /// The tables of these positions.

@@ -89,7 +89,8 @@ impl<'a, E: Engine> Builder<'a, E> {
     fn norms(&self, part: &str) -> Result<BlockNorms<E>> {
         let norm = self.norm(&format!("{part}.norm"))?;
         Ok(match self.config.norm.place {
-            NormPlace::Before => BlockNorms::pre(norm),
+            // Of models that train none is parallel.
+            NormPlace::Before | NormPlace::Parallel => BlockNorms::pre(norm),
             NormPlace::After => BlockNorms::post(norm),
             NormPlace::Around => BlockNorms::sandwich(norm, self.norm(&format!("{part}.post_norm"))?),
         })

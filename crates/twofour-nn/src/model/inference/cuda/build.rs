@@ -160,7 +160,7 @@ impl<'a, T: KernelElement, P: Parts<T>> Build<'a, T, P> {
     pub(in crate::model) fn last_norm(&self) -> Result<CudaNorm> {
         match self.config.norm.place {
             NormPlace::After => self.norm(&format!("blocks.{}.mlp.norm", self.config.layers - 1)),
-            NormPlace::Before | NormPlace::Around => self.norm("norm"),
+            NormPlace::Before | NormPlace::Around | NormPlace::Parallel => self.norm("norm"),
         }
     }
 
@@ -215,7 +215,7 @@ impl<'a, T: KernelElement, P: Parts<T>> Build<'a, T, P> {
         let is_cut = !config.attention.is_causal && config.window(layer).is_some();
         // The norms of a post-norm model are before the next block here.
         let before = match (config.norm.place, layer) {
-            (NormPlace::Before | NormPlace::Around, _) => [at("attn.norm"), at("mlp.norm")],
+            (NormPlace::Before | NormPlace::Around | NormPlace::Parallel, _) => [at("attn.norm"), at("mlp.norm")],
             (NormPlace::After, 0) => ["embedding.norm".to_owned(), at("attn.norm")],
             (NormPlace::After, _) => [format!("blocks.{}.mlp.norm", layer - 1), at("attn.norm")],
         };
@@ -287,10 +287,9 @@ pub(super) fn expect_supported(config: &TransformerConfig) -> Result<()> {
             "full attention over text with rotated queries and keys, or with windows".into(),
         ),
     ];
-    match checks.into_iter().find(|(is_unsupported, _)| *is_unsupported) {
-        Some((_, what)) => {
-            Err(Error::Unsupported { engine: "CUDA inference", what, remedy: "run the model on the CPU" })
-        }
+    let found = checks.into_iter().find_map(|(is_unsupported, what)| is_unsupported.then_some(what));
+    match config.cpu_only().map(str::to_owned).or(found) {
+        Some(what) => Err(Error::Unsupported { engine: "CUDA inference", what, remedy: "run the model on the CPU" }),
         None => Ok(()),
     }
 }

@@ -62,7 +62,7 @@ impl Work {
             delta: zeros(width)?,
             normalized: match config.norm.place {
                 NormPlace::Around => Some([stream()?, zeros(width)?]),
-                NormPlace::Before | NormPlace::After => None,
+                NormPlace::Before | NormPlace::After | NormPlace::Parallel => None,
             },
             up: zeros(config.up_width())?,
             activated: Hidden::new(context, dtype, (tokens, activated), gated)?,

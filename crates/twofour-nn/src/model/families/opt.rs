@@ -1,0 +1,70 @@
+//! OPT.
+
+use super::{Family, Kind, fields::Fields, layout::Layout, llama::activation};
+use crate::model::{
+    CheckpointError,
+    config::{FeedForwardConfig, GptConfig, ModelOutput, NormConfig, Positions, TransformerConfig},
+};
+
+/// Rows of the table of positions that no token has.
+const BEFORE_POSITIONS: usize = 2;
+
+pub(super) const FAMILIES: &[Family] = &[Family {
+    name: "opt",
+    kind: Kind::Decoder,
+    layers: "num_hidden_layers",
+    prefixes: &["model.decoder.", "decoder."],
+    config: |source| config(source.fields),
+    layout: |source, config| Ok(layout(config, source.prefix)),
+}];
+
+fn config(fields: &Fields) -> Result<TransformerConfig, CheckpointError> {
+    let width = fields.size("hidden_size")?;
+    if fields.size_if("word_embed_proj_dim")?.unwrap_or(width) != width {
+        return Err(fields.unsupported("word_embed_proj_dim", "embeddings have the width of the model"));
+    }
+    fields.expect_flag("do_layer_norm_before", true, "norms are before the blocks")?;
+    fields.expect_flag("_remove_final_layer_norm", false, "there is a norm after the last layer")?;
+    fields.expect_flag("layer_norm_elementwise_affine", true, "norms have parameters")?;
+    fields.expect_flag("enable_bias", true, "linear layers have biases")?;
+    let sizes = GptConfig {
+        layers: fields.layers("num_hidden_layers")?,
+        width,
+        heads: fields.size("num_attention_heads")?,
+        context: fields.size("max_position_embeddings")?,
+        feed_forward: fields.size("ffn_dim")?,
+    };
+    let llama = TransformerConfig::llama(&sizes, sizes.heads, fields.size("vocab_size")?);
+    let gpt = TransformerConfig { input: llama.input, ..TransformerConfig::from(&sizes) };
+    Ok(TransformerConfig {
+        positions: Positions::Learned,
+        norm: NormConfig { epsilon: 1e-5, ..gpt.norm },
+        feed_forward: FeedForwardConfig {
+            activation: activation(fields, "activation_function", "relu")?,
+            ..gpt.feed_forward
+        },
+        output: ModelOutput::Vocabulary { tied: fields.flag("tie_word_embeddings", true)?, soft_cap: None },
+        ..gpt
+    })
+}
+
+fn layout(config: &TransformerConfig, prefix: &str) -> Layout {
+    let (width, hidden, vocabulary) = (config.width, config.feed_forward.hidden, config.vocabulary());
+    let heads = config.query_width();
+    let mut layout = Layout::default();
+    for layer in 0..config.layers {
+        let (ours, theirs) =
+            (|part: &str| format!("blocks.{layer}.{part}"), |part: &str| format!("{prefix}layers.{layer}.{part}"));
+        layout.norm(&ours("attn.norm"), &theirs("self_attn_layer_norm"), width);
+        layout.norm(&ours("mlp.norm"), &theirs("final_layer_norm"), width);
+        let qkv = ["q", "k", "v"].map(|part| (theirs(&format!("self_attn.{part}_proj")), heads)).to_vec();
+        layout.parts(ours("attn.qkv"), qkv, width, true);
+        layout.one_linear(ours("attn.out"), theirs("self_attn.out_proj"), (width, heads));
+        layout.one_linear(ours("mlp.up"), theirs("fc1"), (hidden, width));
+        layout.one_linear(ours("mlp.down"), theirs("fc2"), (width, hidden));
+    }
+    layout.norm("norm", &format!("{prefix}final_layer_norm"), width);
+    layout.positions(format!("{prefix}embed_positions.weight"), [config.context(), width], BEFORE_POSITIONS);
+    layout.vocabulary(config, &format!("{prefix}embed_tokens"), "lm_head.weight", vocabulary);
+    layout
+}

@@ -1,0 +1,140 @@
+//! A feed-forward block of experts: a router sends each token to some of them.
+//!
+//! Hidden layers are kept one expert after the other, each with the tokens that it gets, and behind them that of the
+//! expert that gets every token:
+//!
+//! ```text
+//! tokens           0 1 2 3
+//! experts          0,2 1,2 0,1 2,0
+//! hidden layers    0: 0 2 3    1: 1 2    2: 0 1 3    shared: 0 1 2 3
+//! ```
+
+use std::ops::Range;
+
+use twofour::kernel::{Activation, KernelElement};
+
+use super::{build::Parts, feed_forward::HiddenLayer, linear::Linear, passes::widened};
+use crate::{
+    Result,
+    cpu::softmax,
+    model::config::{ExpertsConfig, TransformerConfig},
+};
+
+/// The router and the experts of a layer.
+#[derive(Debug)]
+pub(crate) struct Experts<T: KernelElement> {
+    router: Linear<T>,
+    experts: Vec<HiddenLayer<T>>,
+    shared: Option<Shared<T>>,
+    per_token: usize,
+    is_normalized: bool,
+}
+
+/// The expert that gets every token, with what scores it.
+#[derive(Debug)]
+struct Shared<T: KernelElement> {
+    gate: Linear<T>,
+    layer: HiddenLayer<T>,
+}
+
+/// Tokens with the weights that an expert's outputs have for them, in the order of the tokens.
+pub(crate) type Routed = Vec<(usize, f32)>;
+
+impl<T: KernelElement> Experts<T> {
+    /// Those whose parts' names begin with `at`.
+    pub(super) fn build(
+        config: &TransformerConfig,
+        experts: &ExpertsConfig,
+        parts: &impl Parts<T>,
+        at: &str,
+    ) -> Result<Self> {
+        let layer = |name: String, width: usize| HiddenLayer::build(config, parts, &format!("{at}.{name}"), width);
+        let shared = |width: usize| -> Result<Shared<T>> {
+            let gate = parts.linear(&format!("{at}.shared_gate"), (1, config.width))?;
+            Ok(Shared { gate, layer: layer("shared".to_owned(), width)? })
+        };
+        let all = (0..experts.count).map(|expert| layer(format!("experts.{expert}"), experts.hidden));
+        Ok(Experts {
+            router: parts.linear(&format!("{at}.router"), (experts.count, config.width))?,
+            experts: all.collect::<Result<_>>()?,
+            shared: experts.shared.map(shared).transpose()?,
+            per_token: experts.per_token,
+            is_normalized: experts.is_normalized,
+        })
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let shared = self.shared.as_ref().map_or(0, |shared| shared.gate.bytes() + shared.layer.bytes());
+        self.router.bytes() + self.experts.iter().map(HiddenLayer::bytes).sum::<usize>() + shared
+    }
+
+    /// The tokens of each expert, and behind them those of the shared one, for inputs `x: [tokens, width]`. Of equal
+    /// scores the expert of the lower number comes first.
+    pub(crate) fn route(&self, x: &[T], tokens: usize) -> Result<Vec<Routed>> {
+        let mut routed = vec![vec![]; self.experts.len()];
+        let mut scores = widened(&self.router.forward(x, tokens, Activation::Identity)?);
+        for (token, scores) in scores.chunks_exact_mut(self.experts.len()).enumerate() {
+            softmax::in_place(scores);
+            let mut order: Vec<usize> = (0..scores.len()).collect();
+            order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+            order.truncate(self.per_token);
+            let sum: f32 = if self.is_normalized { order.iter().map(|expert| scores[*expert]).sum() } else { 1.0 };
+            order.iter().for_each(|expert| routed[*expert].push((token, scores[*expert] / sum)));
+        }
+        if let Some(shared) = &self.shared {
+            let scores = widened(&shared.gate.forward(x, tokens, Activation::Identity)?);
+            routed.push(scores.iter().map(|score| 1.0 / (1.0 + (-score).exp())).enumerate().collect());
+        }
+        Ok(routed)
+    }
+
+    /// All hidden layers, the shared one last.
+    fn layers(&self) -> impl Iterator<Item = &HiddenLayer<T>> {
+        self.experts.iter().chain(self.shared.as_ref().map(|shared| &shared.layer))
+    }
+
+    /// The hidden layers of inputs `x: [tokens, width]`.
+    pub(super) fn hidden(&self, config: &TransformerConfig, x: &[T], tokens: usize) -> Result<Vec<T>> {
+        let mut hidden = vec![];
+        for (layer, routed) in self.layers().zip(self.route(x, tokens)?) {
+            if !routed.is_empty() {
+                hidden.append(&mut layer.hidden(config, &rows(x, config.width, &routed), routed.len())?);
+            }
+        }
+        Ok(hidden)
+    }
+
+    /// Where the hidden layer of each expert lies, and its width.
+    pub(crate) fn places(&self, routed: &[Routed]) -> Vec<(Range<usize>, usize)> {
+        let mut end = 0;
+        let place = |(layer, routed): (&HiddenLayer<T>, &Routed)| {
+            let first = end;
+            end += routed.len() * layer.width;
+            (first..end, layer.width)
+        };
+        self.layers().zip(routed).map(place).collect()
+    }
+
+    /// The sums of the experts' outputs, `[tokens, width]`, from the hidden layers of inputs `x`.
+    pub(super) fn outputs(&self, x: &[T], hidden: &[T], tokens: usize) -> Result<Vec<f32>> {
+        let routed = self.route(x, tokens)?;
+        let width = x.len() / tokens.max(1);
+        let mut sums = vec![0f32; x.len()];
+        for ((layer, routed), (place, _)) in self.layers().zip(&routed).zip(self.places(&routed)) {
+            if routed.is_empty() {
+                continue;
+            }
+            let outputs = layer.down.forward(&hidden[place], routed.len(), Activation::Identity)?;
+            for (output, (token, weight)) in outputs.chunks_exact(width).zip(routed) {
+                let sum = &mut sums[token * width..][..width];
+                sum.iter_mut().zip(output).for_each(|(sum, output)| *sum += weight * output.to_f32());
+            }
+        }
+        Ok(sums)
+    }
+}
+
+/// The rows of an expert's tokens.
+pub(crate) fn rows<T: Copy>(x: &[T], width: usize, routed: &Routed) -> Vec<T> {
+    routed.iter().flat_map(|(token, _)| &x[token * width..][..width]).copied().collect()
+}
