@@ -11,7 +11,10 @@ use twofour::{
     select::Sparsity,
     solve::{Pruned, Pruning},
 };
-use twofour_nn::model::{Beside, Calibration, Observation, Replace, open_blockwise};
+use twofour_nn::{
+    Error,
+    model::{Beside, Calibration, CheckpointError, Observation, Replace, open_blockwise},
+};
 
 use super::{
     order,
@@ -50,7 +53,7 @@ pub(super) fn solve(
     sampling: &Sampling,
     tuner: Option<&BlockTuner>,
 ) -> Result<Solutions> {
-    let checkpoint = open_blockwise(input)?;
+    let checkpoint = open_blockwise(input).map_err(without_calibration)?;
     let Pieces { tokens: pieces, prompt } = Pieces::of(screen, (checkpoint.as_ref(), input), sampling)?;
     let parent = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let store = Store::create_in(parent)?;
@@ -124,6 +127,16 @@ pub(super) fn solve(
     let mut solutions = Solutions::new(weights, orders, store, tokens);
     solutions.tuned = tuned;
     Ok(solutions)
+}
+
+/// Says what works with a model that is not run.
+fn without_calibration(error: Error) -> anyhow::Error {
+    match error {
+        Error::Checkpoint(CheckpointError::UnsupportedModel { .. }) => {
+            anyhow::anyhow!("{error}; to prune by magnitude, which takes any model, leave out --calibration")
+        }
+        other => other.into(),
+    }
 }
 
 /// Does what computes with the weights that were found; an error of reading one of them comes first.

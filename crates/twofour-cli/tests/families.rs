@@ -1,0 +1,152 @@
+//! Families of models by the command: text as transformers writes it, pruned by calibration; and those that are not run.
+
+mod support;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use support::{Floats, random, read_json, run, write};
+
+fn checkpoint(family: &str) -> String {
+    let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    manifest.join("../twofour-nn/tests/fixtures/checkpoints").join(family).to_string_lossy().into_owned()
+}
+
+/// A text of the fixtures' vocabulary.
+fn write_text(at: &Path) {
+    let letters = b"acdefghiklmnoprstuvwyz";
+    let letter = |i: usize| if i % 7 == 3 { ' ' } else { char::from(letters[i * i / 3 % letters.len()]) };
+    fs::write(at.join("text.txt"), (0..3000).map(letter).collect::<String>()).unwrap();
+}
+
+const CALIBRATION: [&str; 6] = ["--calibration", "text.txt", "--samples", "8", "--length", "24"];
+
+/// The tokens that a model continues the fixtures' prompt with.
+fn continued(at: &Path, model: &str) -> serde_json::Value {
+    let prompt = ["--prompt", "two of every four", "--length", "12", "--temperature", "0", "--dtype", "f32"];
+    run(at, &[&["generate", model, "--json"], &prompt[..]].concat()).good().json()["token_ids"].clone()
+}
+
+#[test]
+fn text_is_that_of_transformers_and_what_calibration_pruned_is_checked_compressed_and_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    write_text(at);
+    for (family, language) in [
+        ("phi3", "*"),
+        ("opt", "*"),
+        ("gpt_neox", "*"),
+        ("falcon_grouped", "*"),
+        ("mixtral", "*"),
+        ("qwen2_moe", "*"),
+        ("qwen3_moe", "*"),
+        ("llava", "language_model.*"),
+        ("qwen2_5_vl", "model.*"),
+    ] {
+        let model = checkpoint(family);
+        let expected = read_json(Path::new(&model).join("expected.json"));
+        // A text ends where transformers was told to go on.
+        let greedy: Vec<u64> = expected["greedy"].as_array().unwrap().iter().filter_map(|t| t.as_u64()).collect();
+        let text = greedy.split(|token| *token == 0).next().unwrap_or_default();
+        assert_eq!(continued(at, &model), serde_json::json!(text), "{family}");
+        let out = format!("{family}-24");
+        let prune = [&["prune", &model, "-o", &out, "--json"], &CALIBRATION[..]].concat();
+        let answer = run(at, &prune).good().json();
+        let outcomes = answer["tensors"].as_array().unwrap().iter();
+        let outcomes: BTreeMap<_, _> = outcomes.map(|t| (t["name"].as_str().unwrap(), t["pruned"] == true)).collect();
+        let is_expert = |name: &str| name.contains("expert") && !name.contains("expert_gate");
+        assert!(outcomes.iter().filter(|(name, _)| is_expert(name)).all(|(_, pruned)| *pruned), "{outcomes:?}");
+        let is_vision = |name: &str| name.contains("vis") || name.contains("projector");
+        assert!(!outcomes.iter().any(|(name, pruned)| is_vision(name) && *pruned), "{outcomes:?}");
+        let router = outcomes.iter().find(|(name, _)| name.ends_with(".gate.weight"));
+        assert!(router.is_none_or(|(_, pruned)| !*pruned), "{outcomes:?}");
+        let chosen = if family == "qwen2_5_vl" { "model.layers.*proj.weight" } else { language };
+        let include: &[&str] = if chosen == "*" { &[] } else { &["--include", "*layers.*proj.weight"] };
+        let exclude: &[&str] = if chosen == "*" { &[] } else { &["--exclude", "vis*"] };
+        run(at, &[&["check", &out], include, exclude].concat()).good();
+        let small = format!("{family}-small");
+        run(at, &[&["compress", &out, "-o", &small], include, exclude].concat()).good();
+        if expected["perplexity"].is_array() && !["qwen3_moe", "falcon_grouped", "phi3", "qwen2_5_vl"].contains(&family)
+        {
+            // Stored as f32, and so multiplied.
+            assert_eq!(continued(at, &small), continued(at, &out), "{family}");
+        }
+    }
+}
+
+#[test]
+fn experts_are_pruned_by_every_method_and_each_of_them_by_its_own_tokens() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    write_text(at);
+    let model = checkpoint("mixtral");
+    let mut errors = vec![];
+    for method in ["wanda", "ria", "sparsegpt", "alps"] {
+        let options = ["--method", method, "--refit", "off", "--compensate", "off", "--permute", "off"];
+        let prune = [&["prune", &model, "-o", method, "--json"], &options[..], &CALIBRATION].concat();
+        let answer = run(at, &prune).good().json();
+        let of_experts = answer["tensors"].as_array().unwrap().iter();
+        let of_experts = of_experts.filter(|t| t["name"].as_str().unwrap().contains("experts."));
+        let of_experts: Vec<f64> = of_experts.map(|t| t["relative_error"].as_f64().unwrap()).collect();
+        assert_eq!(of_experts.len(), 2 * 4 * 3);
+        run(at, &["check", method]).good();
+        errors.push(of_experts.iter().sum::<f64>());
+    }
+    assert!(errors[2] < errors[0] && errors[3] < errors[2], "Wanda, RIA, SparseGPT, ALPS: {errors:?}");
+    let quantize = ["--method", "sparsegpt", "--quantize", "int8", "-o", "int8"];
+    run(at, &[&["prune", &model], &quantize[..], &CALIBRATION].concat()).good();
+    assert!(!continued(at, "int8").as_array().unwrap().is_empty());
+    let measured =
+        [&["sensitivity", &model, "-o", "plan.json", "--budget", "sparse=0.5", "--json"], &CALIBRATION[..]].concat();
+    let measured = run(at, &measured);
+    assert_eq!(measured.code, Some(0), "{measured:?}");
+    let tuned = [&["prune", &model, "-o", "tuned", "--tune", "1"], &CALIBRATION[..]].concat();
+    let message = run(at, &tuned).bad(1);
+    assert!(message.contains("does not support experts"), "{message}");
+    assert!(!at.join("tuned").exists());
+}
+
+/// What is not run is pruned by magnitude, and the message says so.
+#[test]
+fn models_that_are_not_run_are_pruned_by_magnitude_and_the_message_says_that_this_works() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    write_text(at);
+    let t5: &[(&str, &[usize])] = &[
+        ("shared.weight", &[64, 16]),
+        ("encoder.block.0.layer.0.SelfAttention.q.weight", &[16, 16]),
+        ("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight", &[32, 4]),
+        ("encoder.block.0.layer.0.layer_norm.weight", &[16]),
+        ("encoder.block.0.layer.1.DenseReluDense.wi.weight", &[64, 16]),
+        ("decoder.block.0.layer.1.EncDecAttention.k.weight", &[16, 16]),
+        ("decoder.block.0.layer.2.DenseReluDense.wo.weight", &[16, 64]),
+        ("lm_head.weight", &[64, 16]),
+    ];
+    let whisper: &[(&str, &[usize])] = &[
+        ("model.encoder.conv1.weight", &[16, 80, 3]),
+        ("model.encoder.embed_positions.weight", &[32, 16]),
+        ("model.encoder.layers.0.self_attn.q_proj.weight", &[16, 16]),
+        ("model.encoder.layers.0.fc1.weight", &[64, 16]),
+        ("model.decoder.embed_tokens.weight", &[64, 16]),
+        ("model.decoder.layers.0.encoder_attn.v_proj.weight", &[16, 16]),
+        ("model.decoder.layers.0.fc2.weight", &[16, 64]),
+        ("proj_out.weight", &[64, 16]),
+    ];
+    for (name, tensors, pruned) in [("t5", t5, 4), ("whisper", whisper, 4)] {
+        fs::create_dir(at.join(name)).unwrap();
+        fs::write(at.join(name).join("config.json"), format!(r#"{{"model_type": "{name}"}}"#)).unwrap();
+        let tensors: Vec<(&str, Floats)> = tensors.iter().map(|(name, shape)| (*name, random(shape))).collect();
+        write(&at.join(name).join("model.safetensors"), &tensors);
+        let out = format!("{name}-24");
+        let message = run(at, &[&["prune", name, "-o", &out], &CALIBRATION[..]].concat()).bad(1);
+        assert!(message.contains(&format!("`{name}`")) && message.contains("leave out --calibration"), "{message}");
+        assert!(!at.join(&out).exists());
+        let answer = run(at, &["prune", name, "-o", &out, "--json"]).good().json();
+        let count = answer["tensors"].as_array().unwrap().iter().filter(|t| t["pruned"] == true).count();
+        assert_eq!(count, pruned, "{answer}");
+        run(at, &["check", &out]).good();
+    }
+}
