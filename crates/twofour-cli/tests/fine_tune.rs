@@ -254,7 +254,12 @@ fn recovery(teacher: &str) -> Vec<String> {
 }
 
 fn recover(at: &Path, teacher: &str, more: &[&str]) -> support::Ran {
-    let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes/recover.toml").display().to_string();
+    train_by("recover", at, teacher, more)
+}
+
+fn train_by(recipe: &str, at: &Path, teacher: &str, more: &[&str]) -> support::Ran {
+    let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../recipes/{recipe}.toml"));
+    let recipe = recipe.display().to_string();
     let sets = recovery(teacher);
     let sets = sets.iter().map(String::as_str);
     let more = more.iter().flat_map(|set| ["--set", set]);
@@ -282,6 +287,21 @@ fn a_pruned_model_of_every_family_recovers_from_its_dense_one() {
         let message = recover(at, "pruned", &["distillation.hidden=0.1"]).bad(2);
         assert!(message.contains("distillation.teacher"), "{message}");
     }
+}
+
+#[test]
+fn blocks_of_a_pruned_model_are_reconstructed_from_its_dense_one() {
+    let directory = folder("llama");
+    let at = directory.path();
+    train_by("reconstruct", at, &checkpoint("llama"), &[]).good();
+    let losses: Vec<f64> = fs::read_to_string(at.join("run/metrics.jsonl"))
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["loss"].as_f64().unwrap())
+        .collect();
+    let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+    assert!(mean(&losses[25..]) < 0.8 * mean(&losses[..3]), "{losses:?}");
+    run(at, &["check", "run/model"]).good();
 }
 
 #[test]

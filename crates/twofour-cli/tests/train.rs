@@ -110,6 +110,28 @@ fn every_recipe_trains_twenty_tiny_steps() {
     }
 }
 
+/// The steps after which masks changed.
+fn steps_with_flips(folder: &Path) -> Vec<usize> {
+    let lines = lines(folder);
+    (0..lines.len()).filter(|step| lines[*step]["flip_rate"].as_f64().unwrap() > 0.0).collect()
+}
+
+#[test]
+fn the_recipes_of_strategies_prune_when_they_say() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    let steps = |name: &str| {
+        train(at, name, name, &["model.layers=2"]).good();
+        let inspected = run(at, &["inspect", &format!("{name}/model.safetensors"), "--json"]).good().stdout;
+        assert!(inspected.contains("2:4"), "{name}: {inspected}");
+        steps_with_flips(&at.join(name))
+    };
+    assert_eq!(steps("one-shot").len(), 1);
+    assert_eq!(steps("iterative").len(), 4);
+    assert_eq!(steps("layer-by-layer").len(), 2);
+    assert!(steps("learned-masks").len() > 4);
+}
+
 #[test]
 fn the_decay_is_searched_once_and_an_interrupted_search_goes_on() {
     let directory = tempfile::tempdir().unwrap();
