@@ -425,3 +425,77 @@ fn what_tuning_cannot_do_is_said() {
     assert!(message.contains("decoders") && message.contains("bert"), "{message}");
     assert_eq!(names(at), ["text.txt"]);
 }
+
+/// The error of the pruned layers, in the mean.
+fn mean_error(answer: &Value) -> f64 {
+    let errors: Vec<f64> =
+        answer["tensors"].as_array().unwrap().iter().filter_map(|t| t["relative_error"].as_f64()).collect();
+    errors.iter().sum::<f64>() / errors.len() as f64
+}
+
+#[test]
+fn a_low_rank_part_lies_beside_pruned_weights_as_an_adapter() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    fs::write(at.join("text.txt"), text()).unwrap();
+    let calibration = ["--calibration", "text.txt", "--samples", "8", "--length", "24"];
+    for (family, is_transposed) in [("llama", false), ("gpt2", true), ("bert", false)] {
+        let model = checkpoint(family);
+        let prune = |out: &str, more: &[&str]| {
+            run(at, &[&["prune", &model, "-o", out, "--json"], &calibration[..], more].concat()).good().json()
+        };
+        let alone = prune("alone", &[]);
+        let mut before = f64::INFINITY;
+        for rank in ["1", "4", "60%"] {
+            let answer = prune("beside", &["--low-rank", "eora", "--rank", rank, "--force"]);
+            let error = mean_error(&answer);
+            assert!(error < mean_error(&alone) && error < before, "{family} {rank}: {error}, before {before}");
+            before = error;
+            let own = &answer["low_rank"];
+            let adapter = Reader::open(at.join("beside/low-rank/adapter_model.safetensors")).unwrap();
+            assert_eq!(own["bytes"], adapter.tensors().map(|tensor| tensor.bytes).sum::<usize>());
+            let pruned = answer["tensors"].as_array().unwrap().iter().filter(|t| t["pruned"] == true).count();
+            assert_eq!((&own["weights"], adapter.tensors().count()), (&pruned.into(), 2 * pruned));
+            let config = support::read_json(at.join("beside/low-rank/adapter_config.json"));
+            assert_eq!((&config["r"], &config["fan_in_fan_out"]), (&own["ranks"][1], &is_transposed.into()));
+            assert_eq!(config["lora_alpha"], config["r"]);
+            assert_eq!(config["target_modules"].as_array().unwrap().len(), pruned);
+        }
+        // The weights are 2:4 without it, and the files of the model are what they were.
+        run(at, &["check", "beside", "--axis", if is_transposed { "column" } else { "row" }]).good();
+        let listed: Vec<String> = names(&at.join("beside")).into_iter().filter(|name| name != "low-rank").collect();
+        assert_eq!(listed, names(model.as_ref()));
+        for refit in ["off", "10"] {
+            let slim = prune("slim", &["--low-rank", "slim", "--rank", "4", "--refit", refit, "--force"]);
+            assert!(mean_error(&slim) < mean_error(&alone), "{family} {refit}");
+        }
+        for out in ["alone", "beside", "slim"] {
+            fs::remove_dir_all(at.join(out)).unwrap();
+        }
+    }
+    // Integers leave it as it is, and perplexity is that of both together.
+    let model = checkpoint("llama");
+    let eval = ["--eval", "text.txt", "--window", "24", "--json"];
+    let low_rank = ["--low-rank", "eora", "--rank", "6"];
+    let prune = |out: &str, more: &[&str]| {
+        let arguments = [&["prune", &model, "-o", out], &calibration[..], &eval, more].concat();
+        run(at, &arguments).good().json()["perplexity"].clone()
+    };
+    let alone = prune("alone", &[]);
+    let beside = prune("beside", &low_rank);
+    let distance = |answer: &Value| (answer["after"].as_f64().unwrap() - answer["before"].as_f64().unwrap()).abs();
+    assert!(distance(&beside) < distance(&alone), "{alone} {beside}");
+    prune("int8", &[&low_rank[..], &["--quantize", "int8"]].concat());
+    assert!(at.join("int8/low-rank/adapter_model.safetensors").exists());
+    // What stays in a folder must be true of the model in it.
+    let again = ["prune", &model, "-o", "beside", "--force"];
+    assert!(run(at, &again).bad(2).contains("low-rank part of the model that is there"));
+    let bad = |more: &[&str]| run(at, &[&["prune", &model, "-o", "out"], more].concat()).bad(2);
+    assert!(bad(&["--low-rank", "eora"]).contains("--calibration"));
+    assert!(bad(&[&calibration[..], &["--rank", "4"]].concat()).contains("--low-rank"));
+    assert!(bad(&[&calibration[..], &["--low-rank", "eora", "--rank", "0"]].concat()).contains("from 1"));
+    assert!(bad(&[&calibration[..], &["--low-rank", "eora", "--tune", "1"]].concat()).contains("cannot be used"));
+    assert!(bad(&[&calibration[..], &["--low-rank", "slim", "--quantize", "int8"]].concat()).contains("eora"));
+    let file = ["prune", &model, "-o", "out.safetensors", "--low-rank", "eora"];
+    assert!(run(at, &[&file[..], &calibration].concat()).bad(2).contains("name a directory"));
+}

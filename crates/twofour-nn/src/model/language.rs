@@ -14,7 +14,7 @@ use twofour_cuda::Device;
 
 #[cfg(feature = "cuda")]
 use super::CudaInference;
-use super::{Checkpoint, Decoder, Inference, Sampling, Tokenizer, file, saved::tokenizer_beside};
+use super::{Checkpoint, Decoder, Inference, Replace, Sampling, Tokenizer, file, saved::tokenizer_beside};
 use crate::{Error, Result};
 
 /// A model with its tokenizer.
@@ -60,6 +60,27 @@ impl LanguageModel {
             DataType::F16 => Ok(Box::new(stored.inference::<f16>()?)),
             other => Err(no_dtype(other)),
         })
+    }
+
+    /// [`LanguageModel::load_as`] of a [`Checkpoint`]'s directory, with other weights in place of those that `replace`
+    /// returns.
+    ///
+    /// # Errors
+    /// Those of [`LanguageModel::load_as`]; a replaced weight of another length.
+    pub fn load_with(path: impl AsRef<Path>, dtype: Option<DataType>, replace: Replace<'_>) -> Result<Self> {
+        let decoder = |stored: &Stored, dtype| -> Result<Box<dyn Decoder>> {
+            let Stored::Checkpoint(checkpoint) = stored else {
+                let (what, found) = ("a model whose weights are replaced", "a file".to_owned());
+                return Err(Error::Setting { what, found, expected: "a checkpoint's directory" });
+            };
+            match dtype {
+                DataType::F32 => Ok(Box::new(checkpoint.inference_with::<f32>(replace)?)),
+                DataType::BF16 => Ok(Box::new(checkpoint.inference_with::<bf16>(replace)?)),
+                DataType::F16 => Ok(Box::new(checkpoint.inference_with::<f16>(replace)?)),
+                other => Err(no_dtype(other)),
+            }
+        };
+        Self::loaded(path.as_ref(), dtype, decoder)
     }
 
     /// [`LanguageModel::load_as`], onto an NVIDIA GPU: its decoder is a [`CudaInference`].

@@ -170,8 +170,12 @@ impl Pruning {
         split(found, target.as_deref().unwrap_or(joined.data()), &rows, inputs)
     }
 
-    /// The weight that is to be come near to, where it is another than the dense one.
-    fn target(
+    /// Returns the weight that is to be come near to, where it is another than the dense one: what makes up for the
+    /// errors of earlier layers.
+    ///
+    /// # Errors
+    /// Those of [`compensated`](compensated()).
+    pub fn target(
         &self,
         weight: MatrixRef<'_, f32>,
         inputs: Option<&Statistic>,
@@ -266,7 +270,7 @@ fn split(pruned: Pruned, target: &[f32], rows: &[usize], inputs: Option<&Statist
 }
 
 /// An adjusted weight, with its error for the weight that it comes near to.
-fn solved(weight: MatrixRef<'_, f32>, adjusted: Vec<f32>, mask: Mask, hessian: &Hessian) -> Result<Solved> {
+pub(super) fn solved(weight: MatrixRef<'_, f32>, adjusted: Vec<f32>, mask: Mask, hessian: &Hessian) -> Result<Solved> {
     let difference: Vec<f32> = weight.data().iter().zip(&adjusted).map(|(w, own)| w - own).collect();
     let squared_error = hessian.squared_outputs(MatrixRef::new(weight.rows(), weight.cols(), &difference)?)?;
     Ok(Solved { weight: adjusted, mask, integers: None, scales: None, squared_error })

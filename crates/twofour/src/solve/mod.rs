@@ -9,6 +9,7 @@
 //! | [`compensated`](compensated()) | the weight that makes up for the errors of earlier layers: what is pruned in its place | a [`Hessian`], [`CrossProducts`](crate::calibration::CrossProducts) |
 //! | [`refit`](refit()) | the best kept weights for a mask | a mask, a [`Hessian`] |
 //! | [`round`](round()) | the best integers for kept weights | a mask, a [`Hessian`] |
+//! | [`low_rank`](low_rank()) | two factors of a low rank for a matrix; beside a pruned weight ([`LowRankPart`]) for what it lost | nothing, norms or a [`Hessian`] |
 //!
 //! All of them make the layer's outputs on calibration inputs change as little as possible. [`METHODS`] lists what
 //! prunes, criteria and solvers, by name; [`Pruning`] is a method with what follows it. A new solver is a file here and
@@ -18,8 +19,10 @@
 
 mod alps;
 mod compensate;
+mod eigen;
 pub(crate) mod factor;
 mod grid;
+mod low_rank;
 mod method;
 mod normal;
 mod permutation;
@@ -33,6 +36,7 @@ mod testing;
 pub use alps::{Alps, alps};
 pub use compensate::{Compensation, compensated};
 pub use grid::{Bits, Grid, ScaleScope};
+pub use low_rank::{LowRank, LowRankForm, LowRankPart, Rank, low_rank};
 pub use method::{METHODS, Method, Pruned, Pruning, method};
 pub use permutation::{Permutation, permutation};
 pub use refit::{Refit, refit};

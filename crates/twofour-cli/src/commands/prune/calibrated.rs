@@ -5,11 +5,11 @@ use std::{cell::RefCell, collections::HashMap, path::Path};
 use anyhow::Result;
 use twofour::{
     Arithmetic, Axis, Element, MatrixRef, Pattern,
-    calibration::{ActivationSample, CrossProducts, DenseSide, Statistic},
+    calibration::{ActivationSample, CrossProducts, DenseSide, Statistic, StatisticKind},
     file::{Quantization, QuantizedWeight, Reader, Reorder},
     match_element,
     select::Sparsity,
-    solve::{Pruned, Pruning},
+    solve::{LowRank, LowRankPart, Pruned, Pruning},
 };
 use twofour_nn::{
     Error,
@@ -20,7 +20,7 @@ use super::{
     order,
     own_text::Pieces,
     sampling::Sampling,
-    solution::{Adjusted, Solution, Solutions},
+    solution::{Adjusted, Solution, Solutions, StoredFactors},
     store::Store,
     tune::{BlockTuner, SeenInput},
 };
@@ -42,6 +42,14 @@ pub(super) struct How {
     pub(super) quantization: Option<Quantization>,
     /// Whether features are put in another order where that makes the error smaller.
     pub(super) permutes: bool,
+    /// What is found beside pruned weights.
+    pub(super) low_rank: Option<LowRankPart>,
+}
+
+impl How {
+    fn requires(&self) -> StatisticKind {
+        self.pruning.requires().max(self.low_rank.map_or(StatisticKind::Nothing, |part| part.requires()))
+    }
 }
 
 /// Prunes every selected weight that the checkpoint's blocks multiply with.
@@ -208,7 +216,7 @@ impl Solver<'_> {
             Beside::Outputs(dense) => Some((DenseSide::Outputs(dense.len() / tokens), dense)),
         };
         if seen.is_none() {
-            let Some(statistic) = Statistic::new(self.how.pruning.requires(), features)? else { return Ok(()) };
+            let Some(statistic) = Statistic::new(self.how.requires(), features)? else { return Ok(()) };
             *seen = Some(Seen {
                 statistic,
                 beside: dense.map(|(side, _)| CrossProducts::new(side, features)).transpose()?,
@@ -276,9 +284,33 @@ impl Solver<'_> {
         let mut solutions = vec![];
         for ((name, matrix), found) in names.iter().zip(matrices).zip(found) {
             interrupt::check()?;
-            solutions.push(((*name).to_owned(), self.solution(name, is_transposed, matrix, found, &seen.sample)?));
+            let (found, low_rank) = self.with_low_rank(name, matrix, found, seen)?;
+            let mut solution = self.solution(name, is_transposed, (matrix, found), low_rank.as_ref(), &seen.sample)?;
+            if let Some(factors) = low_rank {
+                let shape = [matrix.rows(), matrix.cols()];
+                solution.low_rank = Some(StoredFactors::new(self.store, shape, &factors)?);
+            }
+            solutions.push(((*name).to_owned(), solution));
         }
         Ok(solutions)
+    }
+
+    /// What a weight was pruned to, with the low-rank part beside it as the weight's dtype stores it.
+    fn with_low_rank(
+        &self,
+        name: &str,
+        matrix: MatrixRef<'_, f32>,
+        found: Pruned,
+        seen: &Seen,
+    ) -> Result<(Pruned, Option<LowRank>)> {
+        let Some(part) = self.how.low_rank else { return Ok((found, None)) };
+        let named = |error: twofour::Error| error.in_tensor(name);
+        let (rows, cols) = (matrix.rows(), matrix.cols());
+        let target = self.how.pruning.target(matrix, Some(&seen.statistic), seen.beside.as_ref()).map_err(named)?;
+        let target = MatrixRef::new(rows, cols, target.as_deref().unwrap_or(matrix.data()))?;
+        let (found, factors) = part.beside(target, found, &seen.statistic).map_err(named)?;
+        let [left, right] = [factors.left(), factors.right()].map(|factor| self.rounded(name, factor.to_vec()));
+        Ok((found, Some(LowRank::new(rows, cols, factors.rank(), left?, right?)?)))
     }
 
     /// What is stored of a pruned weight.
@@ -286,8 +318,8 @@ impl Solver<'_> {
         &self,
         name: &str,
         is_transposed: bool,
-        matrix: MatrixRef<'_, f32>,
-        found: Pruned,
+        (matrix, found): (MatrixRef<'_, f32>, Pruned),
+        low_rank: Option<&LowRank>,
         sample: &ActivationSample,
     ) -> Result<Solution> {
         let (rows, cols) = (matrix.rows(), matrix.cols());
@@ -311,7 +343,12 @@ impl Solver<'_> {
             Values::Integers(weight) => weight.dequantize().to_dense(),
         };
         let pruned = values.as_ref().map_or_else(|| mask.apply(matrix), |values| Ok(dense_of(values)))?;
-        let relative_error = sample.relative_error(matrix, MatrixRef::new(rows, cols, &pruned)?).map_err(named)?;
+        let mut computed = pruned.clone();
+        if let Some(factors) = low_rank {
+            computed.iter_mut().zip(factors.product()).for_each(|(weight, product)| *weight += product);
+        }
+        let relative_error = sample.relative_error(matrix, MatrixRef::new(rows, cols, &computed)?).map_err(named)?;
+        drop(computed);
         let adjusted = match values {
             None => None,
             Some(Values::Integers(weight)) => Some(Adjusted::integers(self.store, &weight)?),
@@ -321,7 +358,7 @@ impl Solver<'_> {
             }
         };
         let (mask, axis) = if is_transposed { (mask.transposed(), Axis::Column) } else { (mask, Axis::Row) };
-        Ok(Solution { mask, axis, adjusted, relative_error })
+        Ok(Solution { mask, axis, adjusted, low_rank: None, relative_error })
     }
 
     /// A weight as `[out, in]`, in its order: rows, columns and elements.
@@ -360,14 +397,18 @@ impl Solver<'_> {
         ))?)
     }
 
-    /// The pruned weight in its stored orientation.
+    /// The pruned weight in its stored orientation, with the low-rank part beside it.
     fn values(&self, name: &str, solution: &Solution) -> Result<Vec<f32>> {
-        match &solution.adjusted {
-            Some(adjusted) => Ok(adjusted.values(self.store)?),
+        let mut values = match &solution.adjusted {
+            Some(adjusted) => adjusted.values(self.store)?,
             None => {
                 let (rows, cols, stored) = self.stored(name)?;
-                Ok(solution.mask.apply(MatrixRef::new(rows, cols, &stored)?)?)
+                solution.mask.apply(MatrixRef::new(rows, cols, &stored)?)?
             }
+        };
+        if let Some(factors) = &solution.low_rank {
+            factors.add_to(self.store, solution.axis, &mut values)?;
         }
+        Ok(values)
     }
 }

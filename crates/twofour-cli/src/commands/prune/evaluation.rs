@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
 use twofour::DataType;
-use twofour_nn::model::{Checkpoint, EncoderCheckpoint, LanguageModel, SavedModel, Windows};
+use twofour_nn::model::{Checkpoint, EncoderCheckpoint, LanguageModel, Replace, SavedModel, Windows};
 
 use super::super::{eval, text};
 use crate::{exit::Usage, present::Screen};
@@ -85,9 +85,18 @@ impl EvaluationOptions {
 }
 
 impl Before {
-    /// Measures the output, in the type that the input was measured in.
-    pub(super) fn after(self, screen: &Screen, output: &Path) -> Result<PerplexityAnswer> {
-        let model = LanguageModel::load_as(output, Some(self.dtype))?;
+    /// Measures the output, in the type that the input was measured in, with the weights that `replace` returns in
+    /// place of the written ones.
+    pub(super) fn after(
+        self,
+        screen: &Screen,
+        output: &Path,
+        replace: Option<Replace<'_>>,
+    ) -> Result<PerplexityAnswer> {
+        let model = match replace {
+            Some(replace) => LanguageModel::load_with(output, Some(self.dtype), replace)?,
+            None => LanguageModel::load_as(output, Some(self.dtype))?,
+        };
         let (after, tokens) = measure(screen, &model, &self.tokens, self.windows)?;
         let Windows { window, stride } = self.windows;
         let dtype = self.dtype.to_string();

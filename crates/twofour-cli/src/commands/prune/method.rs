@@ -122,7 +122,7 @@ impl MethodOptions {
 
 /// What a calibrated method runs the model on.
 #[derive(Debug, Clone, Args)]
-pub(super) struct CalibrationOptions {
+pub(in super::super) struct CalibrationOptions {
     /// A text file, or `self` for text that the model writes; the model runs on pieces of it, block by block
     ///
     /// `self`: the pieces are sampled at temperature 1, from where the model's chat template has a user begin, or else
@@ -187,7 +187,7 @@ impl CalibrationOptions {
     }
 
     /// Returns what the method runs on, if there is text.
-    pub(super) fn sampling(&self) -> Option<Sampling> {
+    pub(in super::super) fn sampling(&self) -> Option<Sampling> {
         self.calibration.as_ref().map(|text| Sampling {
             text: text.clone(),
             samples: self.samples as usize,

@@ -2,7 +2,8 @@
 
 mod calibrated;
 mod evaluation;
-mod method;
+mod low_rank;
+pub(super) mod method;
 mod order;
 pub(super) mod own_text;
 mod report;
@@ -11,7 +12,7 @@ mod solution;
 mod store;
 mod tune;
 
-use std::path::PathBuf;
+use std::{cell::RefCell, path::PathBuf};
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
@@ -26,6 +27,7 @@ use twofour::{
 use self::{
     calibrated::How,
     evaluation::{EvaluationOptions, PerplexityAnswer},
+    low_rank::{LowRankAnswer, LowRankOptions},
     method::{CalibrationOptions, JointOptions, MethodOptions},
     report::TensorAnswer,
     tune::{TuningAnswer, TuningOptions},
@@ -61,6 +63,7 @@ Examples:
   twofour prune model/ -o pruned/ --calibration text.txt --eval held-out.txt
   twofour prune model/ -o int4/ --calibration text.txt --quantize int4
   twofour prune model/ -o pruned/ --calibration text.txt --tune 8 --device cuda
+  twofour prune model/ -o pruned/ --calibration text.txt --low-rank eora
   twofour prune model.safetensors -o out.safetensors --pattern 4:8 \\
       --include '*.mlp.*'
   twofour prune model/ -o pruned/ --pattern block:64x64@0.8
@@ -104,6 +107,9 @@ pub(crate) struct Prune {
 
     #[command(flatten)]
     joint: JointOptions,
+
+    #[command(flatten)]
+    low_rank: LowRankOptions,
 
     #[command(flatten)]
     evaluation: EvaluationOptions,
@@ -166,6 +172,9 @@ struct Answer<'a> {
     /// The integers of the pruned weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     quantization: Option<QuantizationAnswer>,
+    /// The low-rank part beside the pruned weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    low_rank: Option<LowRankAnswer>,
     #[serde(skip_serializing_if = "Option::is_none")]
     perplexity: Option<PerplexityAnswer>,
     tensors: Vec<TensorAnswer<'a>>,
@@ -208,6 +217,8 @@ impl Prune {
         }
         let quantization = self.joint.quantization(&pruning)?;
         pruning.grid = quantization.map(Quantization::grid);
+        self.low_rank.expect_no_other(&self.output.output)?;
+        let part = self.low_rank.part(&pruning, &self.output.output, quantization.is_some())?;
         let globs = match &self.plan {
             Some(file) => self.selection.globs()?.only(Plan::read(file)?.sparse),
             None => self.selection.globs()?,
@@ -231,7 +242,7 @@ impl Prune {
             None => None,
             Some(sampling) => {
                 let permutes = self.method.permutes() && matches!(self.pattern, Sparsity::Groups(_));
-                let how = How { pruning, quantization, permutes };
+                let how = How { pruning, quantization, permutes, low_rank: part };
                 let solutions = calibrated::solve(screen, places, &selection, how, &sampling, tuner.as_ref())?;
                 if solutions.is_empty() {
                     bail!(
@@ -247,6 +258,14 @@ impl Prune {
         let mut reader = Reader::open(places.0)?;
         if let Some(solutions) = &solutions {
             reader = reader.reordered(solutions.orders())?;
+        }
+        let mut low_rank = None;
+        if let (Some(part), Some(solutions)) = (&part, &solutions) {
+            let (files, answer) = low_rank::files(part, &reader, solutions, places.1)?;
+            for (name, contents) in files {
+                reader = reader.with_beside(name, contents);
+            }
+            low_rank = Some(answer);
         }
         let convert = Convert::new(reader)
             .overwrite(overwrite)
@@ -274,12 +293,32 @@ impl Prune {
         let tensors = report::answers(&report, &selection, solutions.as_ref());
         // The model is written; measuring it may be interrupted at once.
         drop(guard);
-        let perplexity = before.map(|before| before.after(screen, places.1)).transpose()?;
+        let perplexity = match (before, &solutions) {
+            (Some(before), Some(solutions)) if low_rank.is_some() => {
+                let (written, failed) = (Reader::open(places.1)?, RefCell::new(None));
+                let sum = |name: &str| match low_rank::sum(&written, solutions, name) {
+                    Ok(sum) => sum,
+                    Err(error) => {
+                        failed.replace(Some(error));
+                        None
+                    }
+                };
+                let found = before.after(screen, places.1, Some(&sum));
+                if let Some(error) = failed.into_inner() {
+                    return Err(error);
+                }
+                Some(found?)
+            }
+            (before, _) => before.map(|before| before.after(screen, places.1, None)).transpose()?,
+        };
         report::show(screen, &tensors)?;
         if let Some(tuning) = &tuning {
             let left = units::percent(tuning.left());
             screen
                 .line(format!("tuning left {left} of the error of the blocks' outputs, in the mean over the blocks"))?;
+        }
+        if let Some(low_rank) = &low_rank {
+            low_rank.tell(screen)?;
         }
         self.tell(screen, &tensors, perplexity.as_ref())?;
         let beside = BesideAnswer::of(places.0, places.1)?;
@@ -296,6 +335,7 @@ impl Prune {
             tuning,
             reordered: solutions.as_ref().map_or(0, |solutions| solutions.orders().len()),
             quantization: quantization.map(QuantizationAnswer::from),
+            low_rank,
             perplexity,
             tensors,
             beside,

@@ -1,14 +1,15 @@
 //! What calibrated pruning found, with adjusted weights on disk until they are written.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use anyhow::Result;
 use half::f16;
 use twofour::{
-    Axis, Compressed, Mask,
+    Axis, Compressed, Mask, MatrixRef,
     file::{PrunedWeight, Quantization, QuantizedWeight, Reorder, TensorInfo},
     int4::Int4,
     int8::Int8,
+    solve::LowRank,
 };
 
 use super::store::{Place, Store};
@@ -34,6 +35,9 @@ pub(super) struct Solution {
     pub(super) mask: Mask,
     pub(super) axis: Axis,
     pub(super) adjusted: Option<Adjusted>,
+    /// What is added to it.
+    pub(super) low_rank: Option<StoredFactors>,
+    /// With what is added.
     pub(super) relative_error: f64,
 }
 
@@ -67,6 +71,31 @@ impl Solutions {
         self.weights.get(name).map(|solution| solution.relative_error)
     }
 
+    /// The weights beside which there is a low-rank part, in order, with its rank and the layer's outputs and inputs.
+    pub(super) fn low_rank_shapes(&self) -> BTreeMap<&str, [usize; 3]> {
+        let low_rank = self.weights.iter().filter_map(|(name, own)| Some((name, own.low_rank.as_ref()?)));
+        low_rank.map(|(name, factors)| (name.as_str(), factors.shape)).collect()
+    }
+
+    /// Adds the low-rank part beside a weight to it, in its stored orientation.
+    pub(super) fn add_low_rank(&self, name: &str, weight: &mut [f32]) -> twofour::Result<()> {
+        match self.weights.get(name) {
+            Some(Solution { low_rank: Some(factors), axis, .. }) => factors.add_to(&self.store, *axis, weight),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether weights with a low-rank part are stored as `[in_features, out_features]`.
+    pub(super) fn low_rank_is_transposed(&self) -> bool {
+        self.weights.values().any(|solution| solution.low_rank.is_some() && solution.axis == Axis::Column)
+    }
+
+    /// The low-rank part beside a weight.
+    pub(super) fn low_rank(&self, name: &str) -> twofour::Result<Option<LowRank>> {
+        let factors = self.weights.get(name).and_then(|solution| solution.low_rank.as_ref());
+        factors.map(|factors| factors.read(&self.store)).transpose()
+    }
+
     fn solution(&self, tensor: &TensorInfo) -> twofour::Result<&Solution> {
         self.weights.get(&tensor.name).ok_or_else(|| twofour::Error::NoParameter { name: tensor.name.clone() })
     }
@@ -87,6 +116,40 @@ impl Solutions {
             Some(Adjusted::Integers(integers)) => integers.read(&self.store),
             _ => Err(twofour::Error::NoParameter { name: tensor.name.clone() }),
         }
+    }
+}
+
+/// The factors of a low-rank part on disk: little-endian f32.
+#[derive(Debug)]
+pub(super) struct StoredFactors {
+    /// Rank, outputs and inputs.
+    shape: [usize; 3],
+    left: Place,
+    right: Place,
+}
+
+impl StoredFactors {
+    /// Stores the factors of a weight of so many outputs and inputs.
+    pub(super) fn new(store: &Store, [outputs, inputs]: [usize; 2], factors: &LowRank) -> Result<Self> {
+        let [left, right] = [factors.left(), factors.right()].map(|factor| store.write(bytemuck::cast_slice(factor)));
+        Ok(StoredFactors { shape: [factors.rank(), outputs, inputs], left: left?, right: right? })
+    }
+
+    fn read(&self, store: &Store) -> twofour::Result<LowRank> {
+        let [rank, outputs, inputs] = self.shape;
+        LowRank::new(outputs, inputs, rank, store.read(self.left)?, store.read(self.right)?)
+    }
+
+    /// Adds the product to a weight in its stored orientation.
+    pub(super) fn add_to(&self, store: &Store, axis: Axis, weight: &mut [f32]) -> twofour::Result<()> {
+        let [_, outputs, inputs] = self.shape;
+        let product = self.read(store)?.product();
+        let product = match axis {
+            Axis::Row => product,
+            Axis::Column => MatrixRef::new(outputs, inputs, &product)?.transposed(),
+        };
+        weight.iter_mut().zip(product).for_each(|(weight, product)| *weight += product);
+        Ok(())
     }
 }
 

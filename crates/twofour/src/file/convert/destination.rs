@@ -182,10 +182,22 @@ impl Opened {
         }
         let staging = self.staging.insert(Staging::begin(path, *overwrite)?);
         let Beside { directories, files, .. } = Beside::of(reader, path)?;
-        directories.into_iter().try_for_each(|directory| staging.directory(directory))?;
+        // What a model has in place of its stored files.
+        let own: Vec<(PathBuf, &[u8])> = reader.own_beside().filter(|(name, _)| !is_description(name)).collect();
+        let mut made: HashSet<PathBuf> = HashSet::new();
+        let of_own = own.iter().filter_map(|(name, _)| Some(name.parent()?.to_owned())).filter(|d| *d != Path::new(""));
+        for directory in directories.into_iter().chain(of_own) {
+            if made.insert(directory.clone()) {
+                staging.directory(directory)?;
+            }
+        }
         let source = reader.directory().unwrap_or(Path::new(""));
-        for file in files {
+        for file in files.into_iter().filter(|file| !own.iter().any(|(name, _)| name == file)) {
             staging.copy(&source.join(&file), file, watch)?;
+        }
+        for (name, contents) in &own {
+            watch(name)?;
+            staging.write(name.clone(), contents)?;
         }
         for name in reader.described().iter().filter(|name| !is_description(Path::new(name))) {
             watch(Path::new(name))?;
