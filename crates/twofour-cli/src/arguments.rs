@@ -85,6 +85,7 @@ pub(crate) enum Command {
 
     Prune(commands::prune::Prune),
     Sensitivity(commands::sensitivity::Sensitivity),
+    Shrink(commands::shrink::Shrink),
     Train(commands::train::Train),
     Compress(commands::compress::Compress),
     Quantize(commands::quantize::Quantize),

@@ -146,7 +146,7 @@ fn names_and_paths_are_escaped_by_every_command() {
     for command in
         ["inspect", "check", "advise", "prune", "train", "compress", "quantize", "decompress", "eval", "sensitivity"]
             .into_iter()
-            .chain(["generate", "quickstart", "kernels", "completions", "man"])
+            .chain(["generate", "shrink", "quickstart", "kernels", "completions", "man"])
     {
         for arguments in [vec![command, &format!("--{HOSTILE}=1")], vec![command, "x", "y", HOSTILE]] {
             let ran = harmless(run(at, &arguments));

@@ -20,6 +20,7 @@ pub(crate) mod prune;
 pub(crate) mod quantize;
 pub(crate) mod quickstart;
 pub(crate) mod sensitivity;
+pub(crate) mod shrink;
 pub(crate) mod tensor;
 pub(crate) mod text;
 pub(crate) mod train;
@@ -45,6 +46,7 @@ pub(crate) fn run(arguments: Arguments, screen: &mut Screen) -> Result<Verdict> 
         Command::Advise(command) => command.run(screen),
         Command::Prune(command) => command.run(screen),
         Command::Sensitivity(command) => command.run(screen),
+        Command::Shrink(command) => command.run(screen),
         Command::Quantize(command) => command.run(screen),
         Command::Compress(command) => command.run(screen),
         Command::Decompress(command) => command.run(screen),

@@ -33,7 +33,10 @@ pub use calibration::{
     OutputOrder, Outputs, Replace, open_blockwise,
 };
 pub(crate) use checkpoint::StoredParts;
-pub use checkpoint::{Checkpoint, CheckpointError, EncoderCheckpoint, ImageCheckpoint, is_llama, save_llama};
+pub use checkpoint::{
+    BlockSizes, Checkpoint, CheckpointError, EncoderCheckpoint, ImageCheckpoint, KeptParts, PartScores, Shrinking,
+    is_llama, save_llama,
+};
 pub use config::{
     AttentionConfig, ExpertsConfig, FeedForwardConfig, GptConfig, ImageHead, ImageHeadInput, ImageInput, ModelInput,
     ModelOutput, NormConfig, NormKind, NormPlace, Positions, Rope, RopeScaling, TokenInput, TransformerConfig,

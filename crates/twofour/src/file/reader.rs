@@ -54,6 +54,8 @@ pub struct Reader {
     tensors: HashMap<String, (usize, usize)>,
     /// Shard and position in its list of each compressed weight.
     weights: HashMap<String, (usize, usize)>,
+    /// The contents of files beside the weights that are not as they are stored.
+    beside: BTreeMap<String, Vec<u8>>,
 }
 
 /// One file of a model.
@@ -232,7 +234,16 @@ impl Reader {
         Self::new(vec![Shard::new(source)])
     }
 
-    /// The same model with some tensors in another order, by name: as if they were stored so.
+    /// The same model with other contents of a file beside its weights, such as `config.json`, or with a file of its own
+    /// there. Its name is a path in the model's directory, in no folder within a folder.
+    #[must_use]
+    pub fn with_beside(mut self, name: impl Into<String>, contents: Vec<u8>) -> Self {
+        self.beside.insert(name.into(), contents);
+        self
+    }
+
+    /// The same model with some tensors in another order, or with some of their rows or columns alone, by name: as if
+    /// they were stored so.
     ///
     /// # Errors
     /// [`Error::NoTensor`] for a name that no tensor has; [`Error::Length`] where an order does not fit its tensor;
@@ -367,6 +378,7 @@ impl Reader {
             translation: Translation::default(),
             tensors,
             weights,
+            beside: BTreeMap::new(),
         })
     }
 
@@ -398,6 +410,9 @@ impl Reader {
     /// [`Error::Io`] where the system refuses, [`Error::Format`] where the file of weights tells what cannot be written
     /// so.
     pub fn beside(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        if let Some(contents) = self.beside.get(name) {
+            return Ok(Some(contents.clone()));
+        }
         if let Some(shard) = self.describing() {
             return if shard.source.described().contains(&name) { shard.source.describe(name) } else { Ok(None) };
         }
@@ -407,6 +422,11 @@ impl Reader {
             Err(error) if error.kind() == ErrorKind::NotFound && path.symlink_metadata().is_err() => Ok(None),
             Err(source) => Err(Error::Io { path, action: "reading it", source }),
         }
+    }
+
+    /// The files of [`Reader::with_beside`].
+    pub(super) fn own_beside(&self) -> impl Iterator<Item = (PathBuf, &[u8])> {
+        self.beside.iter().map(|(name, contents)| (PathBuf::from(name), contents.as_slice()))
     }
 
     /// Where a file beside the weights is, or would be.

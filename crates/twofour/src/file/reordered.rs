@@ -1,14 +1,16 @@
-//! A file whose tensors have their rows or columns in another order.
+//! A file whose tensors have their rows or columns in another order, or some of them alone.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::{FileBytes, Source, TensorInfo};
 use crate::{Error, Result};
 
-/// Another order of a tensor's rows or of its columns. A vector is a matrix of one column.
+/// Another order of a tensor's rows or of its columns, of all of them or of some. A vector is a matrix of one column.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reorder {
     of_rows: bool,
+    /// The rows or columns that are stored.
+    stored: usize,
     /// What comes to each place.
     order: Vec<usize>,
 }
@@ -19,7 +21,7 @@ impl Reorder {
     /// # Errors
     /// [`Error::Setting`] where `order` has not each of its places once.
     pub fn rows(order: Vec<usize>) -> Result<Self> {
-        Self::new(true, order)
+        Self::new(true, order.len(), order)
     }
 
     /// Column `order[j]` comes to place `j`.
@@ -27,21 +29,37 @@ impl Reorder {
     /// # Errors
     /// Those of [`Reorder::rows`].
     pub fn columns(order: Vec<usize>) -> Result<Self> {
-        Self::new(false, order)
+        Self::new(false, order.len(), order)
     }
 
-    fn new(of_rows: bool, order: Vec<usize>) -> Result<Self> {
-        let mut is_there = vec![false; order.len()];
+    /// Of a tensor of `stored` rows those of `kept` alone: row `kept[i]` comes to place `i`.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] where `kept` has a row twice, or one that is not stored.
+    pub fn kept_rows(stored: usize, kept: Vec<usize>) -> Result<Self> {
+        Self::new(true, stored, kept)
+    }
+
+    /// Of a tensor of `stored` columns those of `kept` alone: column `kept[j]` comes to place `j`.
+    ///
+    /// # Errors
+    /// Those of [`Reorder::kept_rows`].
+    pub fn kept_columns(stored: usize, kept: Vec<usize>) -> Result<Self> {
+        Self::new(false, stored, kept)
+    }
+
+    fn new(of_rows: bool, stored: usize, order: Vec<usize>) -> Result<Self> {
+        let mut is_there = vec![false; stored];
         for &place in &order {
             match is_there.get_mut(place) {
                 Some(found) if !*found => *found = true,
                 _ => {
-                    let (what, expected) = ("a place of an order", "each place once");
+                    let (what, expected) = ("a place of an order", "one that is stored, once");
                     return Err(Error::Setting { what, value: place as f64, expected });
                 }
             }
         }
-        Ok(Reorder { of_rows, order })
+        Ok(Reorder { of_rows, stored, order })
     }
 
     /// The elements of a tensor of that shape in this order.
@@ -68,11 +86,21 @@ impl Reorder {
             [rows, cols] => (rows, cols),
             _ => return Err(Error::Length { what: "dimensions to be ordered", expected: 2, found: shape.len() }),
         };
-        let (expected, found) = (if self.of_rows { rows } else { cols }, self.order.len());
+        let (expected, found) = (if self.of_rows { rows } else { cols }, self.stored);
         match expected == found {
             true => Ok((rows, cols)),
             false => Err(Error::Length { what: "places of an order", expected, found }),
         }
+    }
+
+    /// What a tensor that the order fits becomes.
+    fn applied(&self, tensor: &TensorInfo) -> Result<TensorInfo> {
+        let mut shape = tensor.shape.clone();
+        if let Some(places) = shape.get_mut(usize::from(!self.of_rows)) {
+            *places = self.order.len();
+        }
+        let Some(bytes) = tensor.dtype.bytes(&shape) else { return Err(Error::TooLarge { shape }) };
+        Ok(TensorInfo { bytes, shape, ..tensor.clone() })
     }
 }
 
@@ -80,20 +108,23 @@ impl Reorder {
 #[derive(Debug)]
 pub(super) struct Reordered {
     source: Box<dyn Source>,
-    orders: HashMap<String, Reorder>,
+    tensors: Vec<TensorInfo>,
+    /// By name, each with the tensor as it is stored.
+    orders: HashMap<String, (Reorder, TensorInfo)>,
 }
 
 impl Reordered {
     /// The file with those of its tensors in another order that `orders` has, by name. Their elements are whole bytes.
     pub(super) fn new(source: Box<dyn Source>, orders: &HashMap<String, Reorder>) -> Result<Self> {
-        let mut own = HashMap::new();
-        for tensor in source.tensors() {
-            if let Some(order) = orders.get(&tensor.name) {
-                order.matrix(&tensor.shape).map_err(|error| error.in_tensor(&tensor.name))?;
-                own.insert(tensor.name.clone(), order.clone());
-            }
+        let (mut own, mut tensors) = (HashMap::new(), source.tensors().to_vec());
+        for tensor in &mut tensors {
+            let Some(order) = orders.get(&tensor.name) else { continue };
+            order.matrix(&tensor.shape).map_err(|error| error.in_tensor(&tensor.name))?;
+            let applied = order.applied(tensor)?;
+            let stored = std::mem::replace(tensor, applied);
+            own.insert(stored.name.clone(), (order.clone(), stored));
         }
-        Ok(Reordered { source, orders: own })
+        Ok(Reordered { source, tensors, orders: own })
     }
 }
 
@@ -103,7 +134,7 @@ impl Source for Reordered {
     }
 
     fn tensors(&self) -> &[TensorInfo] {
-        self.source.tensors()
+        &self.tensors
     }
 
     fn metadata(&self) -> &BTreeMap<String, String> {
@@ -111,19 +142,22 @@ impl Source for Reordered {
     }
 
     fn read(&self, tensor: &TensorInfo, first: usize, buffer: &mut [u8]) -> Result<()> {
-        let Some(reorder) = self.orders.get(&tensor.name) else { return self.source.read(tensor, first, buffer) };
-        let (rows, cols) = reorder.matrix(&tensor.shape)?;
-        let row_bytes = tensor.bytes / rows.max(1);
-        let size = row_bytes / cols.max(1);
-        let mut row_of_file = vec![0; if reorder.of_rows { 0 } else { row_bytes }];
+        let Some((reorder, stored)) = self.orders.get(&tensor.name) else {
+            return self.source.read(tensor, first, buffer);
+        };
+        let (rows, cols) = reorder.matrix(&stored.shape)?;
+        let stored_row = stored.bytes / rows.max(1);
+        let size = stored_row / cols.max(1);
+        let row_bytes = if reorder.of_rows { stored_row } else { size * reorder.order.len() };
+        let mut row_of_file = vec![0; if reorder.of_rows { 0 } else { stored_row }];
         let (mut at, mut rest) = (first, buffer);
         while !rest.is_empty() {
             let (row, inside) = (at / row_bytes, at % row_bytes);
             let (part, others) = rest.split_at_mut((row_bytes - inside).min(rest.len()));
             if reorder.of_rows {
-                self.source.read(tensor, reorder.order[row] * row_bytes + inside, part)?;
+                self.source.read(stored, reorder.order[row] * stored_row + inside, part)?;
             } else {
-                self.source.read(tensor, row * row_bytes, &mut row_of_file)?;
+                self.source.read(stored, row * stored_row, &mut row_of_file)?;
                 for (element, from) in part.chunks_exact_mut(size).zip(&reorder.order[inside / size..]) {
                     element.copy_from_slice(&row_of_file[from * size..][..size]);
                 }
@@ -204,6 +238,26 @@ mod tests {
         for bad in [vec![0, 0], vec![0, 2]] {
             assert!(Reorder::rows(bad).is_err());
         }
+        let shrunk = HashMap::from([
+            ("rows".to_owned(), Reorder::kept_rows(3, vec![2]).unwrap()),
+            ("columns".to_owned(), Reorder::kept_columns(5, vec![1, 4]).unwrap()),
+            ("bias".to_owned(), Reorder::kept_rows(3, vec![0, 2]).unwrap()),
+        ]);
+        let reader = Reader::open(&path).unwrap().reordered(&shrunk).unwrap();
+        for (name, shape, expected) in [
+            ("rows", vec![1, 5], matrix[10..].to_vec()),
+            ("columns", vec![3, 2], vec![1.0, 4.0, 6.0, 9.0, 11.0, 14.0]),
+            ("bias", vec![2], vec![7.0, 9.0]),
+            ("other", vec![3, 5], matrix.clone()),
+        ] {
+            let view = reader.tensor(name).unwrap();
+            assert_eq!((&view.info.shape, view.info.bytes), (&shape, 4 * expected.len()), "{name}");
+            assert_eq!(*view.elements::<f32>().unwrap(), expected, "{name}");
+            let mut last = vec![0; 4];
+            view.read_into(4 * expected.len() - 4, &mut last).unwrap();
+            assert_eq!(last, expected[expected.len() - 1].to_le_bytes(), "{name}");
+        }
+        assert!(Reorder::kept_rows(3, vec![3]).is_err() && Reorder::kept_columns(3, vec![1, 1]).is_err());
         let short = HashMap::from([("rows".to_owned(), Reorder::rows(vec![1, 0]).unwrap())]);
         assert!(Reader::open(&path).unwrap().reordered(&short).is_err());
         let absent = HashMap::from([("absent".to_owned(), Reorder::rows(vec![0]).unwrap())]);

@@ -143,4 +143,18 @@ pub enum CheckpointError {
         /// Its type.
         found: String,
     },
+    /// A weight that is to become smaller, and is not stored dense as floats.
+    #[error(
+        "{}: tensor `{name}` is {found}, and only weights that are stored dense as f32, f16 or bf16 can become \
+         smaller; decompress the model, or start from the one that it was made from",
+        path.display()
+    )]
+    NotFloats {
+        /// The weights' file, or its index.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Its type.
+        found: String,
+    },
 }

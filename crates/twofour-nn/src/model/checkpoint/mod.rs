@@ -38,6 +38,7 @@ mod new;
 mod opened;
 mod place;
 mod save;
+mod shrink;
 mod tensors;
 #[cfg(test)]
 mod tests;
@@ -60,6 +61,7 @@ pub use self::{
     error::CheckpointError,
     image::ImageCheckpoint,
     new::{is_llama, save_llama},
+    shrink::{BlockSizes, KeptParts, PartScores, Shrinking},
 };
 #[cfg(feature = "cuda")]
 use super::{CudaInference, inference::cuda::repeatable};
