@@ -46,6 +46,7 @@ fn compiled() -> BTreeSet<String> {
         twofour::role,
         twofour::select,
         twofour::solve,
+        twofour::solve::round,
         twofour::verify,
         twofour_candle::SparseActivationLinear,
         twofour_candle::SparseLinear,

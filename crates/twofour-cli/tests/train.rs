@@ -110,26 +110,36 @@ fn every_recipe_trains_twenty_tiny_steps() {
     }
 }
 
-/// The steps after which masks changed.
-fn steps_with_flips(folder: &Path) -> Vec<usize> {
-    let lines = lines(folder);
-    (0..lines.len()).filter(|step| lines[*step]["flip_rate"].as_f64().unwrap() > 0.0).collect()
+/// The steps after which a layer's level was another, with the levels.
+fn levels(folder: &Path, layer: &str) -> Vec<(usize, f64)> {
+    let mut found = vec![(0, 0.0)];
+    for (step, line) in lines(folder).iter().enumerate() {
+        match line["layers"][layer]["level"].as_f64() {
+            Some(level) if found.last().unwrap().1 != level => found.push((step, level)),
+            _ => {}
+        }
+    }
+    found.split_off(1)
 }
 
 #[test]
 fn the_recipes_of_strategies_prune_when_they_say() {
     let directory = tempfile::tempdir().unwrap();
     let at = directory.path();
-    let steps = |name: &str| {
-        train(at, name, name, &["model.layers=2"]).good();
+    let levels = |name: &str| {
+        train(at, name, name, &["model.layers=2", "training.validate_every=1"]).good();
         let inspected = run(at, &["inspect", &format!("{name}/model.safetensors"), "--json"]).good().stdout;
         assert!(inspected.contains("2:4"), "{name}: {inspected}");
-        steps_with_flips(&at.join(name))
+        ["blocks.0.mlp.up", "blocks.1.mlp.down"].map(|layer| levels(&at.join(name), layer))
     };
-    assert_eq!(steps("one-shot").len(), 1);
-    assert_eq!(steps("iterative").len(), 4);
-    assert_eq!(steps("layer-by-layer").len(), 2);
-    assert!(steps("learned-masks").len() > 4);
+    assert_eq!(levels("one-shot"), [[(9, 1.0)], [(9, 1.0)]]);
+    assert_eq!(levels("layer-by-layer"), [[(9, 1.0)], [(3, 1.0)]]);
+    let iterative = vec![(1, 0.25), (5, 0.5), (9, 0.75), (13, 1.0)];
+    assert_eq!(levels("iterative"), [iterative.clone(), iterative]);
+    levels("learned-masks");
+    let flips: Vec<f64> =
+        lines(&at.join("learned-masks")).iter().map(|line| line["flip_rate"].as_f64().unwrap()).collect();
+    assert!(flips[..9].iter().all(|rate| *rate > 0.0) && flips[10..].iter().all(|rate| *rate == 0.0), "{flips:?}");
 }
 
 #[test]

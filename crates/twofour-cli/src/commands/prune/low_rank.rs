@@ -200,15 +200,15 @@ fn configuration(
     Ok(format!("{config:#}\n").into_bytes())
 }
 
-fn write(writer: &mut Writer, key: &str, dtype: StoredDType, values: &[f32]) -> Result<()> {
+fn write(writer: &mut Writer, key: &str, dtype: StoredDType, values: &[f32]) -> twofour::Result<()> {
     fn typed<T: Arithmetic + StoredElement>(writer: &mut Writer, key: &str, values: &[f32]) -> twofour::Result<()> {
         writer.write_elements(key, &values.iter().map(|value| T::from_f32(*value)).collect::<Vec<T>>())
     }
-    Ok(match dtype.element() {
-        Some(DataType::F16) => typed::<f16>(writer, key, values)?,
-        Some(DataType::BF16) => typed::<bf16>(writer, key, values)?,
-        _ => typed::<f32>(writer, key, values)?,
-    })
+    match dtype.element() {
+        Some(DataType::F16) => typed::<f16>(writer, key, values),
+        Some(DataType::BF16) => typed::<bf16>(writer, key, values),
+        _ => typed::<f32>(writer, key, values),
+    }
 }
 
 /// A weight that was written, with its low-rank part, in its stored orientation; nothing for other weights.
