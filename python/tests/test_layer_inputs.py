@@ -84,3 +84,38 @@ def test_what_does_not_fit_is_said():
         both = twofour.LayerInputs(32)
         both.add(x, x)
         both.prune(weight, compensation=2.0)
+
+
+def test_factors_replace_a_weight_or_stand_beside_a_pruned_one():
+    weight, x = layer(features=32, out=24, seed=3)
+    inputs = twofour.LayerInputs(32)
+    inputs.add(x)
+    errors = []
+    for rank in (1, 4, "50%", 24, 1000):
+        s, q = inputs.low_rank(weight, rank)
+        assert s.dtype == np.float32 and s.shape[1] == q.shape[0] <= 24
+        errors.append(error(weight, s @ q, x))
+    assert errors == sorted(errors, reverse=True) and errors[-1] < 1e-4 * errors[0]
+    # The least that any factors of that rank leave: numpy's singular values of W·X.
+    s, q = inputs.low_rank(weight, 6)
+    best = (np.linalg.svd(weight @ x.T, compute_uv=False)[6:] ** 2).sum()
+    assert best * 0.999 < error(weight, s @ q, x) < best * 1.01
+    pruned = inputs.prune(weight)
+    s, q = inputs.low_rank(torch.tensor(weight - pruned), 6)
+    assert isinstance(s, torch.Tensor)
+    assert error(weight, pruned + (s @ q).numpy(), x) < 0.6 * error(weight, pruned, x)
+    # Two layers in place of one.
+    s, q = inputs.low_rank(torch.tensor(weight), "50%")
+    pair = torch.nn.Sequential(torch.nn.Linear(32, len(q), bias=False), torch.nn.Linear(len(q), 24, bias=False))
+    pair[0].weight.data, pair[1].weight.data = q, s
+    torch.testing.assert_close(pair(torch.tensor(x)).detach(), torch.tensor(x) @ (s @ q).T, atol=1e-3, rtol=1e-3)
+    for rank in (0, -1, "0%", "x", 1.5):
+        with pytest.raises(ValueError, match="rank"):
+            inputs.low_rank(weight, rank)
+    with pytest.raises(ValueError, match="shape"):
+        inputs.low_rank(weight[:, :8], 2)
+    with pytest.raises(ValueError, match="no token"):
+        twofour.LayerInputs(32).low_rank(weight, 2)
+    weight[1, 2] = np.nan
+    with pytest.raises(ValueError, match="row 1, column 2"):
+        inputs.low_rank(weight, 2)

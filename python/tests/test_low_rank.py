@@ -1,4 +1,4 @@
-"""`twofour prune --low-rank`: peft loads the part, and the layers compute the pruned weight and the factors' product."""
+"""`twofour prune --low-rank`: peft loads the part, and layers compute the pruned weight and the factors' product."""
 
 import pathlib
 

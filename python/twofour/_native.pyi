@@ -210,6 +210,19 @@ class LayerInputs:
     ) -> None:
         """Writes the pruned matrix to `out`."""
 
+    def rank(self, rank: str, rows: int) -> int:
+        """The rank that a number, or a share such as `5%`, is for a matrix of so many rows."""
+
+    def low_rank(
+        self,
+        matrix: npt.NDArray[np.uint8],
+        rows: int,
+        rank: int,
+        left: npt.NDArray[np.uint8],
+        right: npt.NDArray[np.uint8],
+    ) -> None:
+        """Writes the factors of a float32 matrix, `[rows, rank]` and `[rank, features]`, to `left` and `right`."""
+
 @final
 class StepSwitch:
     """Decides when the variances of masked parameters have settled (STEP, Lu et al., ICML 2023)."""

@@ -9,7 +9,7 @@ use twofour::{
     Arithmetic, DataType, Element, MatrixRef, Result,
     calibration::{CrossProducts, DenseSide, Statistic, StatisticKind},
     match_element,
-    solve::{METHODS, Pruned, Pruning, method},
+    solve::{METHODS, Pruned, Pruning, Rank, low_rank, method},
 };
 
 use super::{
@@ -96,6 +96,32 @@ impl LayerInputs {
         pruning.expect_pattern().map_err(exception)?;
         let (bytes, out) = (matrix.as_slice()?, out.as_slice_mut()?);
         unlocked(py, || match_element!(dtype, |T| self.pruned::<T>(bytes, rows, &pruning, out)))
+    }
+
+    /// The rank that a number, or a share such as `5%`, is for a matrix of so many rows.
+    fn rank(&self, rank: &str, rows: usize) -> PyResult<usize> {
+        Ok(rank.parse::<Rank>().map_err(exception)?.of(rows, self.features))
+    }
+
+    /// Writes the factors of a float32 matrix, `[rows, rank]` and `[rank, features]`, to `left` and `right`.
+    #[allow(clippy::too_many_arguments)]
+    fn low_rank(
+        &self,
+        py: Python<'_>,
+        matrix: PyReadonlyArray1<'_, u8>,
+        rows: usize,
+        rank: usize,
+        mut left: PyReadwriteArray1<'_, u8>,
+        mut right: PyReadwriteArray1<'_, u8>,
+    ) -> PyResult<()> {
+        let bytes = matrix.as_slice()?;
+        let (left, right) = (left.as_slice_mut()?, right.as_slice_mut()?);
+        unlocked(py, || {
+            let values = elements::<f32>(bytes);
+            let factors = low_rank(MatrixRef::new(rows, self.features, &values)?, self.statistic.as_ref(), rank)?;
+            store("left factor", factors.left(), left)?;
+            store("right factor", factors.right(), right)
+        })
     }
 }
 

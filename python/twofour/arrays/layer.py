@@ -83,6 +83,48 @@ class LayerInputs:
         )
         return returned(pruned, source)
 
+    def low_rank(self, matrix: Any, rank: int | str):
+        """Two factors whose product stands for a matrix with the least error on the layer's inputs.
+
+        Of a weight, ``Wx`` becomes ``S(Qx)``: two layers in place of one. Of what pruning took away, ``W - pruned``,
+        the product is EoRA's part beside the pruned weight.
+
+        Args:
+            matrix: an array or tensor ``[out_features, features]`` of floats. It is not changed.
+            rank: the inner dimension, or a budget such as ``"25%"``: the share of the matrix's elements that the
+                factors have. At most the smaller dimension.
+
+        Returns:
+            ``S``, ``[out_features, rank]``, and ``Q``, ``[rank, features]``: float32 arrays, or tensors on the device
+            of the matrix.
+
+        Raises:
+            ValueError: where no inputs were added; for a rank below 1, another shape, or a NaN, with its row and column.
+
+        >>> import numpy as np, twofour
+        >>> inputs = twofour.LayerInputs(3)
+        >>> inputs.add(np.eye(3, dtype=np.float32))
+        >>> s, q = inputs.low_rank(np.array([[1, 2, 3], [-2, -4, -6]], np.float32), 1)
+        >>> (s @ q).round(3)
+        array([[ 1.,  2.,  3.],
+               [-2., -4., -6.]], dtype=float32)
+        """
+        is_torch = is_tensor(matrix)
+        values = matrix.detach().float().cpu().numpy() if is_torch else matrix
+        values = np.ascontiguousarray(values, np.float32)
+        if values.ndim != 2 or values.shape[1] != self._features:
+            raise ValueError(f"a matrix [..., {self._features}] is required; the shape is {list(values.shape)}")
+        rows = values.shape[0]
+        rank = self._native.rank(str(rank), rows)
+        factors = np.empty((rows, rank), np.float32), np.empty((rank, self._features), np.float32)
+        self._native.low_rank(values.reshape(-1).view(np.uint8), rows, rank, *map(writable_bytes, factors))
+        if not is_torch:
+            return factors
+        import torch
+
+        left, right = (torch.from_numpy(factor).to(matrix.device) for factor in factors)
+        return left, right
+
     def _flat(self, inputs: Any) -> np.ndarray:
         if is_tensor(inputs):
             inputs = inputs.detach().float().cpu().numpy()
