@@ -104,7 +104,6 @@ impl LayerInputs {
     }
 
     /// Writes the factors of a float32 matrix, `[rows, rank]` and `[rank, features]`, to `left` and `right`.
-    #[allow(clippy::too_many_arguments)]
     fn low_rank(
         &self,
         py: Python<'_>,

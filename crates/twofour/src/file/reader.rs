@@ -275,11 +275,11 @@ impl Reader {
     /// [`Error::Format`] for a weight that its format does not allow, or that has no form here, such as one with zero
     /// points.
     pub fn translated(self) -> Result<Self> {
-        let Reader { shards, index, directory, .. } = self;
+        let Reader { shards, index, directory, beside, .. } = self;
         let (files, weights): (Vec<_>, Vec<_>) = shards.into_iter().map(|shard| (shard.source, shard.weights)).unzip();
         let (files, translation) = peer::translate(files, &weights)?;
         let reader = Self::new(files.into_iter().map(Shard::new).collect())?;
-        Ok(Reader { index, directory, translation, ..reader })
+        Ok(Reader { index, directory, translation, beside, ..reader })
     }
 
     /// The same model with its weights multiplied by the masks of a file, as MaskLLM releases them: for a weight `w` a

@@ -33,7 +33,7 @@ const CONFIG: &str = "adapter_config.json";
 #[derive(Debug, Clone, Args)]
 pub(super) struct LowRankOptions {
     /// Beside the pruned weights, a low-rank part that stands for what they lost, in OUT/low-rank: a LoRA adapter as
-    /// peft, transformers and vLLM load it
+    /// peft and transformers load it
     #[arg(long, value_enum, value_name = "FORM", requires = "calibration", conflicts_with = "tune")]
     low_rank: Option<Form>,
 
