@@ -90,7 +90,8 @@ fn a_violation_is_named_with_its_place() {
     let t = &answer["tensors"][0];
     assert_eq!(answer["obeys"], false);
     assert_eq!((&t["rows"]["violation_count"], &t["negative_zeros"]), (&1.into(), &1.into()));
-    assert_eq!(t["rows"]["violations"][0], serde_json::json!({"line": 2, "group": 1, "nonzeros": 3}));
+    let place = serde_json::json!({"line": 2, "group": 1, "nonzeros": 3, "allowed": 2});
+    assert_eq!(t["rows"]["violations"][0], place);
     // Columns hold one non-zero each.
     run(dir.path(), &["check", "m.safetensors", "--axis", "column"]).good();
 }
