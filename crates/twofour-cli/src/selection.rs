@@ -205,9 +205,8 @@ impl Selection {
         let path = reader.path().display();
         if let Some(packed) = reader.foreign_packed() {
             bail!(
-                "{path}: another tool packed the weights (`{}`), as GPTQ, AWQ and bitsandbytes do; start from the \
-                 model that was quantized, \
-                 in f32, f16 or bf16",
+                "{path}: another tool packed the weights (`{}`); twofour convert writes those formats dense that it \
+                 reads, or start from the model that was quantized, in f32, f16 or bf16",
                 packed.name
             );
         }

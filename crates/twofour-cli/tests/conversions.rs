@@ -460,3 +460,25 @@ fn masks_of_maskllm_prune_a_model() {
     assert!(run(at, &arguments).bad(1).contains("there is no tensor `c.weight`"));
     assert!(!at.join("c.safetensors").exists());
 }
+
+#[test]
+fn a_model_in_another_tool_s_format_is_evaluated_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    gguf(at);
+    let perplexity = |model: &str| {
+        let arguments = ["eval", model, "--text", "text.txt", "--window", "32", "--json"];
+        run(at, &arguments).good().json()["perplexity"].clone()
+    };
+    run(at, &["prune", "m.gguf", "-o", "pruned"]).good();
+    run(at, &["compress", "pruned", "-o", "small"]).good();
+    run(at, &["convert", "pruned", "-o", "bitmask", "--to", "sparse-24-bitmask"]).good();
+    assert_eq!(perplexity("bitmask"), perplexity("small"));
+    run(at, &["quantize", "pruned", "-o", "int4", "--dtype", "int4", "--group", "row"]).good();
+    run(at, &["convert", "int4", "-o", "packed", "--to", "pack-quantized"]).good();
+    assert_eq!(perplexity("packed"), perplexity("int4"));
+    for command in [&["check", "bitmask"][..], &["prune", "packed", "-o", "no"]] {
+        let message = run(at, command).bad(1);
+        assert!(message.contains("twofour convert"), "{message}");
+    }
+}

@@ -262,8 +262,8 @@ impl Reader {
         Ok(self)
     }
 
-    /// The same model with the weights of other tools as this library has them: `sparse-24-bitmask`, `marlin-24`,
-    /// `pack-quantized`, `int-quantized` and `float-quantized` of compressed-tensors, and `marlin_24` of GPTQ.
+    /// The same model with the weights of other tools as this library has them: `sparse-24-bitmask`, `sparse-bitmask`,
+    /// `marlin-24`, `pack-quantized`, `int-quantized` and `float-quantized` of compressed-tensors, and `marlin_24` of GPTQ.
     ///
     /// Integers with scales for rows or for 128 or 64 columns are such integers here where the weight is 2:4; other
     /// integers and 8-bit floats become the products with their scales, in the scales' type. A weight that is 2:4 is
@@ -482,11 +482,20 @@ impl Reader {
         }
     }
 
-    /// The first tensor by whose name weights are known that another tool packed in a few bits, as GPTQ, AWQ and
+    /// The first tensor by whose name weights are known that another tool packed, as compressed-tensors, GPTQ, AWQ and
     /// bitsandbytes do.
     pub fn foreign_packed(&self) -> Option<&TensorInfo> {
-        const PARTS: [&str; 7] =
-            ["qweight", "qzeros", "weight_packed", "weight_scale_inv", "quant_state", "W_q", "Qidxs"];
+        const PARTS: [&str; 9] = [
+            "qweight",
+            "qzeros",
+            "weight_packed",
+            "weight_scale_inv",
+            "quant_state",
+            "W_q",
+            "Qidxs",
+            "bitmask",
+            "B_24",
+        ];
         self.tensors().find(|tensor| tensor.name.split('.').any(|part| PARTS.contains(&part)))
     }
 

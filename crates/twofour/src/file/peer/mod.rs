@@ -56,8 +56,9 @@ trait PeerFormat: fmt::Debug + Sync {
     fn decode(&self, parts: &Parts<'_>) -> Result<Decoded>;
 }
 
-/// Every format that is read.
-const FORMATS: [&dyn PeerFormat; 6] = [
+/// Every format that is read. A format whose tensors are among those of another one comes behind that.
+const FORMATS: [&dyn PeerFormat; 7] = [
+    &bitmask::SparseBitmask,
     &bitmask::Bitmask,
     &marlin::Marlin24,
     &marlin::GptqMarlin24,

@@ -8,6 +8,7 @@ use std::{
 };
 
 use half::{bf16, f16};
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{
@@ -16,7 +17,7 @@ use super::{
     },
     Export, ExportFormat,
 };
-use crate::{Element, Result};
+use crate::{DataType, Element, Result, file::ValueFormat};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/compressed_tensors").join(name)
@@ -49,7 +50,8 @@ fn decompressed(reader: Reader) -> Vec<f32> {
 }
 
 /// Every fixture, and what its weight is here: the type of the values, and whether it is compressed.
-const MODELS: [(&str, &str, bool); 19] = [
+const MODELS: [(&str, &str, bool); 20] = [
+    ("bitmask-any", "BF16", false),
     ("bitmask-bf16", "BF16", true),
     ("bitmask-f16", "F16", true),
     ("bitmask-f32", "F32", true),
@@ -262,6 +264,15 @@ fn what_no_format_allows_is_named_with_its_weight() {
     one(bitmask([2, 8], 0b0011_0011), "bitmask bytes");
     one(bitmask([1 << 40, 1 << 40], 0), "more elements");
     one(bitmask([-1, 8], 0), "no shape of a matrix");
+    let any = |bits: u8, offset: i64| {
+        let mut made = bitmask([1, 8], bits);
+        made.push(("m.row_offsets", I64, &[1][..], offset.to_le_bytes().to_vec()));
+        made
+    };
+    assert!(refusal(&any(0b0001_0111, 0)).contains("sparse-bitmask"));
+    one(any(0b0011_0111, 0), "column 5: it has no value");
+    one(any(0b0000_0111, 0), "4 values, and 3 bits");
+    one(any(0b0001_0111, 1), "row offset is not 0");
     one([bitmask([1, 8], 0x33), vec![("m.weight_scale", F32, &[1][..], vec![0; 4])]].concat(), "no type of eight bits");
     let pack = |shape: [i64; 2], scales: &'static [usize]| {
         vec![
@@ -304,4 +315,37 @@ fn what_no_format_allows_is_named_with_its_weight() {
     one(marlin(&[1, 100], &[1, 128], &[1, 64], 0x44), "not those of one weight");
     one(marlin(&[1, 64], &[1, 64], &[1, 32], 0x44), "multiple of 64");
     assert!(refusal(&marlin(&[1, 128], &[1, 128], &[1, 64], 0x44)).contains("gptq-marlin-24"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn damaged_models_are_errors_or_sound_weights(
+        model in 0usize..MODELS.len(),
+        damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+    ) {
+        let mut bytes = fs::read(fixture(MODELS[model].0).join("model.safetensors")).unwrap();
+        for (place, value) in damage {
+            let place = place.index(bytes.len());
+            bytes[place] = value;
+        }
+        if let Ok(reader) = Reader::from_bytes("input", bytes).and_then(Reader::translated) {
+            for info in reader.tensors() {
+                let found = reader.tensor(&info.name).unwrap().bytes();
+                prop_assert!(found.is_ok_and(|found| found.len() == info.bytes), "{info:?}");
+            }
+            for info in reader.compressed_weights() {
+                let is_sound = match info.format {
+                    ValueFormat::Int4(_) => reader.int4(&info.name).is_ok(),
+                    ValueFormat::ScaledI8 | ValueFormat::GroupedI8(_) => reader.int8(&info.name).is_ok(),
+                    ValueFormat::Plain(DataType::F32) => reader.compressed::<f32>(&info.name).is_ok(),
+                    ValueFormat::Plain(DataType::F16) => reader.compressed::<f16>(&info.name).is_ok(),
+                    ValueFormat::Plain(DataType::BF16) => reader.compressed::<bf16>(&info.name).is_ok(),
+                    _ => true,
+                };
+                prop_assert!(is_sound, "{info:?}");
+            }
+        }
+    }
 }
