@@ -12,7 +12,7 @@ from command import COMMAND, command, needs_command  # noqa: E402, F401
 
 CHECKPOINTS = pathlib.Path(__file__).parents[2] / "crates/twofour-nn/tests/fixtures/checkpoints"
 READERS = {"down_proj": "removed_features", "o_proj": "removed_heads"}
-READERS |= {"mlp.c_proj": "removed_features", "output.dense": "removed_features"}
+READERS |= {end: "removed_features" for end in ("mlp.c_proj", "output.dense", "fc2", "dense_4h_to_h")}
 
 
 def load(path):
@@ -48,6 +48,10 @@ def zero(model, blocks):
         ("gemma2", ["--features", 8, "--kv-heads", 1]),
         ("gemma3", ["--features", 23, "--heads", 2]),
         ("gpt2", ["--features", 17]),
+        ("phi3", ["--features", 9, "--kv-heads", 1]),
+        ("opt", ["--features", 11]),
+        ("gpt_neox", ["--features", 13]),
+        ("falcon", ["--features", 14]),
         ("bert", ["--features", 10]),
     ],
 )

@@ -496,6 +496,12 @@ fn a_low_rank_part_lies_beside_pruned_weights_as_an_adapter() {
     assert!(bad(&[&calibration[..], &["--low-rank", "eora", "--rank", "0"]].concat()).contains("from 1"));
     assert!(bad(&[&calibration[..], &["--low-rank", "eora", "--tune", "1"]].concat()).contains("cannot be used"));
     assert!(bad(&[&calibration[..], &["--low-rank", "slim", "--quantize", "int8"]].concat()).contains("eora"));
+    let experts = checkpoint("mixtral");
+    let experts = ["prune", &experts, "-o", "out", "--low-rank", "eora", "--calibration", "text.txt"];
+    assert!(run(at, &experts).bad(2).contains("*expert*"));
+    let images = checkpoint("llava");
+    let images = ["prune", &images, "-o", "out", "--low-rank", "eora", "--calibration", "text.txt"];
+    assert!(run(at, &images).bad(2).contains("text and images"));
     let file = ["prune", &model, "-o", "out.safetensors", "--low-rank", "eora"];
     assert!(run(at, &[&file[..], &calibration].concat()).bad(2).contains("name a directory"));
 }

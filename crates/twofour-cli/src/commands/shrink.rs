@@ -27,13 +27,13 @@ use crate::{
 /// Remove hidden features and attention heads, and write the smaller model
 ///
 /// Structured pruning: hidden features of the feed-forward blocks (rows of gate and up, columns of down) and heads of
-/// attention (rows of queries, keys and values, columns of the output) that score least are left out, with their biases.
-/// The result has dense weights of smaller shapes and a config.json with the new sizes: transformers and other programs
-/// load it as a model of its family, and it computes what the model with zeros in their place does. Every block keeps as
-/// many, since config.json has one number for all; which ones is each block's own.
+/// attention (rows of queries, keys and values, columns of the output) that score least are left out, with their
+/// biases. The result has dense weights of smaller shapes and a config.json with the new sizes: transformers and other
+/// programs load it as a model of its family, and it computes what the model with zeros in their place does. Every
+/// block keeps as many, since config.json has one number for all; which ones is each block's own.
 ///
-/// Families: llama, mistral, qwen2, qwen3, gemma2, gemma3_text; of gpt2 and bert hidden features alone, whose heads have
-/// no size of their own in config.json.
+/// Families: llama, mistral, qwen2, qwen3, phi3, gemma2, gemma3_text; of gpt2, opt, gpt_neox, falcon and bert hidden
+/// features alone, whose heads have no size of their own in config.json.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -43,8 +43,8 @@ Examples:
   twofour shrink model/ -o small/ --kv-heads 4
   twofour shrink model.gguf -o small/ --features 3648
 
-Score of a part: by magnitude the sum of the squares of its weights; by wanda, with calibration, Σ ‖x_j‖² Σ_i w_ij² over \
-its features, where x is what the layer behind it reads. A head of keys and values has the scores of all heads of \
+Score of a part: by magnitude the sum of the squares of its weights; by wanda, with calibration, Σ ‖x_j‖² Σ_i w_ij² \
+over its features, where x is what the layer behind it reads. A head of keys and values has the scores of all heads of \
 queries that read it. Prune to 2:4 afterwards: columns that go change the groups.")]
 pub(crate) struct Shrink {
     /// The model: a directory, a .gguf file, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face hub

@@ -1,8 +1,8 @@
 //! Low-rank factors of a matrix, and a low-rank part beside a pruned weight.
 //!
 //! `S·Q`, with `S: [rows, rank]` and `Q: [rank, cols]`, stands for a matrix `D` in `Dx ≈ S(Qx)`. The best factors for a
-//! layer's inputs `X` make `‖(D - S·Q)·X‖` smallest. With `H = X·Xᵀ` and the eigenvectors `U` of `D H Dᵀ` with the `rank`
-//! largest eigenvalues they are
+//! layer's inputs `X` make `‖(D - S·Q)·X‖` smallest. With `H = X·Xᵀ` and the eigenvectors `U` of `D H Dᵀ` with the
+//! `rank` largest eigenvalues they are
 //!
 //! ```text
 //! S = U        Q = Uᵀ·D
@@ -147,8 +147,8 @@ impl fmt::Display for Rank {
     }
 }
 
-/// Returns the factors of that rank, at most the smaller dimension, that stand for a matrix `[rows, cols]` with the least
-/// error on inputs; without any, in the Frobenius norm.
+/// Returns the factors of that rank, at most the smaller dimension, that stand for a matrix `[rows, cols]` with the
+/// least error on inputs; without any, in the Frobenius norm.
 ///
 /// The result is the same with any number of threads.
 ///

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use twofour::{
     Arithmetic, DataType, Element, MatrixRef,
-    file::{Overwrite, PlannedTensor, Reader, StoredDType, StoredElement, Writer},
+    file::{Overwrite, PlannedTensor, Reader, StoredDType, StoredElement, TensorInfo, Writer},
     solve::{LowRankForm, LowRankPart, Pruning, Rank},
 };
 
@@ -78,6 +78,31 @@ impl LowRankOptions {
         };
         Ok(Some(LowRankPart { form, rank: self.rank, refit: pruning.refit }))
     }
+}
+
+/// An error for a model whose layers have other names in transformers, and for the first chosen weight that is an
+/// expert's: transformers holds experts in one parameter, and an adapter has factors for modules.
+pub(super) fn expect_modules(reader: &Reader, is_chosen: &dyn Fn(&TensorInfo) -> bool) -> Result<()> {
+    if configuration_of(reader)?.get("vision_config").is_some() {
+        let reason = "--low-rank: transformers renames the layers of models of text and images, so that an adapter by \
+                      the stored names would fit none";
+        return Err(Usage(reason.to_owned()).into());
+    }
+    let is_expert = |tensor: &&TensorInfo| tensor.name.split('.').any(|part| part.contains("expert"));
+    match reader.plain_tensors().filter(is_expert).find(|tensor| is_chosen(tensor)) {
+        None => Ok(()),
+        Some(tensor) => Err(Usage(format!(
+            "--low-rank: `{}` is of an expert, for which peft has no module; leave experts out with --exclude \
+             '*expert*'",
+            tensor.name
+        ))
+        .into()),
+    }
+}
+
+/// The model's `config.json`; null where there is none.
+fn configuration_of(reader: &Reader) -> Result<Value> {
+    Ok(serde_json::from_slice(&reader.beside("config.json")?.unwrap_or_default()).unwrap_or_default())
 }
 
 /// What the low-rank part takes.
@@ -150,7 +175,7 @@ impl LowRankAnswer {
 fn module(reader: &Reader, weight: &str) -> Result<String> {
     let module = weight.strip_suffix(".weight").unwrap_or(weight);
     // A model with a head has the layers inside a module of this name, also where they are stored without it.
-    let config: Value = serde_json::from_slice(&reader.beside("config.json")?.unwrap_or_default()).unwrap_or_default();
+    let config = configuration_of(reader)?;
     let architecture = config["architectures"][0].as_str().unwrap_or_default();
     let is_bare = architecture.is_empty() || architecture.ends_with("Model") && !architecture.contains("LMHead");
     let inside = match module.split('.').next() {

@@ -232,6 +232,11 @@ impl Prune {
         let overwrite = self.output.overwrite();
         file::check_output(&reader, places.1, overwrite)?;
         expect_to_prune(&reader, &|name, dtype, shape| selection.of(name, dtype, shape).is_ok())?;
+        if part.is_some() {
+            low_rank::expect_modules(&reader, &|tensor| {
+                selection.of(&tensor.name, tensor.dtype, &tensor.shape).is_ok()
+            })?;
+        }
         tracing::info!(input = %reader.path().display(), "pruning");
         drop(reader);
 

@@ -72,7 +72,7 @@ struct SizeFields {
 
 const HEADS: Option<[&str; 3]> = Some(["num_attention_heads", "num_key_value_heads", "head_dim"]);
 
-const FIELDS: [SizeFields; 4] = [
+const FIELDS: [SizeFields; 6] = [
     SizeFields {
         families: &["llama", "gemma2", "gemma3_text"],
         features: "intermediate_size",
@@ -80,13 +80,15 @@ const FIELDS: [SizeFields; 4] = [
         divides_width: true,
     },
     SizeFields {
-        families: &["mistral", "qwen2", "qwen3"],
+        families: &["mistral", "qwen2", "qwen3", "phi3"],
         features: "intermediate_size",
         heads: HEADS,
         divides_width: false,
     },
     SizeFields { families: &["gpt2"], features: "n_inner", heads: None, divides_width: false },
-    SizeFields { families: &["bert"], features: "intermediate_size", heads: None, divides_width: false },
+    SizeFields { families: &["opt"], features: "ffn_dim", heads: None, divides_width: false },
+    SizeFields { families: &["falcon"], features: "ffn_hidden_size", heads: None, divides_width: false },
+    SizeFields { families: &["gpt_neox", "bert"], features: "intermediate_size", heads: None, divides_width: false },
 ];
 
 impl SizeFields {
