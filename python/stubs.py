@@ -51,10 +51,10 @@ SIMPLE = {
 }
 
 #: numpy types of the elements of arrays.
-ELEMENTS = {"u8": "np.uint8", "u32": "np.uint32", "f32": "np.float32"}
+ELEMENTS = {"u8": "np.uint8", "u32": "np.uint32", "i64": "np.int64", "f32": "np.float32"}
 
 #: Arguments that Python's callers do not pass.
-IMPLICIT = {"&self", "&mut self", "py: Python<'_>"}
+IMPLICIT = {"&self", "&mut self", "py: Python<'_>", "py: Python<'py>"}
 
 
 class StubError(Exception):
@@ -86,7 +86,7 @@ def python_type(rust: str, aliases: dict[str, str]) -> str:
     Raises:
         StubError: for one that no table has.
     """
-    rust = aliases.get(rust, rust).strip()
+    rust = aliases.get(rust.removesuffix("<'py>"), rust).strip()
     if rust in SIMPLE:
         return SIMPLE[rust]
     if rust.startswith("(") and rust.endswith(")"):
@@ -94,10 +94,10 @@ def python_type(rust: str, aliases: dict[str, str]) -> str:
     generic = re.fullmatch(r"(?:mut )?(\w+)<(.*)>", rust)
     if generic:
         name, parts = generic[1], [part for part in split(generic[2]) if not part.startswith("'")]
-        if name in ("PyReadonlyArray1", "PyReadwriteArray1") and parts[0] in ELEMENTS:
+        if name in ("PyReadonlyArray1", "PyReadwriteArray1", "PyArray1") and parts[0] in ELEMENTS:
             return f"npt.NDArray[{ELEMENTS[parts[0]]}]"
         inner = [python_type(part, aliases) for part in parts]
-        if name == "PyResult":
+        if name in ("PyResult", "Bound"):
             return inner[0]
         if name == "Option":
             return f"{inner[0]} | None"
@@ -139,7 +139,8 @@ def read_source() -> Source:
     source = Source()
     for path in sorted((HERE / "src").rglob("*.rs")):
         text = path.read_text()
-        source.aliases.update(re.findall(r"^(?:pub(?:\([^)]*\))? )?type (\w+) = ([^;]+);", text, re.MULTILINE))
+        alias = r"^(?:pub(?:\([^)]*\))? )?type (\w+)(?:<'py>)? = ([^;]+);"
+        source.aliases.update(re.findall(alias, text, re.MULTILINE))
         source.constants.update(re.findall(r'\bmodule\.add\("(\w+)"', text))
         source.functions.update(functions_in(text, r"#\[pyfunction\]\s+(?:#\[[^\n]*\]\s+)*"))
         for block in re.finditer(r"^#\[pymethods\]\nimpl (\w+) \{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL):

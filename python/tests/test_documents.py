@@ -27,6 +27,7 @@ def test_blocks_are_found_with_their_lines(tmp_path):
         ("docs/how-to/moving.md", 1),
         ("docs/explanation/masks.md", 1),
         ("docs/reference/pytorch.md", 1),
+        ("docs/reference/stores.md", 1),
         ("README.md", 1),
     ]
 )

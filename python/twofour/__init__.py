@@ -6,6 +6,7 @@
 :class:`LayerInputs`         prunes a layer by what enters it: SparseGPT, ALPS, refitting
 :func:`compress`             values and metadata of a 2:4 matrix; :func:`decompress` undoes it
 :func:`save_file`            models in the command line's file format; :func:`load_file`, :func:`load_model`
+:class:`Store`               sparse matrices of other patterns: COO, CSR, CSC, BSR; to and from torch and scipy
 :class:`Linear`              a linear layer with a 2:4 weight
 :class:`Conv2d`              a convolution with a 2:4 weight; :class:`Conv1d`
 :func:`to_dense`             makes a model dense again, for exporters to ONNX and the like
@@ -43,6 +44,7 @@ _LAZY = {
     "Int4Linear": "modules.int4",
     "LayerInputs": "arrays.layer",
     "Linear": "modules.linear",
+    "Store": "arrays.stores",
     "Verification": "arrays.verification",
     "Violation": "arrays.verification",
     "advise": "advice",

@@ -106,6 +106,59 @@ def set_tile_scheduler(scheduler: str) -> None:
     the next call on and for all devices.
     """
 
+def store_converted(
+    form: str,
+    block: tuple[int, int],
+    rows: int,
+    cols: int,
+    starts: npt.NDArray[np.int64],
+    indices: npt.NDArray[np.int64],
+    values: npt.NDArray[np.uint8],
+    dtype: str,
+    to: str,
+    to_block: tuple[int, int],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """The parts of a sparse matrix in another store, after those that it has were checked."""
+
+def store_linear(
+    form: str,
+    block: tuple[int, int],
+    rows: int,
+    cols: int,
+    starts: npt.NDArray[np.int64],
+    indices: npt.NDArray[np.int64],
+    values: npt.NDArray[np.uint8],
+    dtype: str,
+    x: npt.NDArray[np.uint8],
+    tokens: int,
+    bias: npt.NDArray[np.float32] | None,
+    out: npt.NDArray[np.uint8],
+) -> None:
+    """Writes `x · Wᵀ + bias` to `out`, for a sparse weight and `x` of `tokens` rows of its dtype."""
+
+def store_of_dense(
+    matrix: npt.NDArray[np.uint8],
+    dtype: str,
+    rows: int,
+    cols: int,
+    form: str,
+    block: tuple[int, int],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """The parts of a dense matrix in a store."""
+
+def store_to_dense(
+    form: str,
+    block: tuple[int, int],
+    rows: int,
+    cols: int,
+    starts: npt.NDArray[np.int64],
+    indices: npt.NDArray[np.int64],
+    values: npt.NDArray[np.uint8],
+    dtype: str,
+    out: npt.NDArray[np.uint8],
+) -> None:
+    """Writes the dense matrix of a sparse one to `out`."""
+
 def verdict(median: float, low: float, high: float) -> str:
     """`"faster"`, `"slower"`, `"as fast"` or `"too noisy"`, for the median of a speedup and the ends of an interval
     that is likely to contain the true one.

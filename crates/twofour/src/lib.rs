@@ -14,6 +14,7 @@
 //! | stand-ins for a tensor inside training | [`estimate`] |
 //! | is a tensor already 2:4? | [`verify`] |
 //! | the canonical compressed form | [`compressed`] |
+//! | sparse weights of other patterns: coordinates, compressed rows and columns, blocks | [`store`] |
 //! | the same in four or eight bits, with scales | [`int4`], [`int8`], [`quantization`] |
 //! | what GPUs want instead | [`layout`] |
 //! | what each tensor of a model is for | [`role`] |
@@ -51,6 +52,7 @@ pub mod select;
 pub mod solve;
 pub mod sparsify;
 pub mod speedup;
+pub mod store;
 pub mod verify;
 
 pub use compressed::Compressed;

@@ -13,6 +13,7 @@ mod int8;
 mod layer_inputs;
 mod masks;
 mod reader;
+mod stores;
 mod writer;
 
 use pyo3::{exceptions::PyRuntimeError, prelude::*};
@@ -27,6 +28,10 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(compression::compress_bitmask, module)?)?;
     module.add_function(wrap_pyfunction!(compression::decompress, module)?)?;
     module.add_function(wrap_pyfunction!(int4::decompress_int4, module)?)?;
+    module.add_function(wrap_pyfunction!(stores::store_of_dense, module)?)?;
+    module.add_function(wrap_pyfunction!(stores::store_converted, module)?)?;
+    module.add_function(wrap_pyfunction!(stores::store_to_dense, module)?)?;
+    module.add_function(wrap_pyfunction!(stores::store_linear, module)?)?;
     module.add_class::<layer_inputs::LayerInputs>()?;
     module.add_class::<reader::FileReader>()?;
     module.add_class::<writer::FileWriter>()

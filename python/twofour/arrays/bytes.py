@@ -71,7 +71,8 @@ def bytes_of(value: Any, dtype: str | None = None) -> Bytes:
     array = np.asarray(value)
     name = array.dtype.name
     if dtype is not None and dtype != name:
-        if array.dtype != BIT_HOLDERS.get(dtype):
+        # None, of an unknown name, is float64 to numpy.
+        if dtype not in BIT_HOLDERS or array.dtype != BIT_HOLDERS[dtype]:
             holder = np.dtype(BIT_HOLDERS[dtype]).name if dtype in BIT_HOLDERS else dtype
             raise TypeError(f"dtype {dtype} requires an array of {holder}; this one is of {name}")
         name = dtype

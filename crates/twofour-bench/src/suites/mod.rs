@@ -1,5 +1,6 @@
 //! The suites: each is a command of `twofour-bench`.
 
+mod blocks;
 mod cpu;
 mod cuda;
 mod draw;
@@ -43,6 +44,7 @@ suites! {
     /// What is measured.
     Suites {
         Cpu(cpu::Cpu),
+        Blocks(blocks::Blocks),
         Latency(latency::Latency),
         Cuda(cuda::Cuda),
         Generate(generate::Generate),

@@ -70,6 +70,7 @@
 
 mod aligned;
 mod arguments;
+mod block_sparse;
 mod dense;
 mod engine;
 mod epilogue;
@@ -91,6 +92,7 @@ mod vector;
 mod widest;
 
 pub(crate) use aligned::Aligned;
+pub use block_sparse::BlockSparseWeight;
 pub use dense::{Dense, DenseRef, DenseWeight};
 pub use engine::ENGINE_VARIABLE;
 pub use epilogue::{Activation, Epilogue};
@@ -99,6 +101,7 @@ pub use format::{
     int4::{SparseWeightInt4, SparseWeightInt4Ref, pack_int4, packed_bytes_int4},
     int8::{DenseWeightI8, SparseWeightI8, SparseWeightI8Ref, pack_i8},
 };
+pub(crate) use many::Listed;
 pub use packed::{PACKED_ALIGNMENT, Packed, SparseWeight, SparseWeightMut, SparseWeightRef, packed_bytes};
 pub use quantize::quantize;
 pub(crate) use remask::Selection;

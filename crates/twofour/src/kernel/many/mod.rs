@@ -11,8 +11,10 @@
 //! the first cache while every output of the block meets it.
 
 mod ahead;
+mod blocks;
 pub(super) mod kept_columns;
 mod kept_rows;
+mod listed;
 mod panels;
 mod tile;
 mod transposed;
@@ -30,9 +32,12 @@ use super::{
     strips::{ROWS, StripsRef},
     vector::{Has, Vector, Work},
 };
+pub(super) use blocks::BlockProduct;
 use kept_columns::{ColumnEntries, ColumnLists, ListColumns};
 use kept_rows::{ListRows, RowEntries, RowLists, WORD_GROUPS};
-use panels::{Lines, Panels, column_blocks, unpack};
+pub(crate) use listed::Listed;
+pub(super) use panels::column_blocks;
+use panels::{Lines, Panels, unpack};
 use tile::Tiles;
 pub(super) use transposed::TransposedProduct;
 

@@ -139,21 +139,26 @@ impl Panels {
 
 /// Some output features of every token: what a thread stores its products in.
 #[derive(Debug)]
-pub(super) struct ColumnBlock<'a, T> {
+pub(in crate::kernel) struct ColumnBlock<'a, T> {
     first: usize,
     /// `[tokens][outs of the block]`.
     rows: Vec<&'a mut [T]>,
 }
 
 impl<T> ColumnBlock<'_, T> {
+    /// A token's outputs.
+    pub(in crate::kernel) fn row_mut(&mut self, token: usize) -> &mut [T] {
+        self.rows[token]
+    }
+
     /// The output features.
-    pub(super) fn cols(&self) -> Range<usize> {
+    pub(in crate::kernel) fn cols(&self) -> Range<usize> {
         self.first..self.first + self.rows.first().map_or(0, |row| row.len())
     }
 }
 
 /// Cuts `y`, `[tokens, outs]`, into blocks of so many outputs, the last of fewer.
-pub(super) fn column_blocks<T>(y: &mut [T], outs: usize, block: usize) -> Vec<ColumnBlock<'_, T>> {
+pub(in crate::kernel) fn column_blocks<T>(y: &mut [T], outs: usize, block: usize) -> Vec<ColumnBlock<'_, T>> {
     let tokens = y.len() / outs;
     let mut blocks: Vec<_> =
         (0..outs).step_by(block).map(|first| ColumnBlock { first, rows: Vec::with_capacity(tokens) }).collect();

@@ -1,0 +1,98 @@
+//! Compressed sparse columns.
+
+use super::{Csr, expect_indices, expect_lines, expect_values};
+use crate::{
+    Element, MatrixRef, Result,
+    kernel::{Epilogue, KernelElement},
+};
+
+/// Compressed sparse columns: of each column the rows of what is stored, ascending, and the values.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Csc<T> {
+    /// The transpose, whose rows are the columns.
+    transpose: Csr<T>,
+}
+
+impl<T: Element> Csc<T> {
+    /// From parts: where each column begins, `[cols + 1]`, and row and value of every stored element.
+    ///
+    /// # Errors
+    /// Those of [`Csr::from_parts`], with rows in the place of columns.
+    pub fn from_parts(
+        rows: usize,
+        cols: usize,
+        starts: Vec<usize>,
+        row_indices: Vec<u32>,
+        values: Vec<T>,
+    ) -> Result<Self> {
+        expect_indices(rows, cols)?;
+        expect_lines("compressed sparse columns", cols, rows, &starts, &row_indices)?;
+        expect_values(row_indices.len(), values.len())?;
+        Ok(Csc { transpose: Csr::trusted(cols, rows, starts, row_indices, values) })
+    }
+
+    /// The nonzeros of a dense matrix.
+    ///
+    /// # Errors
+    /// [`crate::Error::TooLarge`] for dimensions above 2³² - 1.
+    pub fn from_dense(matrix: MatrixRef<'_, T>) -> Result<Self> {
+        Ok(Self::from(&Csr::from_dense(matrix)?))
+    }
+
+    /// The dense matrix, row-major.
+    ///
+    /// # Errors
+    /// [`crate::Error::TooLarge`], [`crate::Error::OutOfMemory`].
+    pub fn to_dense(&self) -> Result<Vec<T>> {
+        Csr::from(self).to_dense()
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.transpose.cols()
+    }
+
+    /// Number of columns.
+    pub fn cols(&self) -> usize {
+        self.transpose.rows()
+    }
+
+    /// Where each column begins in rows and values, and where the last one ends: `[cols + 1]`.
+    pub fn starts(&self) -> &[usize] {
+        self.transpose.starts()
+    }
+
+    /// The row of every stored element.
+    pub fn row_indices(&self) -> &[u32] {
+        self.transpose.columns()
+    }
+
+    /// The value of every stored element.
+    pub fn values(&self) -> &[T] {
+        self.transpose.values()
+    }
+}
+
+impl<T: Element> From<&Csr<T>> for Csc<T> {
+    fn from(csr: &Csr<T>) -> Self {
+        Csc { transpose: csr.transposed() }
+    }
+}
+
+impl<T: Element> From<&Csc<T>> for Csr<T> {
+    fn from(csc: &Csc<T>) -> Self {
+        csc.transpose.transposed()
+    }
+}
+
+impl<T: KernelElement> Csc<T> {
+    /// `y = act(x · Wᵀ + bias)`: `x` is `[tokens, cols]`, `y` is `[tokens, rows]`. Products accumulate in f32. Every
+    /// call lists the weight by rows first: where it is multiplied often, convert it to [`Csr`].
+    ///
+    /// # Errors
+    /// [`crate::Error::Length`] where `x`, `y` or the bias does not fit; those of
+    /// [`Engine::best`](crate::kernel::Engine::best).
+    pub fn linear(&self, x: &[T], tokens: usize, epilogue: Epilogue<'_>, y: &mut [T]) -> Result<()> {
+        Csr::from(self).linear(x, tokens, epilogue, y)
+    }
+}
