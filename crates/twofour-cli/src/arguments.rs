@@ -91,6 +91,7 @@ pub(crate) enum Command {
     Quantize(commands::quantize::Quantize),
     Decompress(commands::decompress::Decompress),
     Convert(commands::convert::ConvertModel),
+    Merge(commands::merge::Merge),
     Inspect(commands::inspect::Inspect),
     Eval(commands::eval::Eval),
     Generate(commands::generate::Generate),

@@ -213,8 +213,8 @@ impl Selection {
         let adapters = reader.plain_tensors().filter(|t| chosen(t) == Err(Skipped::Role(Role::Adapter))).count();
         if adapters > 0 {
             bail!(
-                "{path}: an adapter, which changes the weights of a model; merge it into its model, as peft's \
-                 merge_and_unload does"
+                "{path}: an adapter, which changes the weights of a model; merge it into its model, as twofour merge \
+                 does"
             );
         }
         match reader.plain_tensors().find_map(|t| match chosen(t) {

@@ -13,6 +13,7 @@ pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod kernels;
 pub(crate) mod man;
+pub(crate) mod merge;
 pub(crate) mod model;
 pub(crate) mod next;
 pub(crate) mod output;
@@ -51,6 +52,7 @@ pub(crate) fn run(arguments: Arguments, screen: &mut Screen) -> Result<Verdict> 
         Command::Compress(command) => command.run(screen),
         Command::Decompress(command) => command.run(screen),
         Command::Convert(command) => command.run(screen),
+        Command::Merge(command) => command.run(screen),
         Command::Inspect(command) => command.run(screen),
         Command::Kernels(command) => command.run(screen),
         Command::Completions(command) => command.run(screen),

@@ -5,8 +5,9 @@
 //! `docs/reference/format.md` is the specification.
 //!
 //! A [`Convert`] writes a whole model anew by an [`Operation`]: [`Compress`], [`Decompress`], [`Prune`], [`PruneWith`],
-//! [`PruneAndQuantize`], [`Quantize`], [`Export`] or [`Unchanged`]; [`prune`](prune()) is the usual one in a line. It
-//! looks at its input twice: first every tensor that is to change is checked and the output planned, then it is written. So an error
+//! [`PruneAndQuantize`], [`Quantize`], [`Merge`], [`Export`] or [`Unchanged`]; [`prune`](prune()) is the usual one in a
+//! line. It looks at its input twice: first every tensor that is to change is checked and the output planned, then it is
+//! written. So an error
 //! in the input is found before the first byte is written, and memory holds some rows of a tensor for each thread,
 //! however large the model; where a function of the caller's prunes, the tensor.
 //!
@@ -64,6 +65,7 @@
 #[cfg(target_endian = "big")]
 compile_error!("safetensors data is little-endian, and this module maps it as it is");
 
+mod adapter;
 mod archive;
 mod bytes;
 mod configuration;
@@ -98,12 +100,13 @@ mod unique;
 mod value_format;
 mod writer;
 
+pub use adapter::{Adapter, UpdateKind};
 pub use bytes::FileBytes;
 pub use configuration::ConfiguredWeights;
 pub use convert::{
-    Beside, Compress, Convert, Converted, Decompress, Item, Kept, LeftOut, MadeCompressed, MadeDense, NegativeZeros,
-    NotSparse, Operation, Outcome, Phase, Planned, Progress, Prune, PruneAndQuantize, PruneWith, Pruned, PrunedWeight,
-    Quantization, Quantize, Quantized, QuantizedWeight, Report, Unchanged, check_output, prune,
+    Beside, Compress, Convert, Converted, Decompress, Item, Kept, LeftOut, MadeCompressed, MadeDense, Merge, Merged,
+    NegativeZeros, NotSparse, Operation, Outcome, Phase, Planned, Progress, Prune, PruneAndQuantize, PruneWith, Pruned,
+    PrunedWeight, Quantization, Quantize, Quantized, QuantizedWeight, Report, Unchanged, check_output, prune,
 };
 pub use directory_lock::DirectoryLock;
 pub use elements::Elements;

@@ -7,6 +7,7 @@ mod description;
 mod destination;
 #[cfg(test)]
 mod directory_tests;
+mod merge;
 mod operation;
 mod pieces;
 mod prune;
@@ -31,6 +32,7 @@ use destination::Destination;
 pub use beside::{Beside, LeftOut};
 pub use compress::{Compress, MadeCompressed, NegativeZeros, NotSparse};
 pub use decompress::{Decompress, MadeDense};
+pub use merge::{Merge, Merged};
 pub use operation::{Item, Operation, Planned};
 pub use prune::{Prune, Pruned, prune};
 pub use prune_quantized::PruneAndQuantize;
