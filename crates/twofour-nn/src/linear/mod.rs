@@ -11,7 +11,10 @@ use twofour::{
 
 use crate::{
     Error, Result,
-    engine::{Engine, LayerRefresh, LinearShape, Nonlinearity, OptimizerStep, SparseActivation as _, SparseLayer as _},
+    engine::{
+        AdamWStep, Engine, LayerRefresh, LinearShape, Nonlinearity, OptimizerStep, PrunedDecay, SparseActivation as _,
+        SparseLayer as _,
+    },
     parameter::Parameter,
 };
 
@@ -325,8 +328,13 @@ impl<E: Engine> Linear<E> {
         std::iter::once(&mut self.weight).chain(self.bias.as_mut())
     }
 
-    /// An optimizer step of the weight, with the mask if the layer is 2:4. Returns what [`StepOperations::step`] does.
+    /// An optimizer step of the weight, with the mask if the layer is 2:4, or with the observed one where pruned elements
+    /// of a dense layer decay. Returns what [`StepOperations::step`] does.
     pub(crate) fn update_weight(&mut self, engine: &E, step: &OptimizerStep, guard: &E::StepGuard) -> Result<f64> {
-        Ok(self.weight.update(engine, step, self.operand.sparse(), guard)?)
+        let mask = match step {
+            OptimizerStep::AdamW(AdamWStep { pruned_decay: PrunedDecay::Moment { .. }, .. }) => self.observed.as_ref(),
+            _ => self.operand.sparse(),
+        };
+        Ok(self.weight.update(engine, step, mask, guard)?)
     }
 }

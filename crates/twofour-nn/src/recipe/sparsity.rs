@@ -68,9 +68,10 @@ pub(super) fn check_sparsity(recipe: &Recipe, sections: &Sections<'_>, m: &mut M
             m.add(section.place("method"), key, problem);
         }
     }
-    if settings.method.watches() && recipe.training.optimizer == OptimizerKind::Sgd {
-        let name = settings.method.name();
-        let problem = format!("excluded by the method \"{name}\", which switches by AdamW's second moments");
+    let methods = settings.overrides.iter().filter_map(|own| own.method).chain([settings.method]);
+    let required = methods.filter_map(|method| Some((method.name(), method.requires_adamw()?))).next();
+    if let Some((name, why)) = required.filter(|_| recipe.training.optimizer == OptimizerKind::Sgd) {
+        let problem = format!("excluded by the method \"{name}\", which requires AdamW: {why}");
         m.add(sections.training.place("optimizer"), "training.optimizer", problem);
     }
     if m.is_empty() {

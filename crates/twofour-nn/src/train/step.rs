@@ -122,7 +122,9 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         }
         let is_repeatable = |step: &OptimizerStep| match step {
             OptimizerStep::AdamW(step) => {
+                // The share of a decay of moments changes with each step.
                 matches!(step.second_moment, SecondMoment::Moving | SecondMoment::Frozen { .. })
+                    && !matches!(step.pruned_decay, PrunedDecay::Moment { .. })
             }
             OptimizerStep::Sgd(_) => false,
         };
@@ -165,7 +167,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             let second_moment = if index == 0 { second_moment } else { SecondMoment::Moving };
             let trains = part.method.trains_weights(part, self.progress.step);
             let rate = if trains { learning_rate } else { 0.0 };
-            of(rate, second_moment, part.decay.map_or(PrunedDecay::None, PrunedDecay::from))
+            of(rate, second_moment, part.method.pruned_decay(part, self.progress.step))
         };
         Steps {
             of_parts: self.plan.parts().enumerate().map(of_part).collect(),

@@ -125,9 +125,9 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         let trained = model.parameters_mut().into_iter().filter(|parameter| !is_frozen(parameter.name()));
         trained.into_iter().try_for_each(|parameter| parameter.begin_training(&engine))?;
         if training.optimizer == OptimizerKind::Sgd {
-            if plan.method.watches() {
-                let (first, second) = ("the method `step`".to_owned(), "the optimizer `sgd`".to_owned());
-                let reason = "STEP switches by second moments, which gradient descent does not have";
+            let required = plan.parts().find_map(|part| Some((part.method.name(), part.method.requires_adamw()?)));
+            if let Some((method, reason)) = required {
+                let (first, second) = (format!("the method `{method}`"), "the optimizer `sgd`".to_owned());
                 return Err(Error::Conflict { first, second, reason });
             }
             model.parameters_mut().into_iter().for_each(Parameter::drop_second_moment);

@@ -40,6 +40,8 @@ struct Numbers {
     epsilon: f32,
     learning_rate: f32,
     is_frozen: bool,
+    /// Of what pruned elements move by, the share of the first moment and what the sign is multiplied by.
+    moment: Option<[f32; 2]>,
 }
 
 impl Numbers {
@@ -55,6 +57,11 @@ impl Numbers {
             PrunedDecay::None => (0.0, 0.0),
             PrunedDecay::Gradient { strength } => (strength, 0.0),
             PrunedDecay::Weight { strength } => (0.0, strength),
+            PrunedDecay::Moment { .. } => (0.0, 0.0),
+        };
+        let moment = match step.pruned_decay {
+            PrunedDecay::Moment { share, strength } => Some([1.0 - share, share * strength]),
+            _ => None,
         };
         Numbers {
             scale: gradient_scale,
@@ -69,6 +76,7 @@ impl Numbers {
             epsilon: epsilon as f32,
             learning_rate: learning_rate as f32,
             is_frozen: matches!(step.second_moment, SecondMoment::Frozen { .. }),
+            moment,
         }
     }
 
@@ -80,11 +88,18 @@ impl Numbers {
             g += self.pruned * *p;
         }
         *m = *m * self.beta1 + g * self.rest1;
+        let (mut moved, mut followed) = (*m, g);
+        if let Some([rest, pull]) = self.moment {
+            if !is_kept {
+                moved = rest * *m + if *p == 0.0 { 0.0 } else { pull.copysign(*p) };
+            }
+            followed = moved;
+        }
         let before = *v;
         if !self.is_frozen {
-            *v = *v * self.beta2 + g * g * self.rest2;
+            *v = *v * self.beta2 + followed * followed * self.rest2;
         }
-        let step = *m * self.first_scale / ((*v * self.second_scale).sqrt() + self.epsilon);
+        let step = moved * self.first_scale / ((*v * self.second_scale).sqrt() + self.epsilon);
         *p = *p * self.left[usize::from(!is_kept)] - step * self.learning_rate;
         (*v - before).abs()
     }

@@ -36,7 +36,8 @@ struct Numbers {
 impl Numbers {
     fn of(step: &SgdStep) -> Self {
         let (pruned, left) = match step.pruned_decay {
-            PrunedDecay::None => (0.0, 1.0),
+            // Gradient descent has no second moment; engines refuse the latter.
+            PrunedDecay::None | PrunedDecay::Moment { .. } => (0.0, 1.0),
             PrunedDecay::Gradient { strength } => (strength, 1.0),
             PrunedDecay::Weight { strength } => (0.0, (1.0 - step.learning_rate * strength) as f32),
         };

@@ -107,6 +107,15 @@ pub enum PrunedDecay {
         /// The factor λ.
         strength: f64,
     },
+    /// Pruned elements move by `(1 - share) · m + share · strength · sign(w)` in place of their first moment `m`, and the
+    /// second moment of all elements follows what they move by in place of the gradient (AdamS of CAST, Huang et al.,
+    /// 2025).
+    Moment {
+        /// How far the decay has taken the place of the gradient, from 0 to 1.
+        share: f32,
+        /// The factor λ.
+        strength: f32,
+    },
 }
 
 /// The numbers of an AdamW step of one parameter.
@@ -193,6 +202,18 @@ pub(super) fn expect_unscaled(engine: &'static str, gradient_scale: f32) -> Resu
     }
     let what = format!("a gradient scale of {gradient_scale} beside the factor of a step's guard");
     Err(Error::Unsupported { engine, what, remedy: "set the scale to 1" })
+}
+
+/// Refuses a decay in the place of moments.
+pub(super) fn expect_no_moment_decay(engine: &'static str, decay: PrunedDecay) -> Result<()> {
+    match decay {
+        PrunedDecay::Moment { .. } => Err(Error::Unsupported {
+            engine,
+            what: "decay of pruned elements in the place of their moments (AdamS)".to_owned(),
+            remedy: "train with AdamW on a CPU, or choose another decay",
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// A 2:4 layer after the update of its master weight, as [`StepOperations::refresh`](super::StepOperations::refresh)

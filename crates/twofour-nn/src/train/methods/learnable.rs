@@ -170,6 +170,10 @@ impl TrainingMethod for Learnable {
         LayerForm::Masked
     }
 
+    fn fills_zeros(&self) -> bool {
+        true
+    }
+
     fn trains_weights(&self, plan: &SparsityPlan, step: u64) -> bool {
         !(begin_of(plan)..learned_by(plan)).contains(&step)
     }

@@ -24,6 +24,7 @@ use twofour::layer::WeightGradient;
 
 use crate::{
     Result,
+    engine::PrunedDecay,
     linear::{LayerForm, Masking},
     settings::{Mistakes, Named, OwnSetting},
 };
@@ -167,6 +168,24 @@ pub trait TrainingMethod: Sync {
         false
     }
 
+    /// What an optimizer step does to the weights that the present mask prunes, in the step of that number, counted from
+    /// 0.
+    fn pruned_decay(&self, plan: &SparsityPlan, step: u64) -> PrunedDecay {
+        let _ = step;
+        plan.decay.map_or(PrunedDecay::None, PrunedDecay::from)
+    }
+
+    /// Whether it requires the second moments of AdamW, and what for.
+    fn requires_adamw(&self) -> Option<&'static str> {
+        self.watches().then_some("it switches by second moments")
+    }
+
+    /// Whether the zeros of a 2:4 model that training starts from get the weights of its teacher, since their places may
+    /// be kept later.
+    fn fills_zeros(&self) -> bool {
+        false
+    }
+
     /// Whether the weights of its layers are trained in a step.
     fn trains_weights(&self, plan: &SparsityPlan, step: u64) -> bool {
         let _ = (plan, step);
@@ -242,6 +261,7 @@ methods! {
     activation => ACTIVATION,
     sparsifier => SPARSIFIER,
     learnable => LEARNABLE,
+    adams => ADAMS,
 }
 
 impl Method {

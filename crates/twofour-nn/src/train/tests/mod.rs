@@ -24,6 +24,7 @@ use crate::{
     engine::{Memory as _, SparseLayer as _, cpu::CpuEngine},
     linear::SparsePrecision,
     recipe::{ModelKind, ModelSettings},
+    settings::OwnValue,
     train::{
         OptimizerKind, TrainingSettings,
         methods::{DecayTarget, Method, SwitchMean},
@@ -105,6 +106,11 @@ fn plans() -> Vec<(&'static str, SparsityPlan)> {
             },
         ),
         ("gradual", of(Method::GRADUAL)),
+        ("adams", {
+            let mut plan = of(Method::ADAMS);
+            plan.own.set("dense_until_step", OwnValue::Number(5.0));
+            plan
+        }),
         ("fst and others", mixed()),
         (
             "step, option 2",
@@ -235,7 +241,7 @@ fn every_method_learns() {
         let flips = reports.iter().filter(|report| report.flip_rate > 0.0).count();
         assert_eq!(
             flips > 0,
-            !(matches!(name, "dense" | "fixed") || name.starts_with("activation") || name.contains("one shot")),
+            !(matches!(name, "dense" | "fixed" | "adams") || name.starts_with("activation") || name.contains("one shot")),
             "{name}: {flips} steps with flips"
         );
     }

@@ -100,3 +100,46 @@ fn frozen_tables_stay_while_the_rest_trains_and_resumes() {
     let refused = Trainer::with_model(CpuEngine, model, &settings, head, whole.data().clone());
     assert!(matches!(refused, Err(Error::Conflict { .. })));
 }
+
+#[test]
+fn learned_masks_begin_as_the_zeros_of_a_pruned_model_and_choose_among_its_teachers_weights() {
+    let plan = SparsityPlan::of_method(Method::LEARNABLE, layers(), 60);
+    let pruned = |taught: &Gpt<CpuEngine>| {
+        let mut model = Gpt::from_config(&CpuEngine, taught.config(), 1).unwrap();
+        for (own, taught) in model.linears_mut().zip(taught.linears()) {
+            let (rows, cols) = (taught.out_features(), taught.in_features());
+            let values = CpuEngine.read(taught.weight().master()).unwrap();
+            // The first two of every four, whatever their magnitude, a little larger.
+            let kept = values.iter().enumerate().map(|(i, value)| if i % 4 < 2 { value * 1.1 } else { 0.0 });
+            assert!(rows * cols == values.len() && cols % 4 == 0);
+            own.weight_mut().write(&CpuEngine, &kept.collect::<Vec<_>>()).unwrap();
+        }
+        model
+    };
+    let data = trainer_with(SparsityPlan::dense(), training()).data().clone();
+    let begin =
+        |student: Gpt<CpuEngine>| Trainer::with_model(CpuEngine, student, &training(), plan.clone(), data.clone());
+    let teacher = dense();
+    let mut trainer = begin(pruned(&teacher)).unwrap().learn_from(dense(), LOSS).unwrap();
+    for (linear, taught) in trainer.model().linears().zip(teacher.linears()) {
+        let Some((mask, _)) = linear.masked() else { continue };
+        let elements = (0..mask.rows()).flat_map(|row| (0..mask.cols()).map(move |col| (row, col)));
+        let alike = elements.filter(|(row, col)| mask.is_kept(*row, *col) == (col % 4 < 2)).count();
+        let share = alike as f64 / (mask.rows() * mask.cols()) as f64;
+        assert!(share > 0.7, "{}: {share}", linear.name());
+        let [own, taught] = [linear, taught].map(|linear| CpuEngine.read(linear.weight().master()).unwrap());
+        assert!(own.iter().zip(&taught).enumerate().all(|(i, (own, taught))| i % 4 < 2 || own == taught));
+    }
+    let before = trainer.validate(8).unwrap();
+    steps(&mut trainer, 50);
+    assert!(trainer.validate(8).unwrap() < before && trainer.model().linears().any(|linear| linear.is_two_of_four()));
+    // A teacher with its features in another order is not the model that was pruned.
+    let mut other = dense();
+    for linear in other.linears_mut() {
+        let mut values = CpuEngine.read(linear.weight().master()).unwrap();
+        values.reverse();
+        linear.weight_mut().write(&CpuEngine, &values).unwrap();
+    }
+    let refused = begin(pruned(&teacher)).unwrap().learn_from(other, LOSS);
+    assert!(matches!(refused, Err(Error::Setting { expected, .. }) if expected.contains("same order")));
+}

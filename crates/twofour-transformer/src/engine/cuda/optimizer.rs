@@ -9,7 +9,7 @@ use crate::{
     cuda::{AdamWPhase, AdamWSettings, AdamWTensors, ClippedGradients, GradientClip, StepSchedule},
     engine::{
         AdamWStep, Buffer as _, ParameterState, PrunedDecay, SecondMoment,
-        operands::{expect_second, expect_unscaled},
+        operands::{expect_no_moment_decay, expect_second, expect_unscaled},
     },
 };
 
@@ -99,7 +99,7 @@ impl Optimizer {
             }
             SecondMoment::Frozen { at } => kernels::SecondMoment::Frozen { at },
         };
-        let pruned_decay = sparse.map(CudaSparseLinear::layer).zip(decay_of(step.pruned_decay));
+        let pruned_decay = sparse.map(CudaSparseLinear::layer).zip(decay_of(step.pruned_decay)?);
         let phase = AdamWPhase { second_moment, pruned_decay };
         kernels::adamw_in_phase(context, shape, tensors, phase, &self.schedules[at].memory, settings)?;
         match step.second_moment {
@@ -181,12 +181,13 @@ pub(super) fn shape_of(parameter: &ParameterState<'_, CudaBuffer, CudaSparseLine
 }
 
 /// Returns the decay as kernels take it.
-pub(super) fn decay_of(decay: PrunedDecay) -> Option<kernels::PrunedDecay> {
-    match decay {
-        PrunedDecay::None => None,
+pub(super) fn decay_of(decay: PrunedDecay) -> Result<Option<kernels::PrunedDecay>> {
+    expect_no_moment_decay("cuda", decay)?;
+    Ok(match decay {
+        PrunedDecay::None | PrunedDecay::Moment { .. } => None,
         PrunedDecay::Gradient { strength } => Some(kernels::PrunedDecay::Gradient { strength }),
         PrunedDecay::Weight { strength } => Some(kernels::PrunedDecay::Weight { strength }),
-    }
+    })
 }
 
 /// What a step of a parameter reads and writes; without a guard its gradient is multiplied by `scale`.

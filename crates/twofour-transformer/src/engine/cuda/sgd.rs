@@ -38,7 +38,7 @@ pub(super) fn step(
             gradient_scale: factor.or(own.as_ref().map(DeviceBuffer::as_slice)),
             skip: guard.map(CudaStepGuard::skip).transpose()?,
         };
-        let pruned_decay = sparse.map(CudaSparseLinear::layer).zip(decay_of(step.pruned_decay));
+        let pruned_decay = sparse.map(CudaSparseLinear::layer).zip(decay_of(step.pruned_decay)?);
         kernels::sgd(context, shape, tensors, pruned_decay, settings)?;
     }
     Ok(())
