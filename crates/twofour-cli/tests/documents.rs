@@ -33,6 +33,8 @@ fn compiled() -> BTreeSet<String> {
         twofour::file,
         twofour::file::Reader,
         twofour::file::Convert,
+        twofour::file::Adapter,
+        twofour::file::Merge,
         twofour::file::Export,
         twofour::file::PruneAndQuantize,
         twofour::file::Quantize,

@@ -206,11 +206,15 @@ mod tests {
 
     #[test]
     fn a_recipe_chooses_it_by_an_override_and_what_it_excludes_is_named() {
-        let text = "[model]\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 8\n[training]\nsteps = 20\nbatch = 2\n\
-                    warm_up = 1\n[sparsity]\nmethod = \"fixed\"";
+        const RECIPE: &str = "\
+model = { layers = 1, width = 16, heads = 2, context = 8 }
+data = { text = 'a.txt' }
+training = { steps = 20, batch = 2, warm_up = 1 }
+sparsity = { method = 'fixed' }
+";
         let parse = |settings: &[&str]| {
             let overrides: Vec<Override> = settings.iter().map(|text| text.parse().unwrap()).collect();
-            Recipe::parse(text, Path::new(""), &overrides)
+            Recipe::parse(RECIPE, Path::new(""), &overrides)
         };
         let plan = parse(&["sparsity.method=adams", "sparsity.decay=1e-5", "sparsity.dense_until=0.5"]).unwrap();
         let plan = plan.sparsity_plan().unwrap();

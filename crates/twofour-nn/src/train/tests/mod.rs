@@ -241,7 +241,9 @@ fn every_method_learns() {
         let flips = reports.iter().filter(|report| report.flip_rate > 0.0).count();
         assert_eq!(
             flips > 0,
-            !(matches!(name, "dense" | "fixed" | "adams") || name.starts_with("activation") || name.contains("one shot")),
+            !(matches!(name, "dense" | "fixed" | "adams")
+                || name.starts_with("activation")
+                || name.contains("one shot")),
             "{name}: {flips} steps with flips"
         );
     }

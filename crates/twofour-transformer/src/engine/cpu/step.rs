@@ -7,7 +7,7 @@ use crate::{
     engine::{
         AdamWStep, Buffer as _, LayerRefresh, Memory as _, OptimizerStep, ParameterState, SgdStep, SparseLayer as _,
         StepFindings, StepLimits, StepOperations, clip_factor,
-        operands::{expect_second, expect_unscaled},
+        operands::{expect_no_moment_decay, expect_second, expect_unscaled},
     },
 };
 
@@ -100,6 +100,7 @@ impl StepOperations for CpuEngine {
                     changes += cpu::adamw::step(&AdamWStep { gradient_scale, ..*step }, slices, mask);
                 }
                 OptimizerStep::Sgd(step) => {
+                    expect_no_moment_decay("cpu", step.pruned_decay)?;
                     let slices = SgdSlices { parameter, gradient, momentum: first.floats_mut()? };
                     cpu::sgd::step(&SgdStep { gradient_scale, ..*step }, slices, mask);
                 }
