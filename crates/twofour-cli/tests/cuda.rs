@@ -111,3 +111,40 @@ fn an_unknown_architecture_is_asked_wrongly() {
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     assert!(ran.stderr.contains("sm_75") && ran.stderr.contains("sm_90a"), "{}", ran.stderr);
 }
+
+#[test]
+fn prune_on_a_gpu_leaves_the_errors_that_it_leaves_on_a_cpu_or_says_what_is_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints");
+    let letters = b"acdefghiklmnoprstuvwyz";
+    let text: String =
+        (0..4000).map(|i| if i % 7 == 3 { ' ' } else { char::from(letters[i * i / 3 % letters.len()]) }).collect();
+    std::fs::write(dir.path().join("text.txt"), text).unwrap();
+    let prune = |family: &str, out: &str, device: &str| {
+        let model = fixtures.join(family);
+        let arguments = ["prune", model.to_str().unwrap(), "-o", out, "--calibration", "text.txt", "--json"];
+        let sampling = ["--samples", "12", "--length", "24", "--device", device];
+        run(dir.path(), &[&arguments[..], &sampling].concat())
+    };
+    let on_a_gpu = prune("bert", "gpu", "cuda");
+    if !has_device() {
+        let error = on_a_gpu.bad(1);
+        assert!(error.contains("driver") || error.contains("no CUDA device"), "{error}");
+        assert!(!dir.path().join("gpu").exists());
+        return;
+    }
+    // Heads that the GPU's kernels do not have.
+    assert!(prune("llama", "llama", "cuda").bad(1).contains("heads of 4 elements"));
+    let (found, expected) = (on_a_gpu.good().json(), prune("bert", "cpu", "cpu").good().json());
+    assert_eq!((found["device"].as_str(), expected["device"].as_str()), (Some("cuda:0"), Some("cpu")));
+    let errors = |answer: &serde_json::Value| -> Vec<f64> {
+        answer["tensors"].as_array().unwrap().iter().filter_map(|tensor| tensor["relative_error"].as_f64()).collect()
+    };
+    let (found, expected) = (errors(&found), errors(&expected));
+    assert!(found.len() == expected.len() && !found.is_empty());
+    let (found, expected) = (found.iter().sum::<f64>(), expected.iter().sum::<f64>());
+    assert!((found / expected - 1.0).abs() < 0.1, "{found} {expected}");
+    prune("bert", "again", "cuda").good();
+    let weights = |out: &str| std::fs::read(dir.path().join(out).join("model.safetensors")).unwrap();
+    assert_eq!(weights("gpu"), weights("again"));
+}

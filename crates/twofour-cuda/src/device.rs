@@ -200,6 +200,15 @@ impl Device {
         })
     }
 
+    /// Returns the bytes of the device's memory that nothing has taken, without those that the pool keeps.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn free_memory(&self) -> Result<usize> {
+        let asked = self.0.context.mem_get_info();
+        asked.map(|(free, _)| free).map_err(|error| Error::driver("asking for free memory", error))
+    }
+
     /// Waits for the work of all streams, and gives back to the device what the pool of [`Device::pooled_memory`] holds
     /// and is not allocated. Dropped buffers are freed in the order of their streams, and the pool keeps their memory,
     /// so that free memory is counted rightly only after this. No stream of the device may be capturing a graph: the
@@ -213,6 +222,22 @@ impl Device {
         let pool = self.pool().map_err(failed)?;
         // SAFETY: the pool is the device's. Allocated memory stays.
         unsafe { sys::cuMemPoolTrimTo(pool, 0) }.result().map_err(failed)
+    }
+
+    /// Keeps in the pool of [`Device::pooled_memory`], for later allocations, what is freed; otherwise every wait for
+    /// the device gives it back, and the next allocation takes it anew. [`Device::release_pooled_memory`] gives it back
+    /// all the same.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn keep_pooled_memory(&self) -> Result<()> {
+        use sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        let failed = |error| Error::driver("keeping the memory of a pool", error);
+        let (pool, mut bytes) = (self.pool().map_err(failed)?, u64::MAX);
+        // SAFETY: the pool is the device's, and the attribute is a 64-bit number.
+        unsafe { sys::cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, (&raw mut bytes).cast()) }
+            .result()
+            .map_err(failed)
     }
 
     /// The device's pool of stream-ordered allocations.

@@ -15,6 +15,7 @@
 //! | [`libraries`] | cuBLASLt and NCCL |
 //! | [`raw`] | the kernels, over raw pointers: pruning, compression, GEMM, element-wise passes, AdamW |
 //! | [`layer`] | the sparse layer, a safe API over length-checked device memory, owned or borrowed from another framework |
+//! | [`solve`] | the GPU as a backend of pruning's solvers, and the statistics of inputs that they require |
 //! | [`compare`] | comparing GEMM engines by measurement |
 //! | [`kernels`] | the list of all kernels' sources |
 //!
@@ -38,6 +39,7 @@ mod marks;
 mod once_map;
 pub mod problem;
 pub mod raw;
+pub mod solve;
 pub mod source;
 mod tile_scheduler;
 

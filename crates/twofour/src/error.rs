@@ -197,6 +197,14 @@ pub enum Error {
         damping: f64,
     },
 
+    /// A device on which solvers compute failed.
+    #[error(transparent)]
+    Backend(Box<dyn std::error::Error + Send + Sync>),
+
+    /// Values that another backend allocated than the one that is to compute with them.
+    #[error("values of another backend: compute with the backend that allocated them")]
+    OtherBackend,
+
     /// A parameter that a sparsifier does not have, or for which its caller has no weight.
     #[error("parameter `{name}`: the sparsifier and its caller must both have it; prepare it, or return its weight")]
     NoParameter {

@@ -10,7 +10,7 @@ use twofour::{
         StoredDType, TensorInfo, Writer,
     },
     int4::{Granularity, Int4},
-    solve::{Bits, Grid, Pruned, Pruning, ScaleScope, method},
+    solve::{Bits, Cpu, Grid, Pruned, Pruning, ScaleScope, method},
 };
 
 fn weight() -> Vec<f32> {
@@ -28,7 +28,8 @@ fn hessian() -> Hessian {
 fn pruned(name: &str, grid: Option<Grid>) -> twofour::solve::Solved {
     let pruning = Pruning { grid, ..Pruning::new(method(name).unwrap(), Pattern::TWO_FOUR) };
     let inputs = Statistic::Hessian(hessian());
-    let Pruned::Solved(found) = pruning.prune(MatrixRef::new(8, 132, &weight()).unwrap(), Some(&inputs), None).unwrap()
+    let Pruned::Solved(found) =
+        pruning.prune(&Cpu, MatrixRef::new(8, 132, &weight()).unwrap(), Some(&inputs), None).unwrap()
     else {
         panic!("{name} is refitted")
     };

@@ -9,7 +9,7 @@ use twofour::{
     Arithmetic, DataType, Element, MatrixRef, Result,
     calibration::{CrossProducts, DenseSide, Statistic, StatisticKind},
     match_element,
-    solve::{METHODS, Pruned, Pruning, Rank, low_rank, method},
+    solve::{Cpu, METHODS, Pruned, Pruning, Rank, low_rank, method},
 };
 
 use super::{
@@ -135,7 +135,7 @@ impl LayerInputs {
         let values = elements::<T>(bytes);
         let wide: Vec<f32> = values.iter().map(|value| value.to_f32()).collect();
         let matrix = MatrixRef::new(rows, self.features, &wide)?;
-        let pruned: Vec<T> = match pruning.prune(matrix, self.statistic.as_ref(), self.beside.as_ref())? {
+        let pruned: Vec<T> = match pruning.prune(&Cpu, matrix, self.statistic.as_ref(), self.beside.as_ref())? {
             Pruned::Mask(mask) => mask.apply(MatrixRef::new(rows, self.features, &values)?)?,
             Pruned::Solved(solved) => solved.weight.iter().map(|value| T::from_f32(*value)).collect(),
         };

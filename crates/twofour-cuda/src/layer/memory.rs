@@ -2,7 +2,7 @@
 
 use std::{marker::PhantomData, ops::Range};
 
-use cudarc::driver::{CudaSlice, DevicePtr as _};
+use cudarc::driver::{CudaSlice, DevicePtr as _, result::memcpy_dtod_async};
 use twofour::Element;
 
 use super::{FreeNote, LayerContext};
@@ -210,6 +210,23 @@ impl DeviceBuffer {
         let mut buffer = Self::zeros(context, T::DTYPE, values.len())?;
         buffer.write(values)?;
         Ok(buffer)
+    }
+
+    /// Returns a copy of some elements on the device, made in stream order.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for a range that is not within the buffer; those of [`DeviceBuffer::zeros`].
+    pub fn copied(&self, range: Range<usize>) -> Result<Self> {
+        let part = self.region.part("a part of a buffer", range.clone())?;
+        let copy = Self::zeros(&self.context, part.dtype, part.len)?;
+        if part.len > 0 {
+            let (stream, bytes) = (self.context.stream().cu_stream(), part.len * part.dtype.bytes());
+            self.context.device().bind()?;
+            // SAFETY: both are so long, and the stream is of their device.
+            unsafe { memcpy_dtod_async(copy.region.address, part.address, bytes, stream) }
+                .map_err(|error| Error::driver("copying device memory", error))?;
+        }
+        Ok(copy)
     }
 
     /// Copies ids to the device, where their bits are elements of [`DataType::I32`], and synchronizes the stream.

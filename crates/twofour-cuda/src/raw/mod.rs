@@ -37,6 +37,7 @@ pub mod headers;
 pub mod prune;
 pub mod quantize;
 pub mod soft_threshold;
+pub(crate) mod solve;
 pub mod unpack;
 mod weight;
 
@@ -50,5 +51,5 @@ pub(crate) fn sources() -> Vec<Source> {
     let weights = weights.chain(dequantize::sources());
     let scales = soft_threshold::sources().into_iter().chain(estimate::sources()).chain(quantize::sources());
     let layers = elementwise::sources().into_iter().chain(column_sums::sources()).chain(adamw::sources());
-    weights.chain(scales).chain(layers).chain([flips::source()]).chain(gemm::sources()).collect()
+    weights.chain(scales).chain(layers).chain([flips::source(), solve::source()]).chain(gemm::sources()).collect()
 }

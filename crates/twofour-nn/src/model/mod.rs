@@ -28,9 +28,11 @@ pub use crate::parts::{ModelPart, ModelParts};
 pub use crate::text::{FileTokenizer, TextDecoder, Tokenizer, VOCABULARY, is_guarded};
 pub use batch::IndexBatch;
 pub use bert::{Bert, BertBatch, BertConfig, BertSamples, EncoderTask, EncoderTasks};
+#[cfg(feature = "cuda")]
+pub use calibration::GpuRunner;
 pub use calibration::{
-    Beside, BlockInput, BlockwiseCheckpoint, Calibration, CheckpointBlock, FreeFeatures, InputPart, Observation,
-    OutputOrder, Outputs, Replace, open_blockwise,
+    Beside, BlockInput, BlockwiseCheckpoint, Calibration, CheckpointBlock, FreeFeatures, Gathered, Host, HostGathered,
+    InputPart, Observation, Observe, OutputOrder, Replace, Runner, States, Stepped, open_blockwise,
 };
 pub(crate) use checkpoint::StoredParts;
 pub use checkpoint::{

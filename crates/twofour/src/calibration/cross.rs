@@ -1,5 +1,7 @@
 //! Products of what a layer has in two models.
 
+use rayon::prelude::*;
+
 use super::{reject_not_finite, tokens_of};
 use crate::{
     Error, Result,
@@ -37,6 +39,25 @@ impl CrossProducts {
         let rows = if let DenseSide::Outputs(outputs) = of { outputs } else { features };
         let len = rows.checked_mul(features).ok_or_else(|| Error::TooLarge { shape: vec![rows, features] })?;
         Ok(Self { of, features, sums: vec![0.0; len] })
+    }
+
+    /// Products computed elsewhere, `[features of the dense side, features]`.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for another number of elements; [`Error::Statistic`] for one that is not finite.
+    pub fn from_sums(of: DenseSide, features: usize, sums: Vec<f32>) -> Result<Self> {
+        let rows = if let DenseSide::Outputs(outputs) = of { outputs } else { features };
+        if rows.checked_mul(features) != Some(sums.len()) {
+            let expected = rows.saturating_mul(features);
+            return Err(Error::Length { what: "products of two models", expected, found: sums.len() });
+        }
+        match sums.par_iter().position_first(|value| !value.is_finite()) {
+            None => Ok(Self { of, features, sums }),
+            Some(index) => {
+                let (what, value) = ("the products' element", f64::from(sums[index]));
+                Err(Error::Statistic { what, index, value })
+            }
+        }
     }
 
     /// Adds what the same tokens have in the dense model, its inputs or outputs, and the inputs in the pruned model,
@@ -100,6 +121,11 @@ mod tests {
         parts.add(&dense[..3], &pruned[..3]).unwrap();
         parts.add(&dense[3..], &pruned[3..]).unwrap();
         assert_eq!(parts, whole);
+        let computed = |sums: &[f32]| CrossProducts::from_sums(DenseSide::Inputs, 3, sums.to_vec());
+        assert_eq!(computed(whole.sums()).unwrap(), whole);
+        assert!(matches!(computed(&whole.sums()[1..]), Err(Error::Length { expected: 9, found: 8, .. })));
+        let damaged = [&whole.sums()[..8], &[f32::NAN]].concat();
+        assert!(matches!(computed(&damaged), Err(Error::Statistic { index: 8, .. })));
         assert!(parts.add(&dense, &pruned[..3]).is_err() && parts.add(&dense[..2], &pruned[..2]).is_err());
         assert!(matches!(parts.add(&[f32::NAN; 3], &[0.0; 3]), Err(Error::Activation { token: 0, feature: 0, .. })));
         assert!(matches!(parts.add(&[0.0; 3], &[0.0, f32::INFINITY, 0.0]), Err(Error::Activation { feature: 1, .. })));

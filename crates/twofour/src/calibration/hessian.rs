@@ -97,6 +97,26 @@ impl Hessian {
         &self.sums
     }
 
+    /// All elements, `[features, features]`, row-major: both halves.
+    pub fn symmetric(&self) -> Vec<f32> {
+        /// Rows and columns of the squares that are read and written together, so that both are in the cache.
+        const SIDE: usize = 32;
+        let n = self.features;
+        let mut values = self.sums.clone();
+        values.par_chunks_mut((SIDE * n).max(1)).enumerate().for_each(|(band, rows)| {
+            let first = band * SIDE;
+            for begin in (first..n).step_by(SIDE) {
+                let end = (begin + SIDE).min(n);
+                for (i, row) in rows.chunks_mut(n).enumerate() {
+                    let own = (first + i + 1).clamp(begin, end)..end;
+                    let column = self.sums[own.start * n..].iter().skip(first + i).step_by(n);
+                    row[own].iter_mut().zip(column).for_each(|(value, below)| *value = *below);
+                }
+            }
+        });
+        values
+    }
+
     /// `Σ x²` of each feature.
     pub fn diagonal(&self) -> Vec<f32> {
         self.sums.iter().step_by(self.features + 1).copied().collect()
@@ -239,6 +259,15 @@ mod tests {
             assert_eq!(found.lower()[i * n + j], expected.lower()[i * n + j], "{i} {j}");
         }
         assert!(plain.reordered(&[0, 1]).is_err() && plain.reordered(&[0, 1, 2, 3, 5]).is_err());
+    }
+
+    #[test]
+    fn the_upper_half_is_that_of_the_lower() {
+        for n in [1usize, 31, 32, 33, 70] {
+            let values: Vec<f32> = (0..n * n).map(|i| if i % n <= i / n { i as f32 } else { -1.0 }).collect();
+            let all = Hessian::from_matrix(n, values.clone(), 1).unwrap().symmetric();
+            assert!((0..n * n).all(|i| all[i] == values[(i / n).max(i % n) * n + (i / n).min(i % n)]), "{n}");
+        }
     }
 
     #[test]

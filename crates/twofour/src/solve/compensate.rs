@@ -17,8 +17,8 @@
 use rayon::prelude::*;
 
 use super::{
-    factor,
-    normal::{Damped, finite_weight, product},
+    Backend, Cpu,
+    normal::{Damped, finite_weight},
 };
 use crate::{
     Element, Error, MatrixRef, Result,
@@ -53,6 +53,20 @@ pub fn compensated<T: Element>(
     cross: &CrossProducts,
     settings: &Compensation,
 ) -> Result<Vec<f32>> {
+    compensated_on(&Cpu, dense, hessian, cross, settings)
+}
+
+/// [`compensated`] on a backend.
+///
+/// # Errors
+/// Those of [`compensated`] and of the backend.
+pub fn compensated_on<T: Element>(
+    backend: &dyn Backend,
+    dense: MatrixRef<'_, T>,
+    hessian: &Hessian,
+    cross: &CrossProducts,
+    settings: &Compensation,
+) -> Result<Vec<f32>> {
     let (rows, cols) = (dense.rows(), dense.cols());
     if cross.features() != cols {
         return Err(Error::Length { what: "input features of both models", expected: cols, found: cross.features() });
@@ -75,27 +89,26 @@ pub fn compensated<T: Element>(
     for (feature, d) in hessian.diagonal().iter().enumerate().filter(|(_, d)| **d == 0.0) {
         products[feature * cols + feature] = *d;
     }
-    let mut right = vec![0f32; rows * cols];
-    let subtract = |values: &mut Vec<f32>| {
+    let subtract = |values: &mut [f32]| {
         values.par_iter_mut().zip(cross.sums()).for_each(|(value, cross)| *value = cross - *value);
     };
-    match cross.dense_side() {
-        DenseSide::Inputs => {
-            subtract(&mut products);
-            product(&weight, &products, cols, &mut right);
-        }
-        DenseSide::Outputs(_) => {
-            product(&weight, &products, cols, &mut right);
-            subtract(&mut right);
-        }
+    if cross.dense_side() == DenseSide::Inputs {
+        subtract(&mut products);
     }
-    drop(products);
+    let mut right = backend.zeros(rows * cols)?;
+    backend.product(&backend.upload(weight.clone())?, &backend.upload(products)?, cols, &mut right)?;
+    if let DenseSide::Outputs(_) = cross.dense_side() {
+        let mut values = backend.download(right)?;
+        subtract(&mut values);
+        right = backend.upload(values)?;
+    }
     let damping = settings.damping;
-    let damped = Damped::new(hessian, damping)?.into_values();
+    let damped = backend.upload(Damped::new(hessian, damping)?.into_values())?;
     let failed = |feature| Error::NotPositiveDefinite { feature, damping };
-    let inverse = factor::inverse(&damped, cols).map_err(failed)?;
-    let mut correction = vec![0f32; rows * cols];
-    product(&right, &inverse, cols, &mut correction);
+    let inverse = backend.inverse(&damped, cols, 0.0)?.map_err(failed)?;
+    let mut correction = backend.zeros(rows * cols)?;
+    backend.product(&right, &inverse, cols, &mut correction)?;
+    let correction = backend.download(correction)?;
     let share = settings.share as f32;
     weight.par_iter_mut().zip(&correction).for_each(|(value, correction)| *value += share * correction);
     Ok(weight)

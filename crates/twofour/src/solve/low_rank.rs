@@ -365,7 +365,7 @@ impl LowRankPart {
             Some(hessian) => {
                 let settings = Refit { steps: self.refit, ..Refit::default() };
                 let adjusted = refit(rest, &mask, None, hessian, &settings)?;
-                solved(rest, adjusted, mask, hessian)?
+                solved(&super::Cpu, rest, adjusted, mask, hessian)?
             }
             None => {
                 let (weight, squared_error) = (mask.apply(rest)?, f64::NAN);

@@ -3,7 +3,8 @@
 use std::{fmt::Debug, ops::Range};
 
 use super::{
-    Compensation, Grid, Refit, Solved, Swaps, alps::ByAlps, compensated, refit, round, sparsegpt::BySparseGpt, swaps,
+    Backend, Compensation, Grid, Refit, Solved, Swaps, alps::ByAlps, compensated_on, refit_on, round,
+    sparsegpt::BySparseGpt, swaps,
 };
 use crate::{
     Error, Mask, MatrixRef, Result,
@@ -39,12 +40,19 @@ pub trait Method: Debug + Sync {
         true
     }
 
-    /// Prunes a weight `[rows, cols]` to a pattern along its rows.
+    /// Prunes a weight `[rows, cols]` to a pattern along its rows. A method whose work is not large computes on the CPU
+    /// whatever the backend.
     ///
     /// # Errors
     /// A weight that is not finite, with the place; a statistic of another number of features or of too little;
     /// [`Error::MethodPattern`] for a pattern that it does not [prune to](Method::prunes_to).
-    fn prune(&self, weight: MatrixRef<'_, f32>, sparsity: Sparsity, inputs: Option<&Statistic>) -> Result<Pruned>;
+    fn prune(
+        &self,
+        backend: &dyn Backend,
+        weight: MatrixRef<'_, f32>,
+        sparsity: Sparsity,
+        inputs: Option<&Statistic>,
+    ) -> Result<Pruned>;
 }
 
 /// All methods.
@@ -84,9 +92,9 @@ pub struct Pruning {
     /// The most exchanges in a row of a kept for a pruned element of its group, after the method ([`swaps`](swaps()));
     /// 0 for none.
     pub swaps: usize,
-    /// Steps of refitting kept weights at the end ([`refit`](refit())); 0 for none.
+    /// Steps of refitting kept weights at the end ([`refit`](super::refit())); 0 for none.
     pub refit: usize,
-    /// The share of the errors of earlier layers that the weight makes up for ([`compensated`](compensated())); 0 for
+    /// The share of the errors of earlier layers that the weight makes up for ([`compensated`](super::compensated())); 0 for
     /// none.
     pub compensation: f64,
     /// What kept weights are rounded to at the end ([`round`](round())), if they are.
@@ -126,18 +134,19 @@ impl Pruning {
         self.method.requires().max(if follows { StatisticKind::Hessian } else { StatisticKind::Nothing })
     }
 
-    /// Prunes a weight `[rows, cols]`, by what is known of its inputs, and of the dense model beside them.
+    /// Prunes a weight `[rows, cols]`, by what is known of its inputs, and of the dense model beside them, on a backend.
     ///
     /// # Errors
-    /// Those of [`Method::prune`], [`compensated`](compensated()), [`swaps`](swaps()) and [`refit`](refit()).
+    /// Those of [`Method::prune`], [`compensated`](super::compensated()), [`swaps`](swaps()) and [`refit`](super::refit()).
     pub fn prune(
         &self,
+        backend: &dyn Backend,
         weight: MatrixRef<'_, f32>,
         inputs: Option<&Statistic>,
         beside: Option<&CrossProducts>,
     ) -> Result<Pruned> {
-        let target = self.target(weight, inputs, beside)?;
-        self.prune_for(weight, target.as_deref(), inputs)
+        let target = self.target(backend, weight, inputs, beside)?;
+        self.prune_for(backend, weight, target.as_deref(), inputs)
     }
 
     /// Prunes weights that read one input: together, where the method [allows](Method::joins_rows) it, which saves
@@ -147,12 +156,13 @@ impl Pruning {
     /// Those of [`Pruning::prune`]; [`Error::Length`] for weights of two widths.
     pub fn prune_all(
         &self,
+        backend: &dyn Backend,
         weights: &[MatrixRef<'_, f32>],
         inputs: Option<&Statistic>,
         beside: Option<&CrossProducts>,
     ) -> Result<Vec<Pruned>> {
         let [first, _, ..] = weights else {
-            return weights.iter().map(|weight| self.prune(*weight, inputs, beside)).collect();
+            return weights.iter().map(|weight| self.prune(backend, *weight, inputs, beside)).collect();
         };
         let cols = first.cols();
         if let Some(other) = weights.iter().find(|weight| weight.cols() != cols) {
@@ -160,50 +170,59 @@ impl Pruning {
             return Err(Error::Length { what, expected: cols, found: other.cols() });
         }
         if !self.method.joins_rows() || !self.sparsity.is_by_row() {
-            return weights.iter().map(|weight| self.prune(*weight, inputs, beside)).collect();
+            return weights.iter().map(|weight| self.prune(backend, *weight, inputs, beside)).collect();
         }
         let rows: Vec<usize> = weights.iter().map(MatrixRef::rows).collect();
         let joined: Vec<f32> = weights.iter().flat_map(|weight| weight.data()).copied().collect();
         let joined = MatrixRef::new(rows.iter().sum(), cols, &joined)?;
-        let target = self.target(joined, inputs, beside)?;
-        let found = self.prune_for(joined, target.as_deref(), inputs)?;
-        split(found, target.as_deref().unwrap_or(joined.data()), &rows, inputs)
+        let target = self.target(backend, joined, inputs, beside)?;
+        let found = self.prune_for(backend, joined, target.as_deref(), inputs)?;
+        split(backend, found, target.as_deref().unwrap_or(joined.data()), &rows, inputs)
     }
 
     /// Returns the weight that is to be come near to, where it is another than the dense one: what makes up for the
     /// errors of earlier layers.
     ///
     /// # Errors
-    /// Those of [`compensated`](compensated()).
+    /// Those of [`compensated`](super::compensated()).
     pub fn target(
         &self,
+        backend: &dyn Backend,
         weight: MatrixRef<'_, f32>,
         inputs: Option<&Statistic>,
         beside: Option<&CrossProducts>,
     ) -> Result<Option<Vec<f32>>> {
         let Some(beside) = beside.filter(|_| self.compensation > 0.0) else { return Ok(None) };
         let settings = Compensation { share: self.compensation, ..Compensation::default() };
-        compensated(weight, hessian_of(inputs)?, beside, &settings).map(Some)
+        compensated_on(backend, weight, hessian_of(inputs)?, beside, &settings).map(Some)
     }
 
     fn prune_for(
         &self,
+        backend: &dyn Backend,
         weight: MatrixRef<'_, f32>,
         target: Option<&[f32]>,
         inputs: Option<&Statistic>,
     ) -> Result<Pruned> {
-        let Some(target) = target else { return self.prune_to(weight, inputs) };
+        let Some(target) = target else { return self.prune_to(backend, weight, inputs) };
         let target = MatrixRef::new(weight.rows(), weight.cols(), target)?;
-        Ok(match self.prune_to(target, inputs)? {
+        Ok(match self.prune_to(backend, target, inputs)? {
             // The dense weight is another.
-            Pruned::Mask(mask) => Pruned::Solved(solved(target, mask.apply(target)?, mask, hessian_of(inputs)?)?),
+            Pruned::Mask(mask) => {
+                Pruned::Solved(solved(backend, target, mask.apply(target)?, mask, hessian_of(inputs)?)?)
+            }
             found => found,
         })
     }
 
     /// Prunes the weight that is to be come near to.
-    fn prune_to(&self, weight: MatrixRef<'_, f32>, inputs: Option<&Statistic>) -> Result<Pruned> {
-        let found = self.method.prune(weight, self.sparsity, inputs)?;
+    fn prune_to(
+        &self,
+        backend: &dyn Backend,
+        weight: MatrixRef<'_, f32>,
+        inputs: Option<&Statistic>,
+    ) -> Result<Pruned> {
+        let found = self.method.prune(backend, weight, self.sparsity, inputs)?;
         if self.swaps == 0 && self.refit == 0 && self.grid.is_none() {
             return Ok(found);
         }
@@ -230,21 +249,27 @@ impl Pruning {
         }
         if self.refit > 0 {
             let settings = Refit { steps: self.refit, ..Refit::default() };
-            start = Some(refit(weight, &mask, start.as_deref(), hessian, &settings)?);
+            start = Some(refit_on(backend, weight, &mask, start.as_deref(), hessian, &settings)?);
         }
         match (self.grid, start) {
             (Some(grid), start) => {
                 let adjusted = start.as_deref().unwrap_or(weight.data());
                 round(weight, &mask, adjusted, hessian, grid).map(Pruned::Solved)
             }
-            (None, Some(adjusted)) => Ok(Pruned::Solved(solved(weight, adjusted, mask, hessian)?)),
+            (None, Some(adjusted)) => Ok(Pruned::Solved(solved(backend, weight, adjusted, mask, hessian)?)),
             (None, None) => Ok(Pruned::Mask(mask)),
         }
     }
 }
 
 /// What was found for weights one above the other, for each.
-fn split(pruned: Pruned, target: &[f32], rows: &[usize], inputs: Option<&Statistic>) -> Result<Vec<Pruned>> {
+fn split(
+    backend: &dyn Backend,
+    pruned: Pruned,
+    target: &[f32],
+    rows: &[usize],
+    inputs: Option<&Statistic>,
+) -> Result<Vec<Pruned>> {
     let all = pruned.mask().rows().max(1);
     let mut first = 0;
     let part = |count: &usize| {
@@ -259,7 +284,7 @@ fn split(pruned: Pruned, target: &[f32], rows: &[usize], inputs: Option<&Statist
         let Pruned::Solved(found) = &pruned else { return Ok(Pruned::Mask(mask)) };
         let of_part = of(target, all, &range);
         let of_part = MatrixRef::new(mask.rows(), mask.cols(), &of_part)?;
-        let own = solved(of_part, of(&found.weight, all, &range), mask, hessian_of(inputs)?)?;
+        let own = solved(backend, of_part, of(&found.weight, all, &range), mask, hessian_of(inputs)?)?;
         Ok(Pruned::Solved(Solved {
             integers: found.integers.as_ref().map(|integers| of(integers, all, &range)),
             scales: found.scales.as_ref().map(|scales| of(scales, all, &range)),
@@ -270,9 +295,16 @@ fn split(pruned: Pruned, target: &[f32], rows: &[usize], inputs: Option<&Statist
 }
 
 /// An adjusted weight, with its error for the weight that it comes near to.
-pub(super) fn solved(weight: MatrixRef<'_, f32>, adjusted: Vec<f32>, mask: Mask, hessian: &Hessian) -> Result<Solved> {
+pub(super) fn solved(
+    backend: &dyn Backend,
+    weight: MatrixRef<'_, f32>,
+    adjusted: Vec<f32>,
+    mask: Mask,
+    hessian: &Hessian,
+) -> Result<Solved> {
     let difference: Vec<f32> = weight.data().iter().zip(&adjusted).map(|(w, own)| w - own).collect();
-    let squared_error = hessian.squared_outputs(MatrixRef::new(weight.rows(), weight.cols(), &difference)?)?;
+    let difference = MatrixRef::new(weight.rows(), weight.cols(), &difference)?;
+    let squared_error = backend.squared_outputs(hessian, difference)?;
     Ok(Solved { weight: adjusted, mask, integers: None, scales: None, squared_error })
 }
 
@@ -352,7 +384,13 @@ impl Method for ByCriterion {
         self.joins_rows
     }
 
-    fn prune(&self, weight: MatrixRef<'_, f32>, sparsity: Sparsity, inputs: Option<&Statistic>) -> Result<Pruned> {
+    fn prune(
+        &self,
+        _: &dyn Backend,
+        weight: MatrixRef<'_, f32>,
+        sparsity: Sparsity,
+        inputs: Option<&Statistic>,
+    ) -> Result<Pruned> {
         Ok(Pruned::Mask((self.mask)(weight, sparsity, inputs)?))
     }
 }
@@ -364,7 +402,7 @@ mod tests {
         Axis, Pattern,
         calibration::DenseSide,
         solve::{
-            Bits, ScaleScope,
+            Bits, Cpu, ScaleScope,
             testing::{correlated, error_of, random},
         },
         verify::expect_mask,
@@ -398,14 +436,14 @@ mod tests {
                 "unstructured-rows@0.3",
             ] {
                 let sparsity: Sparsity = text.parse().unwrap();
-                let pruned = found.prune(matrix, sparsity, Some(&statistic));
+                let pruned = found.prune(&Cpu, matrix, sparsity, Some(&statistic));
                 let pruning = Pruning { swaps: 0, ..Pruning::new(found, sparsity) };
                 assert_eq!(pruning.expect_pattern().is_ok(), found.prunes_to(sparsity), "{name} {text}");
                 if found.prunes_to(sparsity) {
                     let pruned = pruned.unwrap();
                     expect_mask(pruned.mask(), sparsity, Axis::Row).unwrap();
                     // Rows that read one input are pruned as they are alone.
-                    let apart = pruning.prune_all(&[matrix, matrix], Some(&statistic), None).unwrap();
+                    let apart = pruning.prune_all(&Cpu, &[matrix, matrix], Some(&statistic), None).unwrap();
                     assert!(apart.iter().all(|part| part.mask() == pruned.mask()) || name == "alps", "{name} {text}");
                 } else {
                     let error = pruned.unwrap_err().to_string();
@@ -419,7 +457,7 @@ mod tests {
             }
             if found.requires() > StatisticKind::Nothing {
                 let two_four = Sparsity::Groups(Pattern::TWO_FOUR);
-                assert!(matches!(found.prune(matrix, two_four, None), Err(Error::NoTokens { .. })));
+                assert!(matches!(found.prune(&Cpu, matrix, two_four, None), Err(Error::NoTokens { .. })));
             }
         }
         assert!(method("random").is_none());
@@ -435,7 +473,7 @@ mod tests {
             let error = |swaps, refit| {
                 let pruning = Pruning { swaps, refit, ..Pruning::new(found, Pattern::TWO_FOUR) };
                 assert!(pruning.requires() >= if refit > 0 { StatisticKind::Hessian } else { found.requires() });
-                match pruning.prune(matrix, Some(&statistic), None).unwrap() {
+                match pruning.prune(&Cpu, matrix, Some(&statistic), None).unwrap() {
                     Pruned::Mask(mask) => error_of(&hessian, &w, &mask.apply(matrix).unwrap()),
                     Pruned::Solved(solved) => {
                         let error = error_of(&hessian, &w, &solved.weight);
@@ -475,7 +513,7 @@ mod tests {
             for refit in [0, 10] {
                 let error = |compensation| {
                     let pruning = Pruning { compensation, refit, ..Pruning::new(found, Pattern::TWO_FOUR) };
-                    let weight = match pruning.prune(matrix, Some(&statistic), Some(&cross)).unwrap() {
+                    let weight = match pruning.prune(&Cpu, matrix, Some(&statistic), Some(&cross)).unwrap() {
                         Pruned::Mask(mask) => mask.apply(matrix).unwrap(),
                         Pruned::Solved(solved) => solved.weight,
                     };
@@ -500,9 +538,9 @@ mod tests {
             }
             for grid in [None, Some(Grid { bits: Bits::Int8, scope: ScaleScope::Row })] {
                 let pruning = Pruning { grid, ..Pruning::new(found, Pattern::TWO_FOUR) };
-                let together = pruning.prune_all(&[a, b], Some(&statistic), None).unwrap();
+                let together = pruning.prune_all(&Cpu, &[a, b], Some(&statistic), None).unwrap();
                 for (weight, together) in [a, b].into_iter().zip(&together) {
-                    let alone = pruning.prune(weight, Some(&statistic), None).unwrap();
+                    let alone = pruning.prune(&Cpu, weight, Some(&statistic), None).unwrap();
                     assert_eq!(alone.mask(), together.mask(), "{}", found.name());
                     let (Pruned::Solved(alone), Pruned::Solved(together)) = (&alone, together) else { panic!() };
                     assert!(alone.weight.iter().zip(&together.weight).all(|(a, b)| (a - b).abs() < 1e-4));
@@ -514,8 +552,8 @@ mod tests {
         }
         let narrow = MatrixRef::new(1, 4, &w[..4]).unwrap();
         let pruning = Pruning::new(METHODS[0], Pattern::TWO_FOUR);
-        assert!(matches!(pruning.prune_all(&[a, narrow], Some(&statistic), None), Err(Error::Length { .. })));
-        assert!(pruning.prune_all(&[], None, None).unwrap().is_empty());
+        assert!(matches!(pruning.prune_all(&Cpu, &[a, narrow], Some(&statistic), None), Err(Error::Length { .. })));
+        assert!(pruning.prune_all(&Cpu, &[], None, None).unwrap().is_empty());
     }
 
     #[test]
@@ -525,9 +563,9 @@ mod tests {
         let mut statistic = Statistic::new(pruning.requires(), 4).unwrap();
         statistic.as_mut().unwrap().add(&[1.0, 2.0, 3.0, 4.0]).unwrap();
         let w = MatrixRef::new(1, 4, &[4.0f32, 3.0, 2.0, 1.0]).unwrap();
-        let found = pruning.prune(w, statistic.as_ref(), None).unwrap();
+        let found = pruning.prune(&Cpu, w, statistic.as_ref(), None).unwrap();
         assert!(matches!(found, Pruned::Mask(mask) if mask.row_words(0) == [0b0110]));
         let refitted = Pruning::new(&WANDA, Pattern::TWO_FOUR);
-        assert!(matches!(refitted.prune(w, statistic.as_ref(), None), Err(Error::NoTokens { what: "Hessian" })));
+        assert!(matches!(refitted.prune(&Cpu, w, statistic.as_ref(), None), Err(Error::NoTokens { what: "Hessian" })));
     }
 }

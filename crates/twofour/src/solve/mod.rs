@@ -15,9 +15,13 @@
 //! prunes, criteria and solvers, by name; [`Pruning`] is a method with what follows it. A new solver is a file here and
 //! its line in [`METHODS`].
 //!
+//! The operations that take their time are those of a [`Backend`]: [`Cpu`], or the GPU of the crate `twofour-cuda`.
+//! Functions whose names end in `_on` compute on a given one.
+//!
 //! [`Hessian`]: crate::calibration::Hessian
 
 mod alps;
+mod backend;
 mod compensate;
 mod eigen;
 pub(crate) mod factor;
@@ -33,13 +37,14 @@ mod swaps;
 #[cfg(test)]
 mod testing;
 
-pub use alps::{Alps, alps};
-pub use compensate::{Compensation, compensated};
+pub use alps::{Alps, alps, alps_on};
+pub use backend::{AlpsState, Backend, Cpu, RefitRows, Values};
+pub use compensate::{Compensation, compensated, compensated_on};
 pub use grid::{Bits, Grid, ScaleScope};
 pub use low_rank::{LowRank, LowRankForm, LowRankPart, Rank, low_rank};
 pub use method::{METHODS, Method, Pruned, Pruning, method};
-pub use permutation::{Permutation, permutation};
-pub use refit::{Refit, refit};
+pub use permutation::{Permutation, permutation, permutation_on};
+pub use refit::{Refit, refit, refit_on};
 pub use round::round;
 pub use sparsegpt::{Precision, Solved, SparseGpt, sparsegpt};
 pub use swaps::{Swaps, swaps};

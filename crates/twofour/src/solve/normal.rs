@@ -26,19 +26,15 @@ impl Damped {
             let expected = "finite and not negative";
             return Err(Error::Setting { what: "the Hessian's damping", value: damping, expected });
         }
-        let (features, lower, diagonal) = (hessian.features(), hessian.lower(), hessian.diagonal());
+        let (features, diagonal) = (hessian.features(), hessian.diagonal());
         let live = diagonal.iter().filter(|d| **d > 0.0).count();
         let mean = diagonal.iter().map(|d| f64::from(*d)).sum::<f64>() / live.max(1) as f64;
         let mean = if mean > 0.0 { mean } else { 1.0 };
-        let mut values = vec![0f32; features * features];
-        values.par_chunks_mut(features.max(1)).enumerate().for_each(|(i, row)| {
-            row[..i].copy_from_slice(&lower[i * features..][..i]);
-            for (j, value) in row.iter_mut().enumerate().skip(i + 1) {
-                *value = lower[j * features + i];
-            }
-            let d = f64::from(diagonal[i]);
-            row[i] = (if d > 0.0 { d } else { mean } + damping * mean) as f32;
-        });
+        let mut values = hessian.symmetric();
+        for (value, d) in values.iter_mut().step_by(features + 1).zip(&diagonal) {
+            let d = f64::from(*d);
+            *value = (if d > 0.0 { d } else { mean } + damping * mean) as f32;
+        }
         Ok(Self { features, values })
     }
 

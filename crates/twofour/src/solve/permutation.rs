@@ -14,7 +14,7 @@
 use rayon::prelude::*;
 
 use super::{
-    factor,
+    Backend, Cpu,
     normal::{Damped, finite_weight},
 };
 use crate::{Error, MatrixRef, Pattern, Result, calibration::Hessian};
@@ -72,6 +72,21 @@ pub fn permutation(
     len: usize,
     settings: &Permutation,
 ) -> Result<Vec<usize>> {
+    permutation_on(&Cpu, weight, hessian, sets, len, settings)
+}
+
+/// [`permutation`], with the inverse computed on a backend.
+///
+/// # Errors
+/// Those of [`permutation`] and of the backend.
+pub fn permutation_on(
+    backend: &dyn Backend,
+    weight: MatrixRef<'_, f32>,
+    hessian: &Hessian,
+    sets: &[Vec<usize>],
+    len: usize,
+    settings: &Permutation,
+) -> Result<Vec<usize>> {
     let (rows, cols) = (weight.rows(), weight.cols());
     let dense = finite_weight(weight, hessian)?;
     let pattern = settings.pattern;
@@ -91,9 +106,9 @@ pub fn permutation(
         }
     }
     let damping = settings.damping;
-    let damped = Damped::new(hessian, damping)?.into_values();
+    let damped = backend.upload(Damped::new(hessian, damping)?.into_values())?;
     let failed = |feature| Error::NotPositiveDefinite { feature, damping };
-    let inverse = factor::inverse(&damped, cols).map_err(failed)?;
+    let inverse = backend.download(backend.inverse(&damped, cols, 0.0)?.map_err(failed)?)?;
     let step = rows.div_ceil(ROWS).max(1);
     let mut order: Vec<usize> = (0..cols).collect();
     for set in sets {

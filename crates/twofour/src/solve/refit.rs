@@ -15,7 +15,10 @@
 
 use rayon::prelude::*;
 
-use super::normal::{Damped, finite_weight};
+use super::{
+    Backend, Cpu, RefitRows,
+    normal::{Damped, finite_weight},
+};
 use crate::{Element, Error, Mask, MatrixRef, Result, calibration::Hessian, mask::zero_pruned};
 
 /// Rows that take their steps together: bounds the memory that directions and residuals take.
@@ -66,6 +69,21 @@ pub fn refit<T: Element>(
     hessian: &Hessian,
     settings: &Refit,
 ) -> Result<Vec<f32>> {
+    refit_on(&Cpu, dense, mask, start, hessian, settings)
+}
+
+/// [`refit`] on a backend.
+///
+/// # Errors
+/// Those of [`refit`] and of the backend.
+pub fn refit_on<T: Element>(
+    backend: &dyn Backend,
+    dense: MatrixRef<'_, T>,
+    mask: &Mask,
+    start: Option<&[f32]>,
+    hessian: &Hessian,
+    settings: &Refit,
+) -> Result<Vec<f32>> {
     let (rows, cols) = (dense.rows(), dense.cols());
     mask.expect_shape("mask", rows, cols)?;
     let dense = finite_weight(dense, hessian)?;
@@ -85,89 +103,29 @@ pub fn refit<T: Element>(
     if settings.steps == 0 {
         return Ok(weight);
     }
+    let square = backend.upload(damped.into_values())?;
     for (band, (weight, dense)) in weight.chunks_mut(BAND * cols).zip(dense.chunks(BAND * cols)).enumerate() {
-        Band { mask, first: band * BAND, damped: &damped, inverse: &inverse }.improve(weight, dense, settings.steps);
+        let (first, rows, len) = (band * BAND, dense.len() / cols, dense.len());
+        let direction: Vec<f32> = dense.par_iter().zip(&*weight).map(|(dense, own)| dense - own).collect();
+        let mut state = RefitRows {
+            cols,
+            mask: backend.upload_mask(mask, first..first + rows)?,
+            inverse: backend.upload(inverse.clone())?,
+            weight: backend.upload(weight.to_vec())?,
+            residual: backend.zeros(len)?,
+            direction: backend.upload(direction)?,
+            product: backend.zeros(len)?,
+            norms: backend.row_sums(rows)?,
+        };
+        backend.product(&state.direction, &square, cols, &mut state.residual)?;
+        backend.refit_begin(&mut state)?;
+        for _ in 0..settings.steps {
+            backend.product(&state.direction, &square, cols, &mut state.product)?;
+            backend.refit_step(&mut state)?;
+        }
+        weight.copy_from_slice(&backend.download(state.weight)?);
     }
     Ok(weight)
-}
-
-/// Rows of a weight and what their steps share.
-struct Band<'a> {
-    mask: &'a Mask,
-    /// The first of the rows.
-    first: usize,
-    damped: &'a Damped,
-    /// `1 / H_jj`.
-    inverse: &'a [f32],
-}
-
-/// A row's part of the steps.
-struct RowState<'a> {
-    weight: &'a mut [f32],
-    residual: &'a mut [f32],
-    direction: &'a mut [f32],
-    product: &'a mut [f32],
-    /// `r · z`, with the preconditioned residual `z`.
-    norm: &'a mut f64,
-}
-
-impl Band<'_> {
-    fn improve(&self, weight: &mut [f32], dense: &[f32], steps: usize) {
-        let cols = self.inverse.len();
-        let mut direction: Vec<f32> = dense.par_iter().zip(&*weight).map(|(dense, own)| dense - own).collect();
-        let mut residual = vec![0f32; weight.len()];
-        let mut product = vec![0f32; weight.len()];
-        let mut norms = vec![0f64; weight.len() / cols];
-        self.damped.product(&direction, &mut residual);
-        for step in 0..=steps {
-            if step > 0 {
-                self.damped.product(&direction, &mut product);
-            }
-            let rows = weight.par_chunks_mut(cols).zip(residual.par_chunks_mut(cols));
-            let rows = rows.zip(direction.par_chunks_mut(cols)).zip(product.par_chunks_mut(cols)).zip(&mut norms);
-            rows.enumerate().for_each(|(row, ((((weight, residual), direction), product), norm))| {
-                let words = self.mask.row_words(self.first + row);
-                let state = RowState { weight, residual, direction, product, norm };
-                if step == 0 { self.begin(state, words) } else { self.step(state, words) }
-            });
-        }
-    }
-
-    /// The first direction of a row: its preconditioned residual.
-    fn begin(&self, row: RowState<'_>, words: &[u64]) {
-        zero_pruned(row.residual, words);
-        *row.norm = 0.0;
-        for ((p, r), inverse) in row.direction.iter_mut().zip(&*row.residual).zip(self.inverse) {
-            *p = r * inverse;
-            *row.norm += f64::from(*r) * f64::from(*p);
-        }
-    }
-
-    /// A step of a row along its direction, whose product with `H` is given, and the next direction.
-    fn step(&self, row: RowState<'_>, words: &[u64]) {
-        zero_pruned(row.product, words);
-        let curvature: f64 = row.direction.iter().zip(&*row.product).map(|(p, q)| f64::from(*p) * f64::from(*q)).sum();
-        // Where nothing is left to gain, or rounding has the better of it, the row stays.
-        if curvature <= 0.0 || *row.norm <= 0.0 {
-            row.direction.fill(0.0);
-            return;
-        }
-        let length = (*row.norm / curvature) as f32;
-        let mut norm = 0f64;
-        let updates = row.weight.iter_mut().zip(&mut *row.residual).zip(&*row.direction).zip(&*row.product);
-        for (((weight, residual), p), q) in updates {
-            *weight += length * p;
-            *residual -= length * q;
-        }
-        for (r, inverse) in row.residual.iter().zip(self.inverse) {
-            norm += f64::from(*r) * f64::from(r * inverse);
-        }
-        let share = (norm / *row.norm) as f32;
-        for ((p, r), inverse) in row.direction.iter_mut().zip(&*row.residual).zip(self.inverse) {
-            *p = r * inverse + share * *p;
-        }
-        *row.norm = norm;
-    }
 }
 
 #[cfg(test)]

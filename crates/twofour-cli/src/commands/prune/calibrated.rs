@@ -9,16 +9,20 @@ use twofour::{
     file::{Quantization, QuantizedWeight, Reader, Reorder},
     match_element,
     select::Sparsity,
-    solve::{LowRank, LowRankPart, Pruned, Pruning},
+    solve::{Backend, Cpu, LowRank, LowRankPart, Pruned, Pruning},
 };
 use twofour_nn::{
     Error,
-    model::{Beside, Calibration, CheckpointError, Observation, Replace, open_blockwise},
+    model::{
+        Beside, Calibration, CheckpointError, Gathered, GpuRunner, Host, Observation, Replace, Runner, States,
+        open_blockwise,
+    },
 };
 
 use super::{
     order,
     own_text::Pieces,
+    place::Place,
     sampling::Sampling,
     solution::{Adjusted, Solution, Solutions, StoredFactors},
     store::Store,
@@ -33,6 +37,12 @@ use crate::{
 
 /// Tokens on which pruned layers are compared with dense ones.
 const COMPARED: usize = 256;
+
+/// Values in a runner's memory.
+type ViewOf<'a, R> = <<R as Runner>::States as States>::View<'a>;
+
+/// An input of layers in a runner's memory.
+type Observed<'a, R> = Observation<'a, ViewOf<'a, R>>;
 
 /// How weights are pruned.
 #[derive(Debug, Clone, Copy)]
@@ -56,7 +66,28 @@ impl How {
 pub(super) fn solve(
     screen: &Screen,
     (input, output): (&Path, &Path),
-    selection: &Selection,
+    (selection, place): (&Selection, &Place),
+    how: How,
+    sampling: &Sampling,
+    tuner: Option<&BlockTuner>,
+) -> Result<Solutions> {
+    let places = (input, output);
+    let room = place.room()?;
+    match place {
+        Place::Cpu => solve_on((&Host, &Cpu), screen, places, (selection, room), how, sampling, tuner),
+        Place::Gpu(_, backend) => {
+            let runner = GpuRunner::new(backend);
+            solve_on((&runner, backend.as_ref()), screen, places, (selection, room), how, sampling, tuner)
+        }
+    }
+}
+
+/// The same, with a runner and a backend of one device.
+fn solve_on<R: Runner>(
+    (runner, backend): (&R, &dyn Backend),
+    screen: &Screen,
+    (input, output): (&Path, &Path),
+    (selection, room): (&Selection, u64),
     how: How,
     sampling: &Sampling,
     tuner: Option<&BlockTuner>,
@@ -65,7 +96,8 @@ pub(super) fn solve(
     let Pieces { tokens: pieces, prompt } = Pieces::of(screen, (checkpoint.as_ref(), input), sampling)?;
     let parent = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let store = Store::create_in(parent)?;
-    let mut solver = Solver { reader: checkpoint.reader(), selection, how, store: &store, orders: HashMap::new() };
+    let (reader, orders) = (checkpoint.reader(), HashMap::new());
+    let mut solver = Solver { runner, backend, reader, selection, how, store: &store, orders };
     let tokens: usize = pieces.iter().map(Vec::len).sum();
     // The dense model's states, and for tuning those in front of the block, and both as it reads them.
     let keeps_dense = how.pruning.compensation > 0.0 || tuner.is_some();
@@ -74,16 +106,15 @@ pub(super) fn solve(
     let what = format!("the hidden states of {} take", units::plural(tokens, "token"));
     memory::expect_room(states, &what, "lower --samples or --length")?;
     let compared = COMPARED.div_ceil(pieces.len());
-    let room = memory::limit().unwrap_or(0) / 4;
     let mut calibration =
-        Calibration::new(checkpoint.as_ref(), &pieces)?.with_room(room).stopped_by(&interrupt::requested);
+        Calibration::on(runner, checkpoint.as_ref(), &pieces)?.with_room(room).stopped_by(&interrupt::requested);
     calibration = calibration.behind_prompt(prompt);
     drop(pieces);
     if keeps_dense {
-        calibration = calibration.beside_dense();
+        calibration = calibration.beside_dense()?;
     }
     if tuner.is_some() {
-        calibration = calibration.keeping_entry();
+        calibration = calibration.keeping_entry()?;
     }
 
     let mut progress = screen.progress();
@@ -122,6 +153,13 @@ pub(super) fn solve(
                 return Err(error.context(format!("inputs of block {block}")));
             }
             let Some(seen) = seen else { continue };
+            let seen = match seen.finish() {
+                Ok(seen) => seen,
+                Err(error) => {
+                    solver.expect_finite_weights()?;
+                    return Err(anyhow::Error::from(error).context(format!("inputs of block {block}")));
+                }
+            };
             weights.extend(solver.solve(&selected, input.is_transposed, &seen)?);
             let names = selected.iter().map(|name| (*name).to_owned()).collect();
             seen_inputs.push(SeenInput { weights: names, is_transposed: input.is_transposed, sample: seen.sample });
@@ -148,8 +186,8 @@ fn without_calibration(error: Error) -> anyhow::Error {
 }
 
 /// Does what computes with the weights that were found; an error of reading one of them comes first.
-pub(super) fn with_solutions(
-    solver: &Solver<'_>,
+pub(super) fn with_solutions<R: Runner>(
+    solver: &Solver<'_, R>,
     weights: &HashMap<String, Solution>,
     work: impl FnOnce(Replace<'_>) -> twofour_nn::Result<()>,
 ) -> Result<()> {
@@ -165,6 +203,24 @@ pub(super) fn with_solutions(
     match failed.into_inner() {
         Some(error) => Err(error),
         None => Ok(outcome?),
+    }
+}
+
+/// What is being gathered of the input of some linear layers.
+struct Gathering<G> {
+    /// A weight that reads it.
+    weight: String,
+    gathered: G,
+    sample: ActivationSample,
+}
+
+impl<G> Gathering<G> {
+    fn finish<S: States>(self) -> twofour::Result<Seen>
+    where
+        G: Gathered<S>,
+    {
+        let (statistic, beside) = self.gathered.finish().map_err(|error| error.in_tensor(&self.weight))?;
+        Ok(Seen { statistic, beside, sample: self.sample })
     }
 }
 
@@ -185,7 +241,9 @@ enum Values {
 }
 
 /// What prunes the weights of a checkpoint.
-pub(super) struct Solver<'a> {
+pub(super) struct Solver<'a, R> {
+    pub(super) runner: &'a R,
+    pub(super) backend: &'a dyn Backend,
     reader: &'a Reader,
     selection: &'a Selection,
     how: How,
@@ -194,13 +252,13 @@ pub(super) struct Solver<'a> {
     orders: HashMap<String, Reorder>,
 }
 
-impl Solver<'_> {
+impl<R: Runner> Solver<'_, R> {
     /// Adds a text's inputs to the statistics of the layers that read them.
     fn observe(
         &self,
-        seen: &mut Option<Seen>,
-        observation: Observation<'_>,
-        beside: Beside<'_>,
+        seen: &mut Option<Gathering<R::Gathered>>,
+        observation: Observed<'_, R>,
+        beside: Beside<ViewOf<'_, R>>,
         compared: usize,
     ) -> Result<()> {
         let Observation { input, x, tokens } = observation;
@@ -208,30 +266,26 @@ impl Solver<'_> {
         if tokens == 0 {
             return Ok(());
         }
-        let features = x.len() / tokens;
+        let features = R::States::count(x) / tokens;
         let dense = match beside {
             _ if self.how.pruning.compensation == 0.0 => None,
             Beside::Nothing => None,
             Beside::Inputs(dense) => Some((DenseSide::Inputs, dense)),
-            Beside::Outputs(dense) => Some((DenseSide::Outputs(dense.len() / tokens), dense)),
+            Beside::Outputs(dense) => Some((DenseSide::Outputs(R::States::count(dense) / tokens), dense)),
         };
         if seen.is_none() {
-            let Some(statistic) = Statistic::new(self.how.requires(), features)? else { return Ok(()) };
-            *seen = Some(Seen {
-                statistic,
-                beside: dense.map(|(side, _)| CrossProducts::new(side, features)).transpose()?,
-                sample: ActivationSample::new(features),
-            });
+            let side = dense.map(|(side, _)| side);
+            let Some(gathered) = self.runner.gather(self.how.requires(), features, side)? else {
+                return Ok(());
+            };
+            *seen = Some(Gathering { weight: first.clone(), gathered, sample: ActivationSample::new(features) });
         }
         let Some(seen) = seen else { return Ok(()) };
         let named = |error: twofour::Error| error.in_tensor(first);
-        seen.statistic.add(x).map_err(named)?;
-        if let (Some(products), Some((_, dense))) = (&mut seen.beside, dense) {
-            products.add(dense, x).map_err(named)?;
-        }
+        seen.gathered.add(x, dense.map(|(_, dense)| dense)).map_err(named)?;
         // The end of a text has the longest context.
-        let skipped = tokens.saturating_sub(compared);
-        seen.sample.add(&x[skipped * features..]).map_err(named)?;
+        let last = R::States::last(x, compared.min(tokens) * features)?;
+        seen.sample.add(&self.runner.to_host(last)?).map_err(named)?;
         Ok(())
     }
 
@@ -279,7 +333,7 @@ impl Solver<'_> {
             matrix.expect_finite().map_err(|error| error.in_tensor(*name))?;
             matrices.push(matrix);
         }
-        let found = self.how.pruning.prune_all(&matrices, Some(&seen.statistic), seen.beside.as_ref());
+        let found = self.how.pruning.prune_all(self.backend, &matrices, Some(&seen.statistic), seen.beside.as_ref());
         let found = found.map_err(|error| error.in_tensor(names.join(", ")))?;
         let mut solutions = vec![];
         for ((name, matrix), found) in names.iter().zip(matrices).zip(found) {
@@ -306,7 +360,11 @@ impl Solver<'_> {
         let Some(part) = self.how.low_rank else { return Ok((found, None)) };
         let named = |error: twofour::Error| error.in_tensor(name);
         let (rows, cols) = (matrix.rows(), matrix.cols());
-        let target = self.how.pruning.target(matrix, Some(&seen.statistic), seen.beside.as_ref()).map_err(named)?;
+        let target = self
+            .how
+            .pruning
+            .target(self.backend, matrix, Some(&seen.statistic), seen.beside.as_ref())
+            .map_err(named)?;
         let target = MatrixRef::new(rows, cols, target.as_deref().unwrap_or(matrix.data()))?;
         let (found, factors) = part.beside(target, found, &seen.statistic).map_err(named)?;
         let [left, right] = [factors.left(), factors.right()].map(|factor| self.rounded(name, factor.to_vec()));

@@ -6,6 +6,7 @@ mod low_rank;
 pub(super) mod method;
 mod order;
 pub(super) mod own_text;
+mod place;
 mod report;
 pub(super) mod sampling;
 mod solution;
@@ -29,6 +30,7 @@ use self::{
     evaluation::{EvaluationOptions, PerplexityAnswer},
     low_rank::{LowRankAnswer, LowRankOptions},
     method::{CalibrationOptions, JointOptions, MethodOptions},
+    place::PlaceOptions,
     report::TensorAnswer,
     tune::{TuningAnswer, TuningOptions},
 };
@@ -62,7 +64,7 @@ Examples:
   twofour prune model/ -o pruned/ --exclude '*.v_proj.weight'
   twofour prune model/ -o pruned/ --calibration text.txt --eval held-out.txt
   twofour prune model/ -o int4/ --calibration text.txt --quantize int4
-  twofour prune model/ -o pruned/ --calibration text.txt --tune 8 --device cuda
+  twofour prune model/ -o pruned/ --calibration text.txt --device cuda --tune 8
   twofour prune model/ -o pruned/ --calibration text.txt --low-rank eora
   twofour prune model.safetensors -o out.safetensors --pattern 4:8 \\
       --include '*.mlp.*'
@@ -101,6 +103,9 @@ pub(crate) struct Prune {
 
     #[command(flatten)]
     calibration: CalibrationOptions,
+
+    #[command(flatten)]
+    place: PlaceOptions,
 
     #[command(flatten)]
     tuning: TuningOptions,
@@ -153,9 +158,11 @@ struct Answer<'a> {
     output: &'a PathBuf,
     pattern: String,
     method: &'static str,
-    /// Tokens that the model ran on.
+    /// Tokens that the model ran on, and where.
     #[serde(skip_serializing_if = "Option::is_none")]
     calibration_tokens: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device: Option<String>,
     /// The most exchanges in a row, and the steps of refitting, after the method.
     #[serde(skip_serializing_if = "is_zero")]
     swaps: usize,
@@ -240,7 +247,8 @@ impl Prune {
         tracing::info!(input = %reader.path().display(), "pruning");
         drop(reader);
 
-        let tuner = self.tuning.tuner(places.0)?;
+        let place = self.place.open()?;
+        let tuner = self.tuning.tuner(places.0, &place)?;
         let before = self.evaluation.before(screen, places)?;
         let guard = interrupt::guard();
         let solutions = match sampling {
@@ -248,7 +256,8 @@ impl Prune {
             Some(sampling) => {
                 let permutes = self.method.permutes() && matches!(self.pattern, Sparsity::Groups(_));
                 let how = How { pruning, quantization, permutes, low_rank: part };
-                let solutions = calibrated::solve(screen, places, &selection, how, &sampling, tuner.as_ref())?;
+                let solutions =
+                    calibrated::solve(screen, places, (&selection, &place), how, &sampling, tuner.as_ref())?;
                 if solutions.is_empty() {
                     bail!(
                         "{}: no chosen tensor is a weight of the model's blocks, which are all that --method {method} \
@@ -334,6 +343,7 @@ impl Prune {
             pattern: self.pattern.to_string(),
             method,
             calibration_tokens: solutions.as_ref().map(|solutions| solutions.tokens),
+            device: solutions.as_ref().map(|_| self.place.name()),
             swaps: pruning.swaps,
             compensation: Some(pruning.compensation).filter(|share| *share > 0.0),
             refit: pruning.refit,

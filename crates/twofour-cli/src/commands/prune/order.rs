@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use anyhow::Result;
 use twofour::{
     MatrixRef, Pattern,
-    calibration::{Hessian, Statistic},
+    calibration::{Hessian, Statistic, StatisticKind},
     file::Reorder,
-    solve::{Permutation, Pruned, method, permutation},
+    solve::{Cpu, Permutation, Pruned, method, permutation_on},
 };
-use twofour_nn::model::{BlockInput, Calibration, FreeFeatures};
+use twofour_nn::model::{BlockInput, Calibration, FreeFeatures, Gathered as _, Runner};
 
 use super::calibrated::Solver;
 
@@ -30,9 +30,9 @@ struct Free<'a> {
 
 /// Returns the orders, by name, of the tensors of the next block that have less error in them: of weights' input
 /// features, and of the outputs of the layers before, with their biases.
-pub(super) fn choose(
-    solver: &Solver<'_>,
-    calibration: &Calibration<'_>,
+pub(super) fn choose<R: Runner>(
+    solver: &Solver<'_, R>,
+    calibration: &Calibration<'_, R>,
     inputs: &[BlockInput],
 ) -> Result<HashMap<String, Reorder>> {
     let mut orders = HashMap::new();
@@ -43,7 +43,7 @@ pub(super) fn choose(
         let matrix = MatrixRef::new(rows, cols, &dense)?;
         let FreeFeatures { sets, len, .. } = &free.features;
         let settings = Permutation::new(pattern);
-        let order = permutation(matrix, &free.hessian, sets, *len, &settings).map_err(named)?;
+        let order = permutation_on(solver.backend, matrix, &free.hessian, sets, *len, &settings).map_err(named)?;
         let Some(producers) = free.features.outputs(&order) else { continue };
         let names = producers.iter().flat_map(|producer| [Some(&producer.weight), producer.bias.as_ref()]);
         if !names.flatten().all(|name| solver.is_plain(name)) || !lowers_error(pattern, matrix, &order, &free.hessian)?
@@ -63,33 +63,43 @@ pub(super) fn choose(
 }
 
 /// The inputs of the next block whose features may be ordered, with what is known of them on some tokens.
-fn free_inputs<'a>(
-    solver: &Solver<'_>,
+fn free_inputs<'a, R: Runner>(
+    solver: &Solver<'_, R>,
     pattern: Pattern,
-    calibration: &Calibration<'_>,
+    calibration: &Calibration<'_, R>,
     inputs: &'a [BlockInput],
 ) -> Result<Vec<Free<'a>>> {
-    let mut free = vec![];
+    let (mut free, mut gatherers) = (vec![], vec![]);
     for (index, input) in inputs.iter().enumerate() {
         let [weight] = input.weights.as_slice() else { continue };
         let Some(features) = calibration.free_features(index)?.filter(|_| solver.is_selected(weight)) else { continue };
         // Otherwise a group would lie in two runs.
         if features.len.is_multiple_of(pattern.m()) {
             let columns = features.sets.iter().map(Vec::len).sum::<usize>() * features.len;
-            free.push(Free { input, weight, features, hessian: Hessian::new(columns)? });
+            let gathered = solver.runner.gather(StatisticKind::Hessian, columns, None)?;
+            gatherers.extend(gathered.map(|gathered| (index, gathered)));
+            free.push((input, weight.as_str(), features));
         }
     }
     if free.is_empty() {
-        return Ok(free);
+        return Ok(vec![]);
     }
     let mut failed = false;
-    calibration.preview(TOKENS, &mut |seen| {
-        if let Some(free) = free.iter_mut().find(|free| free.input == seen.input) {
-            failed |= free.hessian.add(seen.x).is_err();
+    calibration.preview(TOKENS, &mut |seen, _| {
+        if let Some((_, gathered)) = gatherers.iter_mut().find(|(index, _)| inputs[*index] == *seen.input) {
+            failed |= gathered.add(seen.x, None).is_err();
         }
     })?;
     // What is wrong with these inputs is told where they are observed.
-    Ok(if failed { vec![] } else { free })
+    let mut found = vec![];
+    for ((_, gathered), (input, weight, features)) in gatherers.into_iter().zip(free) {
+        match gathered.finish() {
+            Ok((Statistic::Hessian(hessian), _)) if !failed => found.push(Free { input, weight, features, hessian }),
+            Ok(_) | Err(twofour::Error::Statistic { .. }) => return Ok(vec![]),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(found)
 }
 
 /// Whether the error of pruning is lower in this order of columns, by SparseGPT on some rows.
@@ -99,7 +109,7 @@ fn lowers_error(pattern: Pattern, weight: MatrixRef<'_, f32>, order: &[usize], h
     let Some(sparsegpt) = method("sparsegpt") else { return Ok(false) };
     let error = |values: &[f32], hessian: Hessian| -> Result<f64> {
         let matrix = MatrixRef::new(rows.len(), cols, values)?;
-        Ok(match sparsegpt.prune(matrix, pattern.into(), Some(&Statistic::Hessian(hessian)))? {
+        Ok(match sparsegpt.prune(&Cpu, matrix, pattern.into(), Some(&Statistic::Hessian(hessian)))? {
             Pruned::Solved(solved) => solved.squared_error,
             Pruned::Mask(_) => f64::INFINITY,
         })

@@ -6,15 +6,15 @@ use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use twofour::{MatrixRef, calibration::ActivationSample};
-use twofour_cuda::Device;
-use twofour_nn::model::{BlockTexts, BlockTuning, Calibration, Checkpoint, PrunedBlock, TunedBlock};
+use twofour_nn::model::{BlockTexts, BlockTuning, Calibration, Checkpoint, PrunedBlock, Runner, TunedBlock};
 use twofour_transformer::engine::{ErrorMeasure, cpu::CpuEngine, cuda::CudaEngine};
 
 use super::{
     calibrated::{Solver, with_solutions},
+    place::Place,
     solution::{Adjusted, Solution},
 };
-use crate::{device::ComputeDevice, exit::Usage, interrupt};
+use crate::interrupt;
 
 /// The learning rate, unless one is given.
 const RATE: f64 = 1e-4;
@@ -40,10 +40,6 @@ pub(super) struct TuningOptions {
     /// What --tune makes less
     #[arg(long, value_enum, value_name = "ERROR", requires = "tune", default_value_t)]
     tune_error: TuningError,
-
-    /// Where --tune computes: cpu, cuda, or cuda:NUMBER
-    #[arg(long, value_name = "DEVICE", requires = "tune", default_value = "cpu")]
-    device: ComputeDevice,
 }
 
 /// What tuning makes less.
@@ -124,17 +120,12 @@ impl TuningOptions {
     /// Returns what tunes the blocks of a model, where that is asked for.
     ///
     /// # Errors
-    /// [`Usage`] for several GPUs; a model that is no decoder; a device that cannot be used.
-    pub(super) fn tuner(&self, input: &Path) -> Result<Option<BlockTuner>> {
+    /// A model that is no decoder; a device that cannot be used.
+    pub(super) fn tuner(&self, input: &Path, place: &Place) -> Result<Option<BlockTuner>> {
         let Some(passes) = self.passes() else { return Ok(None) };
-        let engine = match &self.device {
-            ComputeDevice::Cpu => TuningEngine::Cpu,
-            ComputeDevice::Cuda(numbers) => match numbers.as_slice() {
-                [number] => {
-                    TuningEngine::Cuda(Box::new(CudaEngine::new(&Device::open(*number)?, twofour::DataType::F32)?))
-                }
-                _ => return Err(Usage(format!("--tune computes on one GPU, not on {}", self.device)).into()),
-            },
+        let engine = match place {
+            Place::Cpu => TuningEngine::Cpu,
+            Place::Gpu(device, _) => TuningEngine::Cuda(Box::new(CudaEngine::new(device, twofour::DataType::F32)?)),
         };
         let checkpoint = Checkpoint::open(input).context("--tune is for the blocks of decoders")?;
         let learning_rate = self.tune_rate.unwrap_or(RATE);
@@ -146,11 +137,11 @@ impl TuningOptions {
 impl BlockTuner {
     /// Tunes the weights that were pruned in the block in front of which the texts were, and takes the texts back there.
     /// Returns the mean error of a token before and after.
-    pub(super) fn tune(
+    pub(super) fn tune<R: Runner>(
         &self,
-        solver: &Solver<'_>,
+        solver: &Solver<'_, R>,
         weights: &mut HashMap<String, Solution>,
-        calibration: &mut Calibration<'_>,
+        calibration: &mut Calibration<'_, R>,
         seen: &[SeenInput],
     ) -> Result<Option<[f64; 2]>> {
         let index = calibration.block();
@@ -162,7 +153,11 @@ impl BlockTuner {
             with_solutions(solver, weights, |replace| calibration.observe(last, replace, &mut |_, _| {}))?;
         }
         let (Some(entry), Some(dense)) = (calibration.entry(), calibration.dense_texts()) else { return Ok(None) };
-        let entry: Vec<&[f32]> = entry.iter().map(Vec::as_slice).collect();
+        let to_host = |view| solver.runner.to_host(view);
+        let entry = entry.into_iter().map(to_host).collect::<twofour_nn::Result<Vec<_>>>()?;
+        let dense = dense.into_iter().map(to_host).collect::<twofour_nn::Result<Vec<_>>>()?;
+        let entry: Vec<&[f32]> = entry.iter().map(AsRef::as_ref).collect();
+        let dense: Vec<&[f32]> = dense.iter().map(AsRef::as_ref).collect();
         let texts = BlockTexts { inputs: &entry, outputs: &dense };
         let mut tuned = TunedBlock { weights: vec![], errors: [0.0; 2] };
         with_solutions(solver, weights, |replace| {
@@ -181,7 +176,7 @@ impl BlockTuner {
                 solution.relative_error = error.unwrap_or(solution.relative_error);
             }
         }
-        calibration.rewind();
+        calibration.rewind()?;
         Ok(Some(tuned.errors))
     }
 
@@ -195,7 +190,7 @@ impl BlockTuner {
 }
 
 /// The error of a tuned weight's outputs, of which the values are as they are stored.
-fn relative_error(solver: &Solver<'_>, name: &str, values: &[f32], input: &SeenInput) -> Result<f64> {
+fn relative_error<R: Runner>(solver: &Solver<'_, R>, name: &str, values: &[f32], input: &SeenInput) -> Result<f64> {
     let (rows, cols, dense) = solver.dense(name, input.is_transposed)?;
     let tuned = match input.is_transposed {
         true => MatrixRef::new(cols, rows, values)?.transposed(),

@@ -5,7 +5,7 @@ use twofour::{
     MatrixRef,
     calibration::{ActivationSample, Statistic, StatisticKind},
     file::Reader,
-    solve::{Pruned, Pruning},
+    solve::{Cpu, Pruned, Pruning},
 };
 use twofour_nn::model::{BlockInput, BlockwiseCheckpoint, Calibration, Observation};
 
@@ -47,7 +47,7 @@ pub(super) fn layers(
         let inputs = calibration.inputs()?;
         let mut seen: Vec<Option<Seen>> = inputs.iter().map(|_| None).collect();
         let mut failed = None;
-        calibration.preview(usize::MAX, &mut |observation| {
+        calibration.preview(usize::MAX, &mut |observation, _| {
             let index = inputs.iter().position(|input| input == observation.input);
             if let Some(seen) = index.and_then(|index| seen.get_mut(index)) {
                 failed = failed.take().or(observe(seen, observation, requires, compared).err());
@@ -113,7 +113,7 @@ fn layer(
     let (mut errors, mut last) = (vec![], vec![]);
     for pruning in prunings {
         interrupt::check()?;
-        let values = match pruning.prune(matrix, seen.statistic.as_ref(), None).map_err(named)? {
+        let values = match pruning.prune(&Cpu, matrix, seen.statistic.as_ref(), None).map_err(named)? {
             Pruned::Mask(mask) => mask.apply(matrix)?,
             Pruned::Solved(solved) => solved.weight,
         };

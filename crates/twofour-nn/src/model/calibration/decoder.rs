@@ -1,8 +1,12 @@
 //! Decoders, block by block.
 
 use twofour::file::Reader;
+#[cfg(feature = "cuda")]
+use twofour_cuda::layer::{DeviceBuffer, LayerContext};
 
-use super::{BlockInput, BlockwiseCheckpoint, CheckpointBlock, FreeFeatures, InputPart, Outputs, Replace};
+#[cfg(feature = "cuda")]
+use super::gpu::gpu_block;
+use super::{BlockInput, BlockwiseCheckpoint, CheckpointBlock, FreeFeatures, InputPart, Replace, Stepped};
 use crate::{
     Result,
     model::{
@@ -14,7 +18,7 @@ use crate::{
             cache::Cache,
             embed,
             experts::rows,
-            layer::{Layer, Role},
+            layer::{Layer, Outputs, Role},
             rotation::Rotations,
         },
     },
@@ -30,16 +34,40 @@ pub(super) struct Block<'a> {
     free: Vec<Option<FreeFeatures>>,
 }
 
+/// The input of a linear layer of that name.
+fn input_of(parts: &StoredParts<'_>, name: &str) -> BlockInput {
+    match parts.stored(name) {
+        Some(StoredLinear { parts, is_transposed, .. }) => {
+            let weights = parts.iter().map(|(name, _)| format!("{name}.weight")).collect();
+            BlockInput { weights, is_transposed: *is_transposed }
+        }
+        None => BlockInput::default(),
+    }
+}
+
+/// The inputs of a block without experts.
+#[cfg(feature = "cuda")]
+pub(super) fn inputs(index: usize, parts: &StoredParts<'_>) -> Vec<BlockInput> {
+    Role::ALL.map(|role| input_of(parts, &format!("blocks.{index}.{}", role.name()))).into()
+}
+
+/// Of each step of a block the features that may stand in another order.
+pub(super) fn free_features(
+    config: &TransformerConfig,
+    index: usize,
+    parts: &StoredParts<'_>,
+) -> Vec<Option<FreeFeatures>> {
+    let of_role = |role: Role| {
+        let name = format!("blocks.{index}.{}", role.name());
+        parts.stored(&name).filter(|_| parts.is_in_order(&name))
+    };
+    Role::ALL.map(|role| FreeFeatures::of(config, role, of_role)).into()
+}
+
 impl<'a> Block<'a> {
     /// The block of a layer of a checkpoint with these parts.
     pub(super) fn new(config: &'a TransformerConfig, layer: Layer<f32>, index: usize, parts: &StoredParts<'_>) -> Self {
-        let input = |name: &str| match parts.stored(&format!("blocks.{index}.{name}")) {
-            Some(StoredLinear { parts, is_transposed, .. }) => {
-                let weights = parts.iter().map(|(name, _)| format!("{name}.weight")).collect();
-                BlockInput { weights, is_transposed: *is_transposed }
-            }
-            None => BlockInput::default(),
-        };
+        let input = |name: &str| input_of(parts, &format!("blocks.{index}.{name}"));
         let (mut inputs, mut places) = (vec![], vec![]);
         for (step, role) in Role::ALL.into_iter().enumerate() {
             match config.experts(index).filter(|_| matches!(role, Role::Up | Role::Down)) {
@@ -58,11 +86,7 @@ impl<'a> Block<'a> {
                 }
             }
         }
-        let of_role = |role: Role| {
-            let name = format!("blocks.{index}.{}", role.name());
-            parts.stored(&name).filter(|_| parts.is_in_order(&name))
-        };
-        let free = Role::ALL.map(|role| FreeFeatures::of(config, role, of_role)).into();
+        let free = free_features(config, index, parts);
         Block { config, layer, inputs, places, free }
     }
 
@@ -121,6 +145,16 @@ impl BlockwiseCheckpoint for Checkpoint {
         let parts = self.parts();
         Ok(Box::new(Block::new(config, layer, index, &parts)))
     }
+
+    #[cfg(feature = "cuda")]
+    fn gpu_block(
+        &self,
+        context: &LayerContext,
+        index: usize,
+        replace: Option<Replace<'_>>,
+    ) -> Result<Box<dyn CheckpointBlock<DeviceBuffer> + '_>> {
+        gpu_block((context, self.config()), index, &self.parts().replacing(replace), &self.parts())
+    }
 }
 
 impl CheckpointBlock for Block<'_> {
@@ -140,11 +174,11 @@ impl CheckpointBlock for Block<'_> {
         self.free.get(index)?.as_ref()
     }
 
-    fn input(&self, step: usize, x: &[f32], between: Vec<f32>) -> Vec<f32> {
-        self.layer.input(self.config, Self::role(step), x, between)
+    fn input(&self, step: usize, x: &mut Vec<f32>, between: Option<Vec<f32>>) -> Result<Vec<f32>> {
+        Ok(self.layer.input(self.config, Self::role(step), x, between.unwrap_or_default()))
     }
 
-    fn part(&self, index: usize, x: &[f32], input: &[f32]) -> Result<Option<InputPart>> {
+    fn part(&self, index: usize, x: &Vec<f32>, input: &Vec<f32>) -> Result<Option<InputPart>> {
         let width = self.config.width;
         let (Some((step, Some(expert))), Some(experts)) = (self.places.get(index), self.layer.experts()) else {
             return Ok(None);
@@ -161,7 +195,7 @@ impl CheckpointBlock for Block<'_> {
         }))
     }
 
-    fn step(&self, step: usize, input: &[f32], x: &mut [f32], outputs: Option<Outputs<'_>>) -> Result<Vec<f32>> {
+    fn step(&self, step: usize, input: &Vec<f32>, x: &mut Vec<f32>, shows_products: bool) -> Result<Stepped<Vec<f32>>> {
         let tokens = x.len() / self.config.width;
         let tables = Rotations::of(self.config).map(|rotations| rotations.tables(0..tokens));
         let mut cache = Cache::default();
@@ -169,6 +203,10 @@ impl CheckpointBlock for Block<'_> {
             true => Seen::Cache { cache: &mut cache, position: 0, rotary: tables.as_ref() },
             false => Seen::Sequences(&[tokens]),
         };
-        self.layer.step(self.config, Self::role(step), input, x, seen, outputs)
+        let mut products = None;
+        let mut keep = |found: &[f32]| products = Some(found.to_vec());
+        let outputs: Option<Outputs<'_>> = if shows_products { Some(&mut keep) } else { None };
+        let next = self.layer.step(self.config, Self::role(step), input, x, seen, outputs)?;
+        Ok(Stepped { next: Some(next).filter(|next| !next.is_empty()), products })
     }
 }

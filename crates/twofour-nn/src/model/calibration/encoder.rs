@@ -1,8 +1,12 @@
 //! Encoders, block by block.
 
 use twofour::file::Reader;
+#[cfg(feature = "cuda")]
+use twofour_cuda::layer::{DeviceBuffer, LayerContext};
 
-use super::{BlockInput, BlockwiseCheckpoint, CheckpointBlock, Outputs, Replace, decoder::Block};
+#[cfg(feature = "cuda")]
+use super::gpu::gpu_block;
+use super::{BlockInput, BlockwiseCheckpoint, CheckpointBlock, Replace, States, Stepped, decoder::Block};
 use crate::{
     Result,
     model::{EncoderCheckpoint, EncoderInput, Tokenizer, encoder::Embeddings, inference::layer::Layer},
@@ -49,26 +53,45 @@ impl BlockwiseCheckpoint for EncoderCheckpoint {
     fn block(&self, index: usize, replace: Option<Replace<'_>>) -> Result<Box<dyn CheckpointBlock + '_>> {
         let config = self.config();
         if index == config.layers {
-            let input = BlockInput { weights: self.parts().weights_of(POOLER), is_transposed: false };
-            return Ok(Box::new(PoolerBlock { width: config.width, input }));
+            return Ok(Box::new(self.pooler()));
         }
         let layer = Layer::build(config, &self.parts().replacing(replace), index)?;
         let parts = self.parts();
         Ok(Box::new(Block::new(config, layer, index, &parts)))
     }
+
+    #[cfg(feature = "cuda")]
+    fn gpu_block(
+        &self,
+        context: &LayerContext,
+        index: usize,
+        replace: Option<Replace<'_>>,
+    ) -> Result<Box<dyn CheckpointBlock<DeviceBuffer> + '_>> {
+        if index == self.config().layers {
+            return Ok(Box::new(self.pooler()));
+        }
+        gpu_block((context, self.config()), index, &self.parts().replacing(replace), &self.parts())
+    }
 }
 
-impl CheckpointBlock for PoolerBlock {
+impl EncoderCheckpoint {
+    fn pooler(&self) -> PoolerBlock {
+        let input = BlockInput { weights: self.parts().weights_of(POOLER), is_transposed: false };
+        PoolerBlock { width: self.config().width, input }
+    }
+}
+
+impl<S: States> CheckpointBlock<S> for PoolerBlock {
     fn inputs(&self) -> &[BlockInput] {
         std::slice::from_ref(&self.input)
     }
 
-    fn input(&self, _: usize, x: &[f32], _: Vec<f32>) -> Vec<f32> {
-        x.get(..self.width).unwrap_or_default().to_vec()
+    fn input(&self, _: usize, x: &mut S, _: Option<S>) -> Result<S> {
+        x.first(self.width)
     }
 
     /// Nothing is computed after it.
-    fn step(&self, _: usize, _: &[f32], _: &mut [f32], _: Option<Outputs<'_>>) -> Result<Vec<f32>> {
-        Ok(vec![])
+    fn step(&self, _: usize, _: &S, _: &mut S, _: bool) -> Result<Stepped<S>> {
+        Ok(Stepped { next: None, products: None })
     }
 }

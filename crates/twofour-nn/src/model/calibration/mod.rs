@@ -4,16 +4,25 @@
 mod decoder;
 mod encoder;
 mod free;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod prompt;
+mod runner;
 #[cfg(test)]
 mod tests;
 
 use std::{cell::OnceCell, fmt, ops::Range, path::Path};
 
 use twofour::file::Reader;
+#[cfg(feature = "cuda")]
+use twofour_cuda::layer::{DeviceBuffer, LayerContext};
 
-pub use super::inference::layer::Outputs;
 pub use free::{FreeFeatures, OutputOrder};
+#[cfg(feature = "cuda")]
+pub use gpu::GpuRunner;
+pub use runner::{Gathered, Host, HostGathered, Runner, States};
+
+use prompt::{behind, observation};
 
 use super::{
     Checkpoint, CheckpointError, EncoderCheckpoint, Tokenizer,
@@ -32,28 +41,32 @@ pub struct BlockInput {
     pub is_transposed: bool,
 }
 
-/// A text's input of linear layers.
+/// A text's input of linear layers, in the memory of what runs the model.
 #[derive(Debug, Clone, Copy)]
-pub struct Observation<'a> {
+pub struct Observation<'a, X = &'a [f32]> {
     /// Its name.
     pub input: &'a BlockInput,
     /// The values, `[tokens, in_features]`.
-    pub x: &'a [f32],
+    pub x: X,
     /// Number of tokens.
     pub tokens: usize,
 }
 
 /// What the stored model has for the same tokens.
 #[derive(Debug, Clone, Copy)]
-pub enum Beside<'a> {
+pub enum Beside<X> {
     /// It is not run.
     Nothing,
     /// The input, `[tokens, in_features]`.
-    Inputs(&'a [f32]),
+    Inputs(X),
     /// The products of the one weight that reads the input, `[tokens, out_features]`, without its bias, where they are
     /// added to the hidden states.
-    Outputs(&'a [f32]),
+    Outputs(X),
 }
+
+/// What sees inputs, text by text.
+pub type Observe<'f, S> =
+    &'f mut dyn for<'a> FnMut(Observation<'a, <S as States>::View<'a>>, Beside<<S as States>::View<'a>>);
 
 /// The values of a weight or a bias that replace the stored ones, by name and in the stored shape; none to leave it.
 pub type Replace<'a> = &'a dyn Fn(&str) -> Option<Vec<f32>>;
@@ -96,13 +109,35 @@ pub trait BlockwiseCheckpoint: fmt::Debug {
     /// # Errors
     /// Those of reading; a replaced weight of another length.
     fn block(&self, index: usize, replace: Option<Replace<'_>>) -> Result<Box<dyn CheckpointBlock + '_>>;
+
+    /// The same in the memory of a GPU, in f32.
+    ///
+    /// # Errors
+    /// Those of [`BlockwiseCheckpoint::block`] and of the device's memory; [`Error::Unsupported`] for what the GPU's
+    /// kernels do not have.
+    #[cfg(feature = "cuda")]
+    fn gpu_block(
+        &self,
+        context: &LayerContext,
+        index: usize,
+        replace: Option<Replace<'_>>,
+    ) -> Result<Box<dyn CheckpointBlock<DeviceBuffer> + '_>>;
+}
+
+/// What a block computed up to the input of its next linear layer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stepped<S> {
+    /// That input; nothing where it is read from the hidden states, which were changed.
+    pub next: Option<S>,
+    /// The products of a layer that changes the hidden states, without its bias, where they were asked for.
+    pub products: Option<S>,
 }
 
 /// The part of an input that some linear layers read: the tokens that an expert gets.
 #[derive(Debug, Clone, PartialEq)]
-pub struct InputPart {
+pub struct InputPart<S = Vec<f32>> {
     /// The values, `[tokens, features]`.
-    pub x: Vec<f32>,
+    pub x: S,
     /// Elements of a token.
     pub features: usize,
     /// The tokens, by their numbers in the text.
@@ -111,7 +146,7 @@ pub struct InputPart {
 
 /// A block of a [`BlockwiseCheckpoint`], in memory. It is computed in steps, from one input of linear layers to the
 /// next; experts read parts of one input in one step.
-pub trait CheckpointBlock {
+pub trait CheckpointBlock<S: States = Vec<f32>> {
     /// The inputs, in the order of computation.
     fn inputs(&self) -> &[BlockInput];
 
@@ -133,24 +168,26 @@ pub trait CheckpointBlock {
 
     /// Returns the input of a step, of a text that was computed up to it: from its hidden states `x: [tokens, width]`
     /// or from what the step before it returned.
-    fn input(&self, step: usize, x: &[f32], between: Vec<f32>) -> Vec<f32>;
+    ///
+    /// # Errors
+    /// Those of the memory.
+    fn input(&self, step: usize, x: &mut S, between: Option<S>) -> Result<S>;
 
     /// Returns the part of a step's input that the layers of an input's number read; nothing where they read all of it.
     ///
     /// # Errors
     /// Those of the products of a router.
-    fn part(&self, index: usize, x: &[f32], input: &[f32]) -> Result<Option<InputPart>> {
+    fn part(&self, index: usize, x: &S, input: &S) -> Result<Option<InputPart<S>>> {
         let _ = (index, x, input);
         Ok(None)
     }
 
-    /// Computes the layers of a step, and what follows them up to the next. Returns the next input, or nothing
-    /// where it is read from the hidden states, which were changed. `outputs` sees the products of a layer that
-    /// changes the hidden states, without its bias.
+    /// Computes the layers of a step, and what follows them up to the next, for the hidden states
+    /// `x: [tokens, width]`; with the products of a layer that changes them, where `shows_products` asks for it.
     ///
     /// # Errors
     /// Those of the products.
-    fn step(&self, step: usize, input: &[f32], x: &mut [f32], outputs: Option<Outputs<'_>>) -> Result<Vec<f32>>;
+    fn step(&self, step: usize, input: &S, x: &mut S, shows_products: bool) -> Result<Stepped<S>>;
 }
 
 /// Opens a directory with a decoder or an encoder, as its configuration says.
@@ -177,27 +214,32 @@ fn also_encoders(error: Error) -> Error {
 }
 
 /// A text in front of an input of a block.
-#[derive(Debug, Clone)]
-struct Text {
+#[derive(Debug)]
+struct Text<S> {
     /// The hidden states, `[tokens, width]`.
-    x: Vec<f32>,
+    x: S,
     /// The input, where it is not read from the hidden states.
-    between: Vec<f32>,
+    between: Option<S>,
 }
 
-impl Text {
+impl<S: States> Text<S> {
+    fn copied(&self) -> Result<Self> {
+        let all = |values: &S| values.first(values.elements());
+        Ok(Text { x: all(&self.x)?, between: self.between.as_ref().map(all).transpose()? })
+    }
+
     /// Takes the text through steps of the block.
-    fn run(&mut self, block: &dyn CheckpointBlock, steps: Range<usize>) -> Result<()> {
+    fn run(&mut self, block: &dyn CheckpointBlock<S>, steps: Range<usize>) -> Result<()> {
         for step in steps {
-            let input = self.input(block, step);
-            self.between = block.step(step, &input, &mut self.x, None)?;
+            let input = self.input(block, step)?;
+            self.between = block.step(step, &input, &mut self.x, false)?.next;
         }
         Ok(())
     }
 
     /// The input of the step in front of which the text is.
-    fn input(&mut self, block: &dyn CheckpointBlock, step: usize) -> Vec<f32> {
-        block.input(step, &self.x, std::mem::take(&mut self.between))
+    fn input(&mut self, block: &dyn CheckpointBlock<S>, step: usize) -> Result<S> {
+        block.input(step, &mut self.x, self.between.take())
     }
 }
 
@@ -212,49 +254,62 @@ struct ShownPart {
 impl ShownPart {
     /// Shows what the layers of an input's number read of the input `x` of their step, but for that of a text's first
     /// tokens; nothing where they read all of it.
-    fn show(
+    fn show<S: States>(
         &mut self,
-        (block, index): (&dyn CheckpointBlock, usize),
-        (states, x): (&[f32], &[f32]),
+        (block, index): (&dyn CheckpointBlock<S>, usize),
+        (states, x): (&S, &S),
         prompt: usize,
-        observe: &mut dyn FnMut(Observation<'_>),
+        observe: Observe<'_, S>,
     ) -> Result<bool> {
         let (Some(part), Some(input)) = (block.part(index, states, x)?, block.inputs().get(index)) else {
             return Ok(false);
         };
         let before = part.tokens.iter().filter(|token| **token < prompt).count();
         let tokens = part.tokens.len() - before;
-        observe(Observation { input, x: &part.x[before * part.features..], tokens });
+        let x = S::last(part.x.view(), part.x.elements() - before * part.features)?;
+        observe(Observation { input, x, tokens }, Beside::Nothing);
         *self = ShownPart { features: part.features, tokens: self.tokens + tokens };
         Ok(true)
     }
 
     /// Shows an expert's input where it got no token of any text: as if its features were alike and independent.
-    fn finish(self, input: &BlockInput, observe: &mut dyn FnMut(Observation<'_>)) {
+    fn finish<R: Runner>(self, runner: &R, input: &BlockInput, observe: Observe<'_, R::States>) -> Result<()> {
         let ShownPart { features, tokens } = self;
         if tokens == 0 && features > 0 {
             let mut x = vec![0.0; features * features];
             x.iter_mut().step_by(features + 1).for_each(|value| *value = 1.0);
-            observe(Observation { input, x: &x, tokens: features });
+            let x = runner.states(x)?;
+            observe(Observation { input, x: x.view(), tokens: features }, Beside::Nothing);
         }
+        Ok(())
     }
 }
 
 /// All texts on their way through one model.
-#[derive(Debug, Clone)]
-struct Texts {
-    texts: Vec<Text>,
+#[derive(Debug)]
+struct Texts<S> {
+    texts: Vec<Text<S>>,
     /// The step in front of which they are.
     at: usize,
 }
 
-impl Texts {
-    fn new(states: Vec<Vec<f32>>) -> Self {
-        Texts { texts: states.into_iter().map(|x| Text { x, between: vec![] }).collect(), at: 0 }
+impl<S: States> Texts<S> {
+    fn new(states: impl IntoIterator<Item = Result<S>>) -> Result<Self> {
+        let texts = states.into_iter().map(|x| Ok(Text { x: x?, between: None })).collect::<Result<_>>()?;
+        Ok(Texts { texts, at: 0 })
     }
 
-    fn states(&self) -> Vec<&[f32]> {
-        self.texts.iter().map(|text| text.x.as_slice()).collect()
+    fn copied(&self) -> Result<Self> {
+        Ok(Texts { texts: self.texts.iter().map(Text::copied).collect::<Result<_>>()?, at: self.at })
+    }
+
+    fn states(&self) -> Vec<S::View<'_>> {
+        self.texts.iter().map(|text| text.x.view()).collect()
+    }
+
+    /// Elements of all hidden states.
+    fn elements(&self) -> usize {
+        self.texts.iter().map(|text| text.x.elements()).sum()
     }
 }
 
@@ -275,18 +330,19 @@ impl Texts {
 /// }
 /// # Ok::<(), twofour_nn::Error>(())
 /// ```
-pub struct Calibration<'a> {
+pub struct Calibration<'a, R: Runner = Host> {
+    runner: &'a R,
     checkpoint: &'a dyn BlockwiseCheckpoint,
-    texts: Texts,
+    texts: Texts<R::States>,
     /// The same in the model as it is stored, where these are kept.
-    dense: Option<Texts>,
+    dense: Option<Texts<R::States>>,
     /// The hidden states in front of the block, where these are kept.
-    entry: Option<Vec<Vec<f32>>>,
+    entry: Option<Vec<R::States>>,
     block: usize,
     /// The next block as it is stored, once it has been read.
-    stored: OnceCell<Box<dyn CheckpointBlock + 'a>>,
+    stored: OnceCell<Box<dyn CheckpointBlock<R::States> + 'a>>,
     /// The next block with replaced weights, as the step of that number reads it.
-    replaced: Option<(usize, Box<dyn CheckpointBlock + 'a>)>,
+    replaced: Option<(usize, Box<dyn CheckpointBlock<R::States> + 'a>)>,
     /// Bytes that the inputs between two steps may take.
     room: u64,
     /// The first tokens of each text, whose inputs are not shown.
@@ -294,19 +350,29 @@ pub struct Calibration<'a> {
     is_stopped: &'a dyn Fn() -> bool,
 }
 
-impl fmt::Debug for Calibration<'_> {
+impl<R: Runner> fmt::Debug for Calibration<'_, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Calibration").field("texts", &self.texts.texts.len()).field("block", &self.block).finish()
     }
 }
 
 impl<'a> Calibration<'a> {
-    /// Texts, as tokens, before the first block.
+    /// Texts, as tokens, before the first block, on the CPU.
+    ///
+    /// # Errors
+    /// Those of [`Calibration::on`].
+    pub fn new(checkpoint: &'a dyn BlockwiseCheckpoint, texts: &[Vec<u32>]) -> Result<Self> {
+        Self::on(&Host, checkpoint, texts)
+    }
+}
+
+impl<'a, R: Runner> Calibration<'a, R> {
+    /// Texts, as tokens, before the first block, where `runner` computes.
     ///
     /// # Errors
     /// A text that is empty or longer than the model's context, a token outside the vocabulary; those of reading the
-    /// embedding.
-    pub fn new(checkpoint: &'a dyn BlockwiseCheckpoint, texts: &[Vec<u32>]) -> Result<Self> {
+    /// embedding and of the runner's memory.
+    pub fn on(runner: &'a R, checkpoint: &'a dyn BlockwiseCheckpoint, texts: &[Vec<u32>]) -> Result<Self> {
         let context = checkpoint.context();
         for text in texts {
             if text.is_empty() || text.len() > context {
@@ -314,9 +380,11 @@ impl<'a> Calibration<'a> {
                 return Err(Error::Setting { what: "a calibration text", found, expected: "from 1 to the context" });
             }
         }
+        let states = checkpoint.embed(texts)?.into_iter().map(|values| runner.states(values));
         Ok(Calibration {
+            runner,
             checkpoint,
-            texts: Texts::new(checkpoint.embed(texts)?),
+            texts: Texts::new(states)?,
             dense: None,
             entry: None,
             block: 0,
@@ -329,15 +397,19 @@ impl<'a> Calibration<'a> {
     }
 
     /// Keeps the hidden states of the stored model, too, from here on: [`Calibration::observe`] shows both.
-    #[must_use]
-    pub fn beside_dense(self) -> Self {
-        Calibration { dense: Some(self.texts.clone()), ..self }
+    ///
+    /// # Errors
+    /// Those of the runner's memory.
+    pub fn beside_dense(self) -> Result<Self> {
+        Ok(Calibration { dense: Some(self.texts.copied()?), ..self })
     }
 
     /// Keeps the hidden states in front of each block until the texts are through it: [`Calibration::entry`].
-    #[must_use]
-    pub fn keeping_entry(self) -> Self {
-        Calibration { entry: Some(self.texts.texts.iter().map(|text| text.x.clone()).collect()), ..self }
+    ///
+    /// # Errors
+    /// Those of the runner's memory.
+    pub fn keeping_entry(self) -> Result<Self> {
+        Ok(Calibration { entry: Some(copies(&self.texts)?), ..self })
     }
 
     /// Keeps the inputs of a block's last layers until the next call, where those of all texts take at most so many
@@ -398,12 +470,7 @@ impl<'a> Calibration<'a> {
     /// # Errors
     /// Those of [`Calibration::inputs`] and of the products; a replaced weight of another length; an input that the
     /// texts are past; [`twofour::Error::Interrupted`] where [`Calibration::stopped_by`] asks for it.
-    pub fn observe(
-        &mut self,
-        index: usize,
-        replace: Replace<'_>,
-        observe: &mut dyn FnMut(Observation<'_>, Beside<'_>),
-    ) -> Result<()> {
+    pub fn observe(&mut self, index: usize, replace: Replace<'_>, observe: Observe<'_, R::States>) -> Result<()> {
         let step = self.stored()?.step_of(index);
         let block = match self.replaced.take() {
             Some((of, block)) if of == step => block,
@@ -418,45 +485,43 @@ impl<'a> Calibration<'a> {
         let (mut keeps, mut part) = (None, ShownPart::default());
         for number in 0..self.texts.texts.len() {
             go_on(self.is_stopped)?;
-            let mut text = self.texts.texts[number].clone();
+            let mut text = self.texts.texts[number].copied()?;
             text.run(block.as_ref(), self.texts.at..step)?;
-            let is_between = !text.between.is_empty();
-            let x = text.input(block.as_ref(), step);
-            let tokens = text.x.len() / width;
-            let alone = &mut |observation: Observation<'_>| observe(observation, Beside::Nothing);
-            if !part.show((block.as_ref(), index), (&text.x, &x), self.prompt, alone)? {
-                let observation = Observation { input, x: &x, tokens }.behind(self.prompt);
+            let is_between = text.between.is_some();
+            let x = text.input(block.as_ref(), step)?;
+            let tokens = text.x.elements() / width;
+            if !part.show((block.as_ref(), index), (&text.x, &x), self.prompt, observe)? {
+                let observation = observation::<R::States>(input, &x, tokens, self.prompt)?;
                 match (self.stored.get(), &mut self.dense) {
                     (Some(stored), Some(dense)) => {
                         let (stored, text) = (stored.as_ref(), &mut dense.texts[number]);
                         text.run(stored, dense.at..step)?;
-                        let inputs = text.input(stored, step);
-                        let mut outputs = None;
-                        let mut keep = |products: &[f32]| outputs = Some(products.to_vec());
-                        text.between = stored.step(step, &inputs, &mut text.x, Some(&mut keep))?;
-                        let beside = match outputs.as_deref().filter(|_| input.weights.len() == 1) {
-                            Some(outputs) => Beside::Outputs(outputs),
-                            None => Beside::Inputs(&inputs),
+                        let inputs = text.input(stored, step)?;
+                        let Stepped { next, products } = stored.step(step, &inputs, &mut text.x, true)?;
+                        text.between = next;
+                        let beside = match products.as_ref().filter(|_| input.weights.len() == 1) {
+                            Some(outputs) => Beside::Outputs(behind::<R::States>(outputs, tokens, self.prompt)?),
+                            None => Beside::Inputs(behind::<R::States>(&inputs, tokens, self.prompt)?),
                         };
-                        observe(observation, beside.behind(self.prompt, tokens));
+                        observe(observation, beside);
                     }
                     _ => observe(observation, Beside::Nothing),
                 }
             }
             let keeps = *keeps.get_or_insert_with(|| {
-                let states: usize = self.texts.texts.iter().map(|text| text.x.len()).sum();
-                let features = x.len() / tokens.max(1);
+                let states = self.texts.elements();
+                let features = x.elements() / tokens.max(1);
                 let bytes = (states / width).saturating_mul(features * size_of::<f32>()) as u64;
                 !is_between || features <= 2 * width || bytes <= self.room
             });
             if keeps {
                 if is_between {
-                    text.between = x;
+                    text.between = Some(x);
                 }
                 self.texts.texts[number] = text;
             }
         }
-        part.finish(input, &mut |observation| observe(observation, Beside::Nothing));
+        part.finish(self.runner, input, observe)?;
         if keeps == Some(true) {
             self.texts.at = step;
         }
@@ -472,7 +537,7 @@ impl<'a> Calibration<'a> {
     ///
     /// # Errors
     /// Those of [`Calibration::observe`].
-    pub fn preview(&self, tokens: usize, observe: &mut dyn FnMut(Observation<'_>)) -> Result<()> {
+    pub fn preview(&self, tokens: usize, observe: Observe<'_, R::States>) -> Result<()> {
         let block = self.stored()?;
         if self.texts.at > 0 {
             let found = self.texts.at.to_string();
@@ -481,25 +546,27 @@ impl<'a> Calibration<'a> {
         let (mut seen, mut parts) = (0, vec![ShownPart::default(); block.inputs().len()]);
         for text in &self.texts.texts {
             go_on(self.is_stopped)?;
-            let mut text = text.clone();
+            let mut text = text.copied()?;
+            let own = text.x.elements() / self.checkpoint.width().max(1);
             for step in 0..block.steps() {
-                let x = text.input(block, step);
-                let tokens = text.x.len() / self.checkpoint.width().max(1);
+                let x = text.input(block, step)?;
                 for ((index, input), part) in block.inputs().iter().enumerate().zip(&mut parts) {
                     if block.step_of(index) == step
                         && !part.show((block, index), (&text.x, &x), self.prompt, observe)?
                     {
-                        observe(Observation { input, x: &x, tokens }.behind(self.prompt));
+                        observe(observation::<R::States>(input, &x, own, self.prompt)?, Beside::Nothing);
                     }
                 }
-                text.between = block.step(step, &x, &mut text.x, None)?;
+                text.between = block.step(step, &x, &mut text.x, false)?.next;
             }
-            seen += text.x.len() / self.checkpoint.width().max(1);
+            seen += own;
             if seen >= tokens {
                 break;
             }
         }
-        block.inputs().iter().zip(parts).for_each(|(input, part)| part.finish(input, observe));
+        for (input, part) in block.inputs().iter().zip(parts) {
+            part.finish(self.runner, input, observe)?;
+        }
         Ok(())
     }
 
@@ -510,7 +577,7 @@ impl<'a> Calibration<'a> {
     /// Those of [`Calibration::observe`].
     pub fn advance(&mut self, replace: Replace<'_>) -> Result<()> {
         let is_stopped = self.is_stopped;
-        let run = |block: &dyn CheckpointBlock, texts: &mut Texts| {
+        let run = |block: &dyn CheckpointBlock<R::States>, texts: &mut Texts<R::States>| {
             let end = block.steps();
             texts.texts.iter_mut().try_for_each(|text| {
                 go_on(is_stopped)?;
@@ -526,41 +593,44 @@ impl<'a> Calibration<'a> {
         (self.stored, self.replaced) = (OnceCell::new(), None);
         let block = self.next_block(Some(replace))?;
         run(block.as_ref(), &mut self.texts)?;
-        if let Some(entry) = &mut self.entry {
-            entry.iter_mut().zip(&self.texts.texts).for_each(|(entry, text)| entry.clone_from(&text.x));
+        if self.entry.is_some() {
+            self.entry = Some(copies(&self.texts)?);
         }
         self.block += 1;
         Ok(())
     }
 
     /// The hidden states of each text, `[tokens, width]`: between two blocks those in front of the next.
-    pub fn texts(&self) -> Vec<&[f32]> {
+    pub fn texts(&self) -> Vec<<R::States as States>::View<'_>> {
         self.texts.states()
     }
 
     /// The hidden states of each text in front of the block, `[tokens, width]`, wherever the text is by now; nothing
     /// without [`Calibration::keeping_entry`].
-    pub fn entry(&self) -> Option<&[Vec<f32>]> {
-        self.entry.as_deref()
+    pub fn entry(&self) -> Option<Vec<<R::States as States>::View<'_>>> {
+        self.entry.as_ref().map(|entry| entry.iter().map(States::view).collect())
     }
 
     /// The hidden states of each text in the stored model, `[tokens, width]`; nothing without
     /// [`Calibration::beside_dense`]. Once the last input of a block was observed, they are the block's outputs.
-    pub fn dense_texts(&self) -> Option<Vec<&[f32]>> {
+    pub fn dense_texts(&self) -> Option<Vec<<R::States as States>::View<'_>>> {
         self.dense.as_ref().map(Texts::states)
     }
 
     /// Puts the texts of the pruned model back in front of the block, where [`Calibration::keeping_entry`] kept them:
     /// after weights that read earlier inputs changed. The stored model's stay where they are.
-    pub fn rewind(&mut self) {
+    ///
+    /// # Errors
+    /// Those of the runner's memory.
+    pub fn rewind(&mut self) -> Result<()> {
         if let Some(entry) = &self.entry {
-            let texts = entry.iter().map(|x| Text { x: x.clone(), between: vec![] }).collect();
-            self.texts = Texts { texts, at: 0 };
+            self.texts = Texts::new(entry.iter().map(|x| x.first(x.elements())))?;
             self.replaced = None;
         }
+        Ok(())
     }
 
-    fn stored(&self) -> Result<&(dyn CheckpointBlock + 'a)> {
+    fn stored(&self) -> Result<&(dyn CheckpointBlock<R::States> + 'a)> {
         let block = match self.stored.get() {
             Some(block) => block,
             None => {
@@ -571,13 +641,18 @@ impl<'a> Calibration<'a> {
         Ok(block.as_ref())
     }
 
-    fn next_block(&self, replace: Option<Replace<'_>>) -> Result<Box<dyn CheckpointBlock + 'a>> {
+    fn next_block(&self, replace: Option<Replace<'_>>) -> Result<Box<dyn CheckpointBlock<R::States> + 'a>> {
         if self.is_finished() {
             let found = self.block.to_string();
             return Err(Error::Setting { what: "block", found, expected: "one of the model's" });
         }
-        self.checkpoint.block(self.block, replace)
+        self.runner.block(self.checkpoint, self.block, replace)
     }
+}
+
+/// Copies of the texts' hidden states.
+fn copies<S: States>(texts: &Texts<S>) -> Result<Vec<S>> {
+    texts.texts.iter().map(|text| text.x.first(text.x.elements())).collect()
 }
 
 fn go_on(is_stopped: &dyn Fn() -> bool) -> Result<()> {

@@ -1,31 +1,22 @@
 //! Texts that begin with tokens whose inputs are not shown.
 
-use super::{Beside, Observation};
+use super::{BlockInput, Observation, States};
+use crate::Result;
 
-impl Observation<'_> {
-    /// The input without that of a text's first tokens.
-    pub(super) fn behind(self, prompt: usize) -> Self {
-        let rest = self.tokens.saturating_sub(prompt);
-        Observation { x: last(self.x, self.tokens, rest), tokens: rest, ..self }
-    }
+/// A text's input, without that of its first tokens.
+pub(super) fn observation<'a, S: States>(
+    input: &'a BlockInput,
+    x: &'a S,
+    tokens: usize,
+    prompt: usize,
+) -> Result<Observation<'a, S::View<'a>>> {
+    Ok(Observation { input, x: behind(x, tokens, prompt)?, tokens: tokens.saturating_sub(prompt) })
 }
 
-impl Beside<'_> {
-    /// What is there for the last tokens of a text of `tokens`.
-    pub(super) fn behind(self, prompt: usize, tokens: usize) -> Self {
-        let rest = tokens.saturating_sub(prompt);
-        match self {
-            Beside::Nothing => Beside::Nothing,
-            Beside::Inputs(x) => Beside::Inputs(last(x, tokens, rest)),
-            Beside::Outputs(y) => Beside::Outputs(last(y, tokens, rest)),
-        }
-    }
-}
-
-/// The rows of the last `rest` of so many tokens.
-fn last(rows: &[f32], tokens: usize, rest: usize) -> &[f32] {
-    let width = rows.len() / tokens.max(1);
-    &rows[(tokens - rest) * width..]
+/// The rows of a text of so many tokens, without those of its first tokens.
+pub(super) fn behind<S: States>(rows: &S, tokens: usize, prompt: usize) -> Result<S::View<'_>> {
+    let width = rows.elements() / tokens.max(1);
+    S::last(rows.view(), rows.elements() - prompt.min(tokens) * width)
 }
 
 #[cfg(test)]
@@ -43,11 +34,11 @@ mod tests {
         let shown = |prompt: usize, is_beside: bool| {
             let mut calibration = Calibration::new(&checkpoint, &texts).unwrap().behind_prompt(prompt);
             if is_beside {
-                calibration = calibration.beside_dense();
+                calibration = calibration.beside_dense().unwrap();
             }
             let mut found = vec![];
             for index in 0..calibration.inputs().unwrap().len() {
-                let observe = &mut |seen: Observation<'_>, beside: Beside<'_>| {
+                let observe = &mut |seen: Observation<'_>, beside: Beside<&[f32]>| {
                     let dense = match beside {
                         Beside::Nothing => vec![],
                         Beside::Inputs(x) | Beside::Outputs(x) => x.to_vec(),
@@ -69,7 +60,7 @@ mod tests {
         }
         let calibration = Calibration::new(&checkpoint, &texts).unwrap().behind_prompt(6);
         let mut seen = vec![];
-        calibration.preview(usize::MAX, &mut |observation| seen.push(observation.tokens)).unwrap();
+        calibration.preview(usize::MAX, &mut |observation, _| seen.push(observation.tokens)).unwrap();
         assert_eq!(seen, [5, 5, 5, 5, 0, 0, 0, 0]);
     }
 }

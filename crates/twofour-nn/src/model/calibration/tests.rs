@@ -152,7 +152,7 @@ fn inputs_are_those_of_the_pruned_and_of_the_stored_block_however_much_is_kept()
         let plain = || Calibration::new(&checkpoint, &texts).unwrap();
         // What each model alone reads.
         let (mut pruned, mut stored) = (plain(), plain());
-        let room = |bytes| plain().with_room(bytes).beside_dense().keeping_entry();
+        let room = |bytes| plain().with_room(bytes).beside_dense().unwrap().keeping_entry().unwrap();
         let mut both = [room(0), room(u64::MAX)];
         while !pruned.is_finished() {
             let before: Vec<Vec<f32>> = pruned.texts().into_iter().map(<[f32]>::to_vec).collect();
@@ -186,7 +186,7 @@ fn inputs_are_those_of_the_pruned_and_of_the_stored_block_however_much_is_kept()
             pruned.advance(&replace).unwrap();
             stored.advance(&|_| None).unwrap();
             // From the block's entry again: the same.
-            both[1].rewind();
+            both[1].rewind().unwrap();
             for both in &mut both {
                 both.advance(&replace).unwrap();
                 assert_eq!(both.texts(), pruned.texts(), "{family}");

@@ -193,7 +193,7 @@ impl Shrinking {
         let (block, config) = (calibration.block(), &self.opened.config);
         let mut norms = [Role::Out, Role::Down].map(|role| (self.names(block, role), None::<InputNorms>));
         let mut failed = None;
-        calibration.preview(usize::MAX, &mut |seen| {
+        calibration.preview(usize::MAX, &mut |seen, _| {
             let Some((_, norms)) = norms.iter_mut().find(|(names, _)| *names == seen.input.weights) else { return };
             let features = seen.x.len().checked_div(seen.tokens).unwrap_or_default();
             let norms = norms.get_or_insert_with(|| InputNorms::new(features));

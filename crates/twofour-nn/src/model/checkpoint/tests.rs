@@ -678,7 +678,7 @@ fn blocks_in_steps_compute_what_the_model_does_and_experts_see_the_tokens_that_t
             let mut shown = vec![];
             for (index, input) in inputs.iter().enumerate() {
                 let mut tokens = 0;
-                let observe = &mut |seen: crate::model::Observation<'_>, _: crate::model::Beside<'_>| {
+                let observe = &mut |seen: crate::model::Observation<'_>, _: crate::model::Beside<&[f32]>| {
                     assert_eq!(seen.input, input);
                     tokens += seen.tokens;
                 };
@@ -688,7 +688,7 @@ fn blocks_in_steps_compute_what_the_model_does_and_experts_see_the_tokens_that_t
             let mut previewed = vec![0; inputs.len()];
             let fresh = Calibration::new(&checkpoint, &texts).unwrap();
             fresh
-                .preview(usize::MAX, &mut |seen| {
+                .preview(usize::MAX, &mut |seen, _| {
                     previewed[inputs.iter().position(|input| input == seen.input).unwrap_or_default()] += seen.tokens;
                 })
                 .unwrap();
@@ -738,7 +738,7 @@ fn an_expert_without_tokens_is_shown_the_identity() {
     let inputs = calibration.inputs().unwrap();
     let mut identities = vec![];
     for (index, input) in inputs.iter().enumerate().skip(2) {
-        let observe = &mut |seen: crate::model::Observation<'_>, _: crate::model::Beside<'_>| {
+        let observe = &mut |seen: crate::model::Observation<'_>, _: crate::model::Beside<&[f32]>| {
             let features = seen.x.len() / seen.tokens.max(1);
             let is_one = |i: usize, value: f32| value == if i.is_multiple_of(features + 1) { 1.0 } else { 0.0 };
             if seen.tokens > 0

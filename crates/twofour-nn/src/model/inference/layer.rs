@@ -70,7 +70,7 @@ impl Role {
 pub(crate) type Observer<'a, T> = &'a mut dyn FnMut(Role, &[T]) -> ControlFlow<()>;
 
 /// What sees the products of a linear layer, `[tokens, out_features]`.
-pub type Outputs<'a> = &'a mut dyn FnMut(&[f32]);
+pub(crate) type Outputs<'a> = &'a mut dyn FnMut(&[f32]);
 
 /// The observer that sees nothing.
 pub(crate) fn unobserved<T>(_: Role, _: &[T]) -> ControlFlow<()> {

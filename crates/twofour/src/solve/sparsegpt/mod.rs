@@ -26,7 +26,7 @@ mod solver;
 
 use rayon::prelude::*;
 
-use super::{Method, Pruned, factor, method::hessian_of, normal::finite_weight};
+use super::{Backend, Method, Pruned, factor, method::hessian_of, normal::finite_weight};
 use crate::{
     Element, Error, Mask, MatrixRef, Result,
     calibration::{Hessian, Statistic, StatisticKind},
@@ -150,7 +150,13 @@ impl Method for BySparseGpt {
         matches!(sparsity, Sparsity::Groups(_) | Sparsity::EachRow(_) | Sparsity::Tensor(_))
     }
 
-    fn prune(&self, weight: MatrixRef<'_, f32>, sparsity: Sparsity, inputs: Option<&Statistic>) -> Result<Pruned> {
+    fn prune(
+        &self,
+        _: &dyn Backend,
+        weight: MatrixRef<'_, f32>,
+        sparsity: Sparsity,
+        inputs: Option<&Statistic>,
+    ) -> Result<Pruned> {
         let hessian = hessian_of(inputs)?;
         let settings = SparseGpt::new(sparsity);
         let solved = match sparsegpt(weight, hessian, &settings) {

@@ -152,7 +152,13 @@ impl<'a, T: KernelElement, P: Parts<T>> Build<'a, T, P> {
         Ok(CudaNorm { gain: of("weight")?, bias, epsilon })
     }
 
-    fn norm(&self, name: &str) -> Result<CudaNorm> {
+    /// The model's description.
+    pub(super) fn config(&self) -> &'a TransformerConfig {
+        self.config
+    }
+
+    /// A norm of the model's kind.
+    pub(super) fn norm(&self, name: &str) -> Result<CudaNorm> {
         self.norm_of(name, self.config.width, (self.config.norm.kind, self.config.norm.epsilon))
     }
 
@@ -179,6 +185,12 @@ impl<'a, T: KernelElement, P: Parts<T>> Build<'a, T, P> {
     /// The layers.
     pub(in crate::model) fn stack(self) -> Result<CudaStack> {
         let layers = (0..self.config.layers).map(|layer| self.layer(layer)).collect::<Result<_>>()?;
+        Ok(CudaStack { layers, context: self.context, config: self.config.clone(), dtype: T::DTYPE })
+    }
+
+    /// One of the layers alone.
+    pub(super) fn one_layer(self, layer: usize) -> Result<CudaStack> {
+        let layers = vec![self.layer(layer)?];
         Ok(CudaStack { layers, context: self.context, config: self.config.clone(), dtype: T::DTYPE })
     }
 

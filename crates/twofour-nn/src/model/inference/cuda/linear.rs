@@ -123,6 +123,30 @@ impl CudaLinear {
         }
     }
 
+    /// Whether the outputs have a bias, where the weight is dense.
+    pub(super) fn has_bias(&self) -> bool {
+        matches!(self.weight, DeviceWeight::Dense { bias: Some(_), .. })
+    }
+
+    /// Launches the products of `x` `[tokens, inputs]` and a dense weight, without the bias, to `y`.
+    pub(super) fn products(
+        &self,
+        context: &LayerContext,
+        x: DeviceSlice<'_>,
+        tokens: usize,
+        y: DeviceSliceMut<'_>,
+    ) -> Result<()> {
+        let DeviceWeight::Dense { weight, .. } = &self.weight else {
+            return Err(Error::Unsupported {
+                engine: "CUDA inference",
+                what: "products of a packed weight without its bias".into(),
+                remedy: "compute in f32, where all weights are dense",
+            });
+        };
+        let shape = DenseLinear { out_features: self.outputs, in_features: self.inputs };
+        Ok(shape.forward(context, (x, tokens), weight.as_slice(), None, y)?)
+    }
+
     /// Launches the layer for `x` `[tokens, inputs]` and `y` `[tokens, outputs]`. An int8 layer quantizes floats itself.
     pub(in crate::model) fn forward(
         &self,

@@ -3,6 +3,7 @@
 //! a cache of keys and values of fixed size, and decoding by a captured CUDA graph.
 
 mod attention;
+mod block;
 mod build;
 mod cached;
 mod decoder;
@@ -21,6 +22,7 @@ use twofour_cuda::layer::{DeviceBuffer, LayerContext};
 
 pub(in crate::model) use self::{
     attention::FullAttention,
+    block::CudaBlock,
     build::{Build, fused, repeatable},
     hidden::{download, first, upload},
     linear::{CudaLinear, Input},
