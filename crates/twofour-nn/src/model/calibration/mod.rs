@@ -313,6 +313,8 @@ impl<S: States> Texts<S> {
     }
 }
 
+type BoxedBlock<'a, S> = Box<dyn CheckpointBlock<S> + 'a>;
+
 /// Texts on their way through a checkpoint. In memory are the hidden states of all texts, in f32, and the weights of
 /// one block; twice as many where the dense model's states are kept beside those of the pruned one.
 ///
@@ -340,9 +342,9 @@ pub struct Calibration<'a, R: Runner = Host> {
     entry: Option<Vec<R::States>>,
     block: usize,
     /// The next block as it is stored, once it has been read.
-    stored: OnceCell<Box<dyn CheckpointBlock<R::States> + 'a>>,
+    stored: OnceCell<BoxedBlock<'a, R::States>>,
     /// The next block with replaced weights, as the step of that number reads it.
-    replaced: Option<(usize, Box<dyn CheckpointBlock<R::States> + 'a>)>,
+    replaced: Option<(usize, BoxedBlock<'a, R::States>)>,
     /// Bytes that the inputs between two steps may take.
     room: u64,
     /// The first tokens of each text, whose inputs are not shown.
@@ -641,7 +643,7 @@ impl<'a, R: Runner> Calibration<'a, R> {
         Ok(block.as_ref())
     }
 
-    fn next_block(&self, replace: Option<Replace<'_>>) -> Result<Box<dyn CheckpointBlock<R::States> + 'a>> {
+    fn next_block(&self, replace: Option<Replace<'_>>) -> Result<BoxedBlock<'a, R::States>> {
         if self.is_finished() {
             let found = self.block.to_string();
             return Err(Error::Setting { what: "block", found, expected: "one of the model's" });
