@@ -44,6 +44,7 @@ _LAZY = {
     "Int4Linear": "modules.int4",
     "LayerInputs": "arrays.layer",
     "Linear": "modules.linear",
+    "PartViolation": "arrays.verification",
     "Store": "arrays.stores",
     "Verification": "arrays.verification",
     "Violation": "arrays.verification",

@@ -11,14 +11,28 @@ from .bytes import bytes_of, matrix_axis, on_gpu
 
 @dataclasses.dataclass(frozen=True)
 class Violation:
-    """A part of a matrix with more nonzeros than the pattern allows.
+    """A group with more nonzeros than the pattern allows.
 
     Attributes:
-        line: the row that holds the group, or the column where groups run along axis 0; or the row or column itself
-            where the pattern counts those. ``None`` for blocks and for the whole matrix.
-        group: the group's index along that line; ``None`` where the pattern has no groups.
-        nonzeros: how many there are in it; columns with nonzeros of a block of V:N:M.
-        allowed: how many there may be.
+        line: the row that holds it, or the column where groups run along axis 0.
+        group: its index along that line.
+        nonzeros: how many nonzeros it has.
+    """
+
+    line: int
+    group: int
+    nonzeros: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PartViolation(Violation):
+    """A part of another kind that a pattern counts: a block, a row, a column or the whole matrix.
+
+    Attributes:
+        line: the row or column where the pattern counts those, else ``None``.
+        group: ``None``.
+        nonzeros: how many nonzeros it has; columns with nonzeros of a block of V:N:M.
+        allowed: how many it may have.
         row: the first row of a block.
         column: the first column of a block.
     """
@@ -29,6 +43,12 @@ class Violation:
     allowed: int = 0
     row: int | None = None
     column: int | None = None
+
+
+def _violation(line, group, row, column, nonzeros, allowed) -> Violation:
+    if line is not None and group is not None:
+        return Violation(line, group, nonzeros)
+    return PartViolation(line, group, nonzeros, allowed, row, column)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +120,5 @@ def verify(
         rows, cols = source.matrix()
         found = _native.verify(source.data, source.dtype, rows, cols, pattern, axis, places)
     groups, violating, first, zeros = found
-    violations = tuple(
-        Violation(line, group, nonzeros, allowed, row, column) for line, group, row, column, nonzeros, allowed in first
-    )
+    violations = tuple(_violation(*violation) for violation in first)
     return Verification(pattern, axis, groups, violating, violations, zeros / max(rows * cols, 1))

@@ -120,7 +120,7 @@ impl<T: KernelElement> BlockSparseWeight<T> {
             return Ok(());
         }
         let weight = Blocks { weight: self };
-        if tokens >= MANY * self.cpu.many().dense {
+        if tokens >= self.cpu.many().dense.saturating_mul(MANY) {
             self.cpu.run(BlockProduct { weight, x, epilogue, y });
         } else {
             few(self.cpu, weight, x, tokens, epilogue, y);
