@@ -50,7 +50,7 @@ impl Selector {
     /// ```
     /// use twofour::{Axis, Pattern, select::Selector};
     /// assert_eq!(Selector::named("magnitude", Pattern::TWO_FOUR, Axis::Row)?, Selector::TWO_FOUR);
-    /// assert!(Selector::named("optimal", "1:4".parse()?, Axis::Row).is_err());
+    /// assert!(Selector::named("optimal", "1:4".parse::<Pattern>()?, Axis::Row).is_err());
     /// # Ok::<(), twofour::Error>(())
     /// ```
     pub fn named(name: &str, sparsity: impl Into<Sparsity>, axis: Axis) -> Result<Self> {
