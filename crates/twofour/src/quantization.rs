@@ -66,7 +66,7 @@ pub enum ScaleRule {
 
 impl ScaleRule {
     /// The shares of the largest magnitude that become the largest integer.
-    fn shares(self) -> impl Iterator<Item = f32> {
+    pub(crate) fn shares(self) -> impl Iterator<Item = f32> {
         const STEPS: usize = 64;
         let count = if self == ScaleRule::MaxAbs { 1 } else { STEPS / 2 + 1 };
         (0..count).map(|i| (STEPS - i) as f32 / STEPS as f32)

@@ -24,7 +24,10 @@ use super::{
     Grid, Solved,
     normal::{Damped, finite_weight},
 };
-use crate::{Error, Mask, MatrixRef, Result, calibration::Hessian, first_error::first_error, mask::zero_pruned};
+use crate::{
+    Error, Mask, MatrixRef, Result, calibration::Hessian, first_error::first_error, mask::zero_pruned,
+    quantization::ScaleRule,
+};
 
 /// The most times that each integer is looked at.
 const SWEEPS: usize = 20;
@@ -33,8 +36,6 @@ const SETTLED: f64 = 0.0005;
 /// Rows that a thread takes at a time: each row of `H` is read once for all of them. Results do not depend on how many
 /// threads there are.
 const BAND: usize = 32;
-/// Scales that are tried: from that of the largest magnitude down to half of it.
-const TRIALS: u16 = 33;
 
 /// Rounds the kept weights of a layer with the dense weight `dense: [rows, cols]` to integers times scales. `adjusted`
 /// is what they are before: the dense weight under the mask, or what a solver or [`refit`](super::refit()) found.
@@ -108,7 +109,7 @@ pub fn round(
     Ok(Solved { weight, mask: mask.clone(), integers: Some(integers), scales: Some(scales), squared_error })
 }
 
-/// The scale with the least weighted squared error; `None` where f16 cannot hold it.
+/// The scale of [`ScaleRule::LeastSquares`], with weights for the squares; `None` where f16 cannot hold it.
 fn best_scale(grid: Grid, values: &[f32], importance: &[f32]) -> Option<f32> {
     let largest = values.iter().fold(0f32, |largest, value| largest.max(value.abs()));
     let error = |scale: f32| -> f64 {
@@ -118,17 +119,15 @@ fn best_scale(grid: Grid, values: &[f32], importance: &[f32]) -> Option<f32> {
         });
         squares.sum()
     };
-    let mut best = grid.scale(largest)?;
-    let mut least = error(best);
-    for trial in 1..TRIALS {
-        let share = 1.0 - 0.5 * f32::from(trial) / f32::from(TRIALS - 1);
-        let Some(scale) = grid.scale(largest * share).filter(|scale| *scale > 0.0) else { continue };
+    let mut best: Option<(f32, f64)> = None;
+    for share in ScaleRule::LeastSquares.shares() {
+        let scale = grid.scale(largest * share)?;
         let own = error(scale);
-        if own < least {
-            (best, least) = (scale, own);
+        if best.is_none_or(|(_, least)| own < least) {
+            best = Some((scale, own));
         }
     }
-    Some(best)
+    best.map(|(scale, _)| scale)
 }
 
 /// Rows whose integers are found together.
@@ -151,7 +150,7 @@ impl Band<'_> {
     fn descend(mut self) {
         let cols = self.damped.features();
         let rows = self.weight.len() / cols;
-        let kept: usize = (0..rows).map(|row| self.mask.of_rows(self.first + row..self.first + row + 1).count()).sum();
+        let kept = self.mask.of_rows(self.first..self.first + rows).count();
         let diagonal: Vec<f32> = self.damped.diagonal().collect();
         for _ in 0..SWEEPS {
             let mut changed = 0;
