@@ -310,6 +310,10 @@ fn what_a_method_keeps_is_rounded_in_the_same_pass() {
     let again = ["prune", "floats", "-o", "again", "--method", "magnitude", "--permute", "off", "--quantize", "int4"];
     run(at, &[&again[..], &calibration].concat()).good();
     run(at, &["quantize", "floats", "-o", "nearest", "--dtype", "int4"]).good();
+    // Rounding alone is enough for a text to have an effect.
+    let alone = ["prune", "floats", "-o", "alone", "--method", "magnitude", "--refit", "off", "--compensate", "off"];
+    run(at, &[&alone[..], &calibration, &["--quantize", "int4"]].concat()).good();
+    assert!(run(at, &[&alone[..], &calibration].concat()).bad(2).contains("--quantize"));
     let [floats, again, nearest] = ["floats", "again", "nearest"].map(|model| {
         run(at, &["eval", model, "--text", "text.txt", "--window", "24", "--json"]).good().json()["perplexity"]
             .as_f64()

@@ -86,8 +86,13 @@ impl MethodOptions {
         self.permute == Permute::Auto
     }
 
-    /// Returns what prunes, given whether there is text to calibrate on.
-    pub(super) fn pruning(&self, sparsity: Sparsity, calibrates: bool) -> Result<Pruning, Usage> {
+    /// Returns what prunes, given whether there is text to calibrate on and what kept weights are rounded to.
+    pub(super) fn pruning(
+        &self,
+        sparsity: Sparsity,
+        calibrates: bool,
+        quantization: Option<Quantization>,
+    ) -> Result<Pruning, Usage> {
         let default = match (calibrates, sparsity) {
             (true, Sparsity::Groups(_)) => "alps",
             (true, _) => "wanda",
@@ -105,12 +110,13 @@ impl MethodOptions {
             (None, true) => Compensation::default().share,
             (None, false) => 0.0,
         };
-        let pruning = Pruning { swaps: self.swaps, refit, compensation, ..Pruning::new(method, sparsity) };
+        let grid = quantization.map(Quantization::grid);
+        let pruning = Pruning { swaps: self.swaps, refit, compensation, grid, ..Pruning::new(method, sparsity) };
         pruning.expect_pattern().map_err(|error| Usage(error.to_string()))?;
         if calibrates && pruning.requires() == StatisticKind::Nothing {
             return Err(Usage(format!(
-                "--calibration has no effect on --method {name} without --refit, --swaps and --compensate; choose \
-                 another method"
+                "--calibration has no effect on --method {name} without --refit, --swaps, --compensate and --quantize; \
+                 choose another method"
             )));
         }
         if !calibrates && pruning.requires() > StatisticKind::Nothing {
@@ -170,9 +176,8 @@ impl JointOptions {
     }
 
     /// Returns the integers, where there are any.
-    pub(super) fn quantization(&self, pruning: &Pruning) -> Result<Option<Quantization>, Usage> {
+    pub(super) fn quantization(&self, sparsity: Sparsity) -> Result<Option<Quantization>, Usage> {
         let Some(integer) = self.quantize else { return Ok(None) };
-        let sparsity = pruning.sparsity;
         if sparsity != Pattern::TWO_FOUR.into() {
             return Err(Usage(format!("--quantize writes compressed weights, which are 2:4, not {sparsity}")));
         }

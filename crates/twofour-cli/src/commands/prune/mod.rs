@@ -213,7 +213,8 @@ impl From<Quantization> for QuantizationAnswer {
 impl Prune {
     /// Runs the command.
     pub(crate) fn run(mut self, screen: &mut Screen) -> Result<Verdict> {
-        let mut pruning = self.method.pruning(self.pattern, self.calibration.is_given())?;
+        let quantization = self.joint.quantization(self.pattern)?;
+        let pruning = self.method.pruning(self.pattern, self.calibration.is_given(), quantization)?;
         let method = pruning.method.name();
         let sampling = self.calibration.sampling();
         if sampling.is_some() && (self.transposable.is_some() || self.axis != AxisOption::Reduction) {
@@ -222,8 +223,6 @@ impl Prune {
             ))
             .into());
         }
-        let quantization = self.joint.quantization(&pruning)?;
-        pruning.grid = quantization.map(Quantization::grid);
         self.low_rank.expect_no_other(&self.output.output)?;
         let part = self.low_rank.part(&pruning, &self.output.output, quantization.is_some())?;
         let globs = match &self.plan {
