@@ -65,9 +65,15 @@ pub(super) fn free_features(
 }
 
 impl<'a> Block<'a> {
-    /// The block of a layer of a checkpoint with these parts.
-    pub(super) fn new(config: &'a TransformerConfig, layer: Layer<f32>, index: usize, parts: &StoredParts<'_>) -> Self {
-        let input = |name: &str| input_of(parts, &format!("blocks.{index}.{name}"));
+    /// The block of that number, of the weights that `replaced` has, which lie as `stored` says.
+    pub(super) fn new(
+        config: &'a TransformerConfig,
+        index: usize,
+        replaced: &StoredParts<'_>,
+        stored: &StoredParts<'_>,
+    ) -> Result<Self> {
+        let layer = Layer::build(config, replaced, index)?;
+        let input = |name: &str| input_of(stored, &format!("blocks.{index}.{name}"));
         let (mut inputs, mut places) = (vec![], vec![]);
         for (step, role) in Role::ALL.into_iter().enumerate() {
             match config.experts(index).filter(|_| matches!(role, Role::Up | Role::Down)) {
@@ -86,8 +92,8 @@ impl<'a> Block<'a> {
                 }
             }
         }
-        let free = free_features(config, index, parts);
-        Block { config, layer, inputs, places, free }
+        let free = free_features(config, index, stored);
+        Ok(Block { config, layer, inputs, places, free })
     }
 
     fn role(step: usize) -> Role {
@@ -140,10 +146,7 @@ impl BlockwiseCheckpoint for Checkpoint {
     }
 
     fn block(&self, index: usize, replace: Option<Replace<'_>>) -> Result<Box<dyn CheckpointBlock + '_>> {
-        let config = self.config();
-        let layer = Layer::build(config, &self.parts().replacing(replace), index)?;
-        let parts = self.parts();
-        Ok(Box::new(Block::new(config, layer, index, &parts)))
+        Ok(Box::new(Block::new(self.config(), index, &self.parts().replacing(replace), &self.parts())?))
     }
 
     #[cfg(feature = "cuda")]

@@ -9,7 +9,7 @@ use super::gpu::gpu_block;
 use super::{BlockInput, BlockwiseCheckpoint, CheckpointBlock, Replace, States, Stepped, decoder::Block};
 use crate::{
     Result,
-    model::{EncoderCheckpoint, EncoderInput, Tokenizer, encoder::Embeddings, inference::layer::Layer},
+    model::{EncoderCheckpoint, EncoderInput, Tokenizer, encoder::Embeddings},
 };
 
 const POOLER: &str = "pooler";
@@ -55,9 +55,7 @@ impl BlockwiseCheckpoint for EncoderCheckpoint {
         if index == config.layers {
             return Ok(Box::new(self.pooler()));
         }
-        let layer = Layer::build(config, &self.parts().replacing(replace), index)?;
-        let parts = self.parts();
-        Ok(Box::new(Block::new(config, layer, index, &parts)))
+        Ok(Box::new(Block::new(config, index, &self.parts().replacing(replace), &self.parts())?))
     }
 
     #[cfg(feature = "cuda")]
