@@ -12,8 +12,8 @@ use std::{
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use crate::{
-    Architecture, Error, Result, TileScheduler, cache::Cache, libraries::loader, once_map::OnceMap,
-    raw::grid::MOST_GRID_ROWS, source::Source,
+    Architecture, Error, Result, TileScheduler, cache::Cache, compile_time::counted, libraries::loader,
+    once_map::OnceMap, raw::grid::MOST_GRID_ROWS, source::Source,
 };
 
 /// An address in device memory.
@@ -274,12 +274,13 @@ impl Device {
 
     /// Loads a source's module once. Different sources can be compiled concurrently.
     fn module(&self, source: &Source) -> Result<Module> {
-        self.0.modules.get_or_try_insert(source.name().to_owned(), || {
+        let load = || {
             let code = self.0.cache.code(source, self.0.architecture)?;
             // SAFETY: the image is a whole cubin: fresh from the compiler, or with the digest that it was kept with.
             let module = unsafe { result::module::load_data(code.as_ptr().cast()) };
             module.map(Module).map_err(|error| Error::driver("loading kernels", error))
-        })
+        };
+        self.0.modules.get_or_try_insert(source.name().to_owned(), || counted(load))
     }
 
     /// Returns an error while a stream of this device is being captured, for actions that cannot be part of a graph.

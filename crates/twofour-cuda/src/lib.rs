@@ -29,7 +29,9 @@ pub mod architecture;
 pub mod arguments;
 pub mod cache;
 pub mod compare;
+mod compile_time;
 pub mod compiler;
+mod dense_gemm;
 pub mod device;
 mod error;
 pub mod kernels;
@@ -44,6 +46,7 @@ pub mod source;
 mod tile_scheduler;
 
 pub use architecture::Architecture;
+pub use compile_time::compile_time;
 pub use device::{Device, DevicePtr, PooledMemory, Stream};
 pub use error::{Error, Result};
 pub use marks::PhaseMarks;

@@ -9,6 +9,7 @@ use std::{
 use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
+use twofour_cuda::compile_time;
 use twofour_nn::{
     model::{LanguageModel, Sampling, SavedModel},
     text::Message,
@@ -78,9 +79,12 @@ struct Answer<'a> {
     tokens: usize,
     token_ids: Vec<u32>,
     prompt_tokens: usize,
-    /// From the first token to the last; reading the prompt and the first token after it take `prompt_seconds`.
+    /// From the first token to the last, without compiling kernels; reading the prompt and the first token after it take
+    /// `prompt_seconds`, with compiling.
     tokens_per_s: Option<f64>,
     prompt_seconds: f64,
+    /// Spent on compiling and loading GPU kernels while generating, before the first token and after it.
+    compile_seconds: f64,
     dtype: String,
 }
 
@@ -109,9 +113,10 @@ impl Generate {
         if !self.chat {
             screen.stream(self.prompt.as_bytes())?;
         }
-        let (begin, mut first) = (Instant::now(), None);
+        // GPU kernels are compiled by the first call that launches them: of decoding, after the first token.
+        let (begin, compiled, mut first) = (Instant::now(), compile_time(), None);
         model.decoder.generate(&prompt, self.length, sampling, &mut |token| {
-            first.get_or_insert_with(|| begin.elapsed());
+            first.get_or_insert_with(|| (begin.elapsed(), compile_time()));
             if model.end.contains(&token) {
                 return ControlFlow::Break(());
             }
@@ -122,7 +127,9 @@ impl Generate {
             if trouble.is_err() || screen.is_closed() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
         trouble?;
-        let (all, first) = (begin.elapsed().as_secs_f64(), first.unwrap_or_default().as_secs_f64());
+        let (all, compiled_all) = (begin.elapsed(), compile_time());
+        let (first, compiled_first) = first.unwrap_or_default();
+        let decoding = all.saturating_sub(first).saturating_sub(compiled_all.saturating_sub(compiled_first));
         let is_incomplete = decoder.is_incomplete();
         let rest = decoder.finish();
         screen.stream(rest.as_bytes())?;
@@ -138,9 +145,10 @@ impl Generate {
             ends_inside_character: is_incomplete,
             tokens: tokens.len(),
             prompt_tokens: prompt.len(),
-            tokens_per_s: (tokens.len() > 1).then(|| (tokens.len() - 1) as f64 / (all - first)),
+            tokens_per_s: (tokens.len() > 1).then(|| (tokens.len() - 1) as f64 / decoding.as_secs_f64()),
             token_ids: tokens,
-            prompt_seconds: first,
+            prompt_seconds: first.as_secs_f64(),
+            compile_seconds: compiled_all.saturating_sub(compiled).as_secs_f64(),
             dtype: model.dtype.to_string(),
         };
         // A file or another program gets the text alone.

@@ -11,14 +11,15 @@ use twofour::{Axis, estimate::Estimator};
 
 use super::cusparselt::{self, CusparseLt};
 use crate::{
-    DataType, Device, DevicePtr, Error, Result, Stream,
+    Device, DevicePtr, Error, Result, Stream,
     arguments::expect_pointers,
-    libraries::cublaslt::{self, BiasedPlan, CublasLt, CublasLtPlan, DenseProblem, PartialSums},
-    problem::{GemmProblem, Order, XOrder},
+    dense_gemm::{DenseGemm, DensePlans},
+    libraries::cublaslt::{self, CublasLt, PartialSums},
+    problem::GemmProblem,
     raw::{
         DenseWeight, Packed,
         compress::{CompressRule, CompressTarget, Compressor},
-        gemm::{Epilogue, Gemm, GemmMethod, GemmOperands, expect_epilogue, finish::Finish, packed_bytes},
+        gemm::{Epilogue, Gemm, GemmMethod, GemmOperands, expect_epilogue, packed_bytes},
         prune::NO_NAN,
     },
 };
@@ -71,95 +72,20 @@ impl Libraries {
         let sparse = self.sparse.as_ref().filter(|_| is_plain(problem));
         let sparse = sparse.map_or(0, |sparse| sparse.algorithms(problem).unwrap_or(0));
         let dense = self.dense.as_ref().filter(|_| !problem.is_mixed());
-        let dense = dense.map_or(0, |dense| DensePlans::new(dense, problem).map_or(0, |plans| plans.len()));
+        let dense = dense.map_or(0, |dense| plans_of(dense, problem).map_or(0, |plans| plans.len()));
         ours.chain((0..sparse).map(Engine::CusparseLt)).chain((0..dense).map(Engine::CublasLt)).collect()
     }
+}
+
+/// Returns cuBLASLt's plans of a problem.
+fn plans_of(library: &CublasLt, problem: GemmProblem) -> Result<DensePlans> {
+    DensePlans::new(library, problem, PartialSums::Any, HEURISTICS)
 }
 
 /// Returns whether a problem is one of [`GemmProblem::plain`], the only ones that are given to cuSPARSELt.
 fn is_plain(problem: GemmProblem) -> bool {
     let GemmProblem { element, output, features, tokens, reduction, .. } = problem;
     problem == GemmProblem::plain(element, output, features, tokens, reduction)
-}
-
-/// Returns the problem in cuBLASLt's column-major terms: column-major `[features, tokens]` is row-major `[tokens,
-/// features]`. For a row-major
-/// `[features, tokens]` result the operands are exchanged.
-fn dense_of(problem: GemmProblem) -> DenseProblem {
-    let GemmProblem { element, features, tokens, reduction, x, order, .. } = problem;
-    let across = x == XOrder::ReductionFirst;
-    let (rows, cols, a_transposed, b_transposed) = match order {
-        Order::TokensFirst => (features, tokens, true, across),
-        Order::FeaturesFirst => (tokens, features, !across, false),
-    };
-    let accumulate = problem.accumulate && !needs_finish(problem);
-    DenseProblem { element, output: dense_sums(problem), rows, cols, reduction, a_transposed, b_transposed, accumulate }
-}
-
-/// Returns the data type of cuBLASLt's result: i32 for i8, because cuBLASLt has no 16-bit results of integers.
-fn dense_sums(problem: GemmProblem) -> DataType {
-    if problem.element == DataType::I8 { DataType::I32 } else { problem.output }
-}
-
-/// Returns whether [`Finish`] must follow cuBLASLt's GEMM: the problem has an epilogue, or another output type than
-/// cuBLASLt's result.
-fn needs_finish(problem: GemmProblem) -> bool {
-    problem.epilogue.is_some() || dense_sums(problem) != problem.output
-}
-
-/// Returns the bytes of a buffer for cuBLASLt's result, or 0 where cuBLASLt writes straight to the problem's output.
-fn sums_bytes(problem: GemmProblem) -> usize {
-    let apart = needs_finish(problem) && (problem.accumulate || dense_sums(problem) != problem.output);
-    if apart { problem.features * problem.tokens * dense_sums(problem).bytes() } else { 0 }
-}
-
-/// Returns the bias of a problem's epilogue where cuBLASLt can add it: a bias of its result's rows, and nothing else.
-fn bias_of_rows(problem: GemmProblem, epilogue: Epilogue) -> Option<DevicePtr> {
-    let Epilogue { bias, token_bias, .. } = epilogue;
-    let (of_rows, alone) = match problem.order {
-        Order::TokensFirst => (bias, Epilogue { bias, ..Epilogue::default() }),
-        Order::FeaturesFirst => (token_bias, Epilogue { token_bias, ..Epilogue::default() }),
-    };
-    of_rows.filter(|bias| epilogue == alone && bias.is_multiple_of(16))
-}
-
-/// cuBLASLt's plans of a problem.
-struct DensePlans {
-    plain: Vec<CublasLtPlan>,
-    /// Those that add a bias; none where the library has none, or where [`Finish`] must follow anyway.
-    biased: Vec<BiasedPlan>,
-}
-
-impl DensePlans {
-    fn new(library: &CublasLt, problem: GemmProblem) -> Result<Self> {
-        let (dense, sums) = (dense_of(problem), PartialSums::Any);
-        let plain = library.plans(dense, sums, HEURISTICS)?;
-        // Where a buffer is needed for sums, another kernel has to follow anyway. For f32 results of 8-bit floats the
-        // library reads biases of another type.
-        let is_of_another_type = problem.element.bytes() == 1 && problem.output == DataType::F32;
-        let biased = if problem.epilogue.is_some() && sums_bytes(problem) == 0 && !is_of_another_type {
-            library.plans_biased(dense, sums, HEURISTICS).unwrap_or_default()
-        } else {
-            Vec::new()
-        };
-        Ok(Self { plain, biased })
-    }
-
-    /// Returns the number of choices. Those with a bias and those without are numbered alike; where one kind has fewer,
-    /// its last serves for the rest.
-    fn len(&self) -> usize {
-        self.plain.len().max(self.biased.len())
-    }
-
-    /// Returns the choice of this number: the GEMM, and the one that adds a bias itself.
-    fn take(mut self, which: usize) -> Option<(CublasLtPlan, Option<BiasedPlan>)> {
-        if which >= self.len() || self.plain.is_empty() {
-            return None;
-        }
-        let plain = self.plain.swap_remove(which.min(self.plain.len() - 1));
-        let last = self.biased.len().checked_sub(1);
-        Some((plain, last.map(|last| self.biased.swap_remove(which.min(last)))))
-    }
 }
 
 /// A 2:4 weight in device memory, pruned along its rows, in one or both of its forms.
@@ -195,14 +121,9 @@ enum ProductPlan {
         _memory: Vec<CudaSlice<u8>>,
     },
     CublasLt {
-        plan: CublasLtPlan,
-        /// The GEMM that adds a bias itself.
-        biased: Option<BiasedPlan>,
+        gemm: DenseGemm,
         weight: DevicePtr,
-        workspace: DevicePtr,
-        finish: Option<Finish>,
-        /// Buffer for cuBLASLt's result, where it does not go straight to the output.
-        sums: Option<DevicePtr>,
+        workspace: [DevicePtr; 2],
         _memory: Vec<CudaSlice<u8>>,
     },
 }
@@ -290,20 +211,11 @@ impl Product {
                     return Err(Error::NotComputed { engine: engine.name(), problem });
                 }
                 let library = libraries.dense.as_ref().ok_or(cublaslt::MISSING)?;
-                let action = "choosing a heuristic that does not exist";
-                let missing = Error::Vendor { library: "cuBLASLt", action, status: which as i32 };
-                let (plan, biased) = DensePlans::new(library, problem)?.take(which).ok_or(missing)?;
-                let sums_bytes = sums_bytes(problem);
-                let held = vec![memory(cublaslt::WORKSPACE_BYTES)?, memory(sums_bytes)?];
-                ProductPlan::CublasLt {
-                    plan,
-                    biased,
-                    weight: dense()?,
-                    workspace: at(&held[0]),
-                    finish: needs_finish(problem).then(|| Finish::new(device)).transpose()?,
-                    sums: (sums_bytes > 0).then(|| at(&held[1])),
-                    _memory: held,
-                }
+                let gemm = plans_of(library, problem)?.take(device, which)?;
+                let [workspace, sums] = gemm.workspace_bytes();
+                let held = vec![memory(workspace)?, memory(sums)?];
+                let workspace = [at(&held[0]), at(&held[1])];
+                ProductPlan::CublasLt { gemm, weight: dense()?, workspace, _memory: held }
             }
         };
         Ok(Self { problem, engine, plan })
@@ -348,22 +260,10 @@ impl Product {
                 // SAFETY: X and the result are valid, as this function requires; the other memory is held by the plan.
                 unsafe { plan.run(stream, *compressed, x, out, *workspace) }
             }
-            ProductPlan::CublasLt { plan, biased, weight, workspace, finish, sums, .. } => {
-                let to = sums.unwrap_or(out);
-                let (a, b) = match problem.order {
-                    Order::TokensFirst => (*weight, x),
-                    Order::FeaturesFirst => (x, *weight),
-                };
-                if let (Some(biased), Some(bias)) = (biased, bias_of_rows(problem, epilogue)) {
-                    // SAFETY: weight, X, bias and result are valid, as this function requires; the workspace is held by
-                    // the plan.
-                    return unsafe { biased.run(stream, [a, b, bias, out], *workspace) };
-                }
-                // SAFETY: weight, X and result are valid, as this function requires; the workspace is held by the plan.
-                unsafe { plan.run(stream, a, b, to, *workspace) }?;
-                let Some(finish) = finish else { return Ok(()) };
-                // SAFETY: `to` is the plan's buffer or the result, which is valid, as this function requires.
-                unsafe { finish.run(stream, problem, (to, dense_sums(problem)), out, epilogue) }
+            ProductPlan::CublasLt { gemm, weight, workspace, .. } => {
+                // SAFETY: weight, X, bias and result are valid, as this function requires; the workspace is held by the
+                // plan.
+                unsafe { gemm.run(stream, [*weight, x, out], *workspace, epilogue) }
             }
         }
     }
@@ -378,7 +278,7 @@ impl Product {
         match (&self.plan, self.engine) {
             (ProductPlan::TwoFour { gemm, .. }, _) => gemm.kernel(),
             (_, Engine::CusparseLt(id)) => format!("algorithm {id}"),
-            (ProductPlan::CublasLt { biased: Some(_), .. }, Engine::CublasLt(which)) => {
+            (ProductPlan::CublasLt { gemm, .. }, Engine::CublasLt(which)) if gemm.adds_bias() => {
                 format!("heuristic {which}, adds a bias")
             }
             (_, Engine::CublasLt(which)) => format!("heuristic {which}"),

@@ -135,14 +135,22 @@ pub(super) fn fastest(
     if !context.shared.times_plans {
         return Ok(plans.into_iter().next().map(|plan| TimedPlan { plan, us: None }));
     }
-    let mut times = vec![[0.0; ROUNDS]; plans.len()];
+    let launches: Vec<_> = plans.iter().map(|plan| move || run(plan)).collect();
+    let launches: Vec<&dyn Fn() -> Result<()>> = launches.iter().map(|launch| launch as _).collect();
+    let times = interleaved_times(context, &launches)?;
+    let timed = plans.into_iter().zip(times).map(|(plan, us)| TimedPlan { plan, us: Some(us) });
+    Ok(timed.min_by(|a, b| a.us.unwrap_or(f64::MAX).total_cmp(&b.us.unwrap_or(f64::MAX))))
+}
+
+/// Returns the medians of a few times of each launch, in microseconds. Launches take turns.
+pub(super) fn interleaved_times(context: &LayerContext, launches: &[&dyn Fn() -> Result<()>]) -> Result<Vec<f64>> {
+    let mut times = vec![[0.0; ROUNDS]; launches.len()];
     for round in 0..ROUNDS {
-        for (plan, times) in plans.iter().zip(&mut times) {
-            times[round] = time(context, || run(plan))?;
+        for (launch, times) in launches.iter().zip(&mut times) {
+            times[round] = time(context, launch)?;
         }
     }
-    let timed = plans.into_iter().zip(times).map(|(plan, times)| TimedPlan { plan, us: Some(median(times)) });
-    Ok(timed.min_by(|a, b| a.us.unwrap_or(f64::MAX).total_cmp(&b.us.unwrap_or(f64::MAX))))
+    Ok(times.into_iter().map(median).collect())
 }
 
 /// Returns the median of a few times of a launch, in microseconds, after one launch that is not timed.

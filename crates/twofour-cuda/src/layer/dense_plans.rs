@@ -111,7 +111,7 @@ impl LayerContext {
         median_time(self, || unsafe { kernel.run(self.raw(), matrix, reduction, cols, to) })
     }
 
-    fn cublaslt(&self) -> Result<&CublasLt> {
+    pub(super) fn cublaslt(&self) -> Result<&CublasLt> {
         self.shared.cublaslt.as_ref().ok_or(cublaslt::MISSING)
     }
 }

@@ -140,11 +140,11 @@ pub(super) fn prepare(layer: &SparseLinear, tokens: usize) -> Result<()> {
     }
     let mut bytes = 0;
     for epilogue in [None, Some(EpilogueKind::Bias), Some(EpilogueKind::Activation)] {
-        let gemm = context.gemm(GemmProblem { epilogue, ..forward_problem(layer, tokens) })?;
-        bytes = bytes.max(gemm.unaligned_workspace_bytes());
+        let gemm = context.packed_gemm(GemmProblem { epilogue, ..forward_problem(layer, tokens) })?;
+        bytes = bytes.max(gemm.most_sparse_bytes());
     }
     if layer.transposed.is_some() {
-        bytes = bytes.max(context.gemm(input_gradient_problem(layer, tokens))?.unaligned_workspace_bytes());
+        bytes = bytes.max(context.packed_gemm(input_gradient_problem(layer, tokens))?.most_sparse_bytes());
     } else {
         prepare_unpacked(context, layer.packed.shape(), dtype, tokens)?;
     }
@@ -170,12 +170,13 @@ pub(super) fn linear(
         }
         return zero(context, Accumulate::Overwrite, out, problem.features * problem.tokens * problem.output.bytes());
     }
-    let gemm = context.gemm(GemmProblem { epilogue: epilogue.kind(), ..problem })?;
+    let gemm = context.packed_gemm(GemmProblem { epilogue: epilogue.kind(), ..problem })?;
     let mut work = context.work();
-    let [workspace] = work.parts([workspace_bytes(&gemm, x, out)])?;
+    let mut parts = |bytes| work.parts([bytes]);
+    let (way, [workspace]) = gemm.place(context, (x, out), &mut parts)?;
     // SAFETY: the operands come from slices that have been found to be as long as the problem reads and writes; the
     // stream is of the plan's device.
-    unsafe { gemm.run(context.raw(), GemmOperands { weight, x, out, workspace }, epilogue) }
+    unsafe { gemm.run(context, way, GemmOperands { weight, x, out, workspace }, epilogue, &mut parts) }
 }
 
 /// Returns the bytes of workspace of a GEMM with operands at these addresses.

@@ -9,7 +9,7 @@ use twofour::{
     layout::lanes::{self, Lanes},
 };
 
-use super::{LayerContext, elements, forward::workspace_bytes, host_form};
+use super::{LayerContext, elements, host_form};
 use crate::{
     DataType, DevicePtr, Error, Result,
     problem::{GemmProblem, Int4Problem, Order},
@@ -138,22 +138,24 @@ fn dequantized_linear(
 ) -> Result<()> {
     let Int4Place { weight, shape: (rows, cols), granularity } = weight;
     let problem = GemmProblem::plain(dtype, dtype, rows, tokens, cols);
-    let gemm = context.gemm(GemmProblem { epilogue: epilogue.kind(), ..problem })?;
+    let gemm = context.packed_gemm(GemmProblem { epilogue: epilogue.kind(), ..problem })?;
     let (dequantizer, bytes) = (context.dequantizer(dtype)?, packed_bytes(dtype, rows, cols));
     let (tall, wide) = padded((rows, cols))?;
     let mut work = context.work();
-    let [values, meta, workspace] = work.parts([bytes.values, bytes.meta, workspace_bytes(&gemm, x, out)])?;
+    let mut parts = |gemm| work.parts([bytes.values, bytes.meta, gemm]);
+    let (way, [values, meta, workspace]) = gemm.place(context, (x, out), &mut parts)?;
     let (stream, floats) = (context.raw(), Packed { values, meta });
     // SAFETY: the weight has the [`bytes`] that its shape requires; input and output come from slices whose lengths
     // were checked; the workspace has been allocated for the floats and the GEMM; the stream is of their device.
     unsafe {
         dequantizer.run(stream, weight, (rows, cols), (tall, granularity.scales_per_row(wide)), floats)?;
-        gemm.run(stream, GemmOperands { weight: floats, x, out, workspace }, epilogue)
+        gemm.run(context, way, GemmOperands { weight: floats, x, out, workspace }, epilogue, &mut parts)
     }
 }
 
 /// Launches `y = activation(x · Wᵀ + bias)` for `x` `[tokens, cols]` and `y` `[tokens, rows]` of f16 or bf16: up to
-/// [`MOST_OF_INTEGERS`] tokens with integers, 64 at a time, more with floats. Operands that are not aligned or not a multiple of the weight's padding are copied on the device.
+/// [`MOST_OF_INTEGERS`] tokens with integers, 64 at a time, more with floats. Operands that are not aligned or not a
+/// multiple of the weight's padding are copied on the device.
 pub(super) fn int4_linear(
     context: &LayerContext,
     weight: Int4Place,

@@ -15,7 +15,10 @@
 //! | [`CapturedWork`] | calls that were captured in a CUDA graph |
 //! | [`DeviceSlice`], [`DeviceSliceMut`], [`DeviceBuffer`] | length-checked device memory, borrowed or owned |
 //!
-//! Calls launch work on the context's stream and return. Results repeat bit for bit. After [`SparseLinear::prepare`] a
+//! With many tokens a product with a packed weight is a dense GEMM where that is measured to be faster: the first call
+//! for a shape times both. [`LayerContext::repeatable`] has none of that.
+//!
+//! Calls launch work on the context's stream and return. Results repeat bit for bit in a process. After [`SparseLinear::prepare`] a
 //! CUDA graph can capture calls, because what changes from step to step (seeds, step numbers and learning rates) is in
 //! device memory.
 
@@ -32,6 +35,7 @@ mod int4;
 mod mask;
 mod memory;
 mod packed;
+mod packed_gemm;
 mod plans;
 mod quantized;
 mod random;

@@ -2,7 +2,7 @@
 
 use cudarc::driver::{CudaSlice, DevicePtr as _, result};
 
-use super::{LayerContext, forward::workspace_bytes};
+use super::LayerContext;
 use crate::{
     DataType, DevicePtr, Error, Result,
     problem::{EpilogueKind, GemmProblem},
@@ -83,9 +83,9 @@ pub(super) fn prepare(
     kind: EpilogueKind,
     activations: DataType,
 ) -> Result<()> {
-    let gemm = context.gemm(GemmProblem { epilogue: Some(kind), ..problem })?;
+    let gemm = context.packed_gemm(GemmProblem { epilogue: Some(kind), ..problem })?;
     context.quantizer(activations)?;
-    context.work().parts(bytes(problem, gemm.unaligned_workspace_bytes()))?;
+    context.work().parts(bytes(problem, gemm.most_sparse_bytes()))?;
     Ok(())
 }
 
@@ -101,12 +101,13 @@ pub(super) fn quantized_linear(
     out: DevicePtr,
 ) -> Result<()> {
     let kind = EpilogueKind::of(true, epilogue.activation);
-    let gemm = context.gemm(GemmProblem { epilogue: Some(kind), ..problem })?;
+    let gemm = context.packed_gemm(GemmProblem { epilogue: Some(kind), ..problem })?;
     let quantizer = context.quantizer(activations)?;
     let (tokens, cols, of) = (problem.tokens, problem.reduction, problem.x_element);
     let mut work = context.work();
     // The quantized activations are aligned.
-    let [quantized, scales, scale, workspace] = work.parts(bytes(problem, workspace_bytes(&gemm, 0, out)))?;
+    let mut parts = |gemm| work.parts(bytes(problem, gemm));
+    let (way, [quantized, scales, scale, workspace]) = gemm.place(context, (0, out), &mut parts)?;
     let stream = context.raw();
     if of != DataType::I8 {
         zero(context, scale)?;
@@ -122,6 +123,6 @@ pub(super) fn quantized_linear(
             quantizer.to_floats(stream, x, tokens * cols, of, scale, quantized)?;
         }
         let epilogue = Epilogue { token_scales: Some(scales), ..epilogue };
-        gemm.run(stream, GemmOperands { weight, x: quantized, out, workspace }, epilogue)
+        gemm.run(context, way, GemmOperands { weight, x: quantized, out, workspace }, epilogue, &mut parts)
     }
 }
