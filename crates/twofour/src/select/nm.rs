@@ -68,8 +68,7 @@ impl<T: Element, F: Fn(T) -> f32 + Sync> BandRule<T> for GroupRule<F> {
 
     fn choose(&self, band: MatrixRef<'_, T>, words: &mut [u64]) -> bool {
         match self.axis {
-            Axis::Row if self.pattern == Pattern::TWO_FOUR => self.two_of_four(band.data(), words),
-            Axis::Row => self.along_a_row(band.data(), words),
+            Axis::Row => self.of_row(band.data(), words),
             Axis::Column => self.along_columns(band, words),
         }
     }
@@ -103,14 +102,38 @@ impl<F> GroupRule<F> {
         nan
     }
 
-    fn along_a_row<T: Element>(&self, row: &[T], words: &mut [u64]) -> bool
+    fn of_row<T: Element>(&self, row: &[T], words: &mut [u64]) -> bool
+    where
+        F: Fn(T) -> f32,
+    {
+        match self.pattern.m() {
+            _ if self.pattern == Pattern::TWO_FOUR => self.two_of_four(row, words),
+            8 => self.ranked::<T, 8>(row, words),
+            16 => self.ranked::<T, 16>(row, words),
+            32 => self.ranked::<T, 32>(row, words),
+            _ => self.along_a_row(row, 0, words),
+        }
+    }
+
+    /// Groups whose length divides a word: all comparisons of a group with one element are one operation on vectors.
+    fn ranked<T: Element, const M: usize>(&self, row: &[T], words: &mut [u64]) -> bool
+    where
+        F: Fn(T) -> f32,
+    {
+        let (groups, rest) = row.as_chunks::<M>();
+        let nan = widest_inlined(Ranked { score: &self.score, groups, n: self.pattern.n() as u32, words: &mut *words });
+        self.along_a_row(rest, groups.len(), words) | nan
+    }
+
+    /// The groups from `first` on.
+    fn along_a_row<T: Element>(&self, row: &[T], first: usize, words: &mut [u64]) -> bool
     where
         F: Fn(T) -> f32,
     {
         let m = self.pattern.m();
         let mut nan = false;
         let mut scores = [0f32; Pattern::MAX_M];
-        for (group, values) in row.chunks(m).enumerate() {
+        for (group, values) in (first..).zip(row.chunks(m)) {
             let scores = &mut scores[..values.len()];
             for (s, v) in scores.iter_mut().zip(values) {
                 *s = (self.score)(*v);
@@ -190,13 +213,43 @@ impl<T: Element, F: Fn(T) -> f32> Inlined for Sixteens<'_, T, F> {
     }
 }
 
+/// [`best`] of whole groups of `M`.
+struct Ranked<'a, T, F, const M: usize> {
+    score: &'a F,
+    groups: &'a [[T; M]],
+    n: u32,
+    words: &'a mut [u64],
+}
+
+impl<T: Element, F: Fn(T) -> f32, const M: usize> Inlined for Ranked<'_, T, F, M> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run(self) -> bool {
+        let mut nan = 0u32;
+        for (word, groups) in self.words.iter_mut().zip(self.groups.chunks(64 / M)) {
+            for (place, values) in groups.iter().enumerate() {
+                let scores: [f32; M] = std::array::from_fn(|i| (self.score)(values[i]));
+                let mut better = [0u32; M];
+                for i in 0..M {
+                    for j in 0..M {
+                        let wins = (scores[i] > scores[j]) | ((scores[i] == scores[j]) & (i < j));
+                        better[j] += u32::from(wins);
+                    }
+                    nan |= u32::from(scores[i].is_nan());
+                }
+                let kept = (0..M).fold(0, |kept, i| kept | u64::from(better[i] < self.n) << i);
+                *word |= kept << (M * place);
+            }
+        }
+        nan != 0
+    }
+}
+
 /// Sets the bits of the best scores of each group of a row of scores; returns whether one is NaN.
 pub(crate) fn best_of_row(pattern: Pattern, scores: &[f32], words: &mut [u64]) -> bool {
     let rule = GroupRule { pattern, axis: Axis::Row, score: |score: f32| score };
-    match pattern {
-        Pattern::TWO_FOUR => rule.two_of_four(scores, words),
-        _ => rule.along_a_row(scores, words),
-    }
+    rule.of_row(scores, words)
 }
 
 /// The two highest of four scores, as bits; ties go to the lower index.
@@ -286,9 +339,9 @@ mod tests {
         fn both_axes_agree_and_obey(
             (rows, cols, data) in (0usize..12, 0usize..140).prop_flat_map(|(r, c)| (Just(r), Just(c), proptest::collection::vec(adversarial(), r * c))),
             n in 1usize..5,
-            extra in 0usize..8,
+            m in prop_oneof![4usize..12, Just(8), Just(16), Just(32)],
         ) {
-            let pattern = Pattern::new(n, n + extra).unwrap();
+            let pattern = Pattern::new(n, m).unwrap();
             let matrix = MatrixRef::new(rows, cols, &data).unwrap();
             let by_rows = magnitude(matrix, pattern, Axis::Row).unwrap();
             for (axis, pattern) in [(Axis::Row, pattern), (Axis::Column, pattern), (Axis::Row, Pattern::TWO_FOUR)] {

@@ -427,6 +427,7 @@ mod tests {
                 "2:4",
                 "1:4",
                 "4:8",
+                "8:16",
                 "7:32",
                 "3:2:8",
                 "block:4x8@0.5",
@@ -463,21 +464,50 @@ mod tests {
         assert!(method("random").is_none());
     }
 
+    /// Among more elements there is more to choose from: of a wider group no method leaves more of the error.
+    #[test]
+    fn the_wider_the_groups_the_smaller_is_every_method_s_error() {
+        let (rows, cols) = (32, 64);
+        let (statistic, hessian) = inputs(cols);
+        let w = random(rows * cols, 14);
+        let matrix = MatrixRef::new(rows, cols, &w).unwrap();
+        for found in METHODS {
+            for (swaps, refit) in [(0, 0), (20, 10)] {
+                let error = |text: &str| {
+                    let pruning = Pruning { swaps, refit, ..Pruning::new(found, text.parse::<Sparsity>().unwrap()) };
+                    let weight = match pruning.prune(&Cpu, matrix, Some(&statistic), None).unwrap() {
+                        Pruned::Mask(mask) => mask.apply(matrix).unwrap(),
+                        Pruned::Solved(solved) => solved.weight,
+                    };
+                    error_of(&hessian, &w, &weight)
+                };
+                let errors = ["2:4", "4:8", "8:16", "16:32"].map(error);
+                assert!(errors.is_sorted_by(|a, b| a > b), "{} {swaps} {refit}: {errors:?}", found.name());
+            }
+        }
+    }
+
     #[test]
     fn what_follows_a_method_makes_its_error_smaller() {
+        for pattern in ["2:4", "4:8", "8:16"] {
+            follows(pattern.parse().unwrap());
+        }
+    }
+
+    fn follows(pattern: Pattern) {
         let (rows, cols) = (24, 48);
         let (statistic, hessian) = inputs(cols);
         let w = random(rows * cols, 9);
         let matrix = MatrixRef::new(rows, cols, &w).unwrap();
         for found in METHODS {
             let error = |swaps, refit| {
-                let pruning = Pruning { swaps, refit, ..Pruning::new(found, Pattern::TWO_FOUR) };
+                let pruning = Pruning { swaps, refit, ..Pruning::new(found, pattern) };
                 assert!(pruning.requires() >= if refit > 0 { StatisticKind::Hessian } else { found.requires() });
                 match pruning.prune(&Cpu, matrix, Some(&statistic), None).unwrap() {
                     Pruned::Mask(mask) => error_of(&hessian, &w, &mask.apply(matrix).unwrap()),
                     Pruned::Solved(solved) => {
                         let error = error_of(&hessian, &w, &solved.weight);
-                        assert!((error - solved.squared_error).abs() <= 0.05 * error, "{}", found.name());
+                        assert!((error - solved.squared_error).abs() <= 0.1 * error, "{pattern} {}", found.name());
                         error
                     }
                 }
