@@ -170,6 +170,7 @@ def test_operators_take_anything_and_return_or_raise(data):
 NAMES = [name for name in dir(torch.ops.twofour) if not name.startswith("_") and name != "name"]
 KINDS = {
     "Tensor": tensors(),
+    "List[Tensor]": st.lists(tensors(), max_size=3),
     "int": NUMBERS,
     "float": st.floats(allow_nan=True),
     "bool": st.booleans(),

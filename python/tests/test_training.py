@@ -11,6 +11,9 @@ import torch.nn.functional as F
 from conftest import close
 from torch.utils.checkpoint import checkpoint
 
+from twofour import operators
+from twofour.operators.master import pack_master, pack_masters
+from twofour.operators.packed import Packed
 from twofour.sparse import SparseSemiStructuredTensor, SparseSemiStructuredTensorCUSPARSELT
 from twofour.sparsity.training import (
     GRADIENT_TYPE,
@@ -292,6 +295,36 @@ def test_gradient_accumulation_with_masks_chosen_once(device):
         with keep_masks(net):
             optimizer.step()
     assert net[0]._kept is None
+
+
+def test_masks_that_are_chosen_together_are_those_of_each_layer(device):
+    """More layers than a launch takes, of several shapes, rules and types."""
+    algos = ["", "largest_abs_values_greedy", "causal1122", "optimal"]
+    shapes = [(64, 128), (32, 48), (7, 30), (128, 64)]
+    layers = [
+        SemiSparseLinear(cols, rows, bias=False, algo=algo, device=device, dtype=dtype)
+        for dtype in (torch.float32, torch.bfloat16)
+        for algo in algos
+        for rows, cols in shapes * 7
+    ]
+    for dtype in (None, torch.bfloat16):
+        with keep_masks(torch.nn.ModuleList(layers), dtype):
+            for layer in layers:
+                kept, weight = layer._kept, layer.weight.detach()
+                forward, transposed = pack_master(weight, layer._rule, True, dtype or weight.dtype)
+                assert kept.is_same(Packed(*weight.shape, forward, transposed))
+                expected = weight.masked_fill(~layer.mask, 0).to(kept.dtype)
+                assert torch.equal(kept.to_dense(), expected)
+                assert torch.equal(Packed(*weight.shape, None, kept.transposed).to_dense(), expected)
+
+
+def test_what_cannot_be_packed_together_is_an_error(device):
+    weights = [torch.randn(8, 8, device=device), torch.randn(8, 8, device=device, dtype=torch.bfloat16)]
+    rule = operators.RULES["greedy"]
+    with pytest.raises(RuntimeError, match="dimensions"):
+        operators.pack_together([weights[0], weights[0][0]], rule, True)
+    packed = pack_masters(weights, [rule, rule], [torch.bfloat16, torch.bfloat16])
+    assert [forward.dtype for forward, _ in packed] == [torch.bfloat16, torch.bfloat16]
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -18,7 +18,7 @@ use twofour_cuda::{
         DeviceBuffer, DeviceSliceMut, LayerContext,
         borrowed::{
             self, MaskSlice, MasterSlice, PackTarget, PackedSlice, PackedSliceMut, Sampling, input_gradient, linear,
-            mask_len, packed_len, remask, remask_checked, unpack,
+            mask_len, packed_len, remask, remask_checked, remask_together, unpack,
         },
     },
 };
@@ -111,6 +111,65 @@ fn packed_tensors_multiply_both_ways_as_the_pruned_matrix_does() {
             }
         }
     }
+}
+
+/// A pass over a master weight that writes the packed weight, where asked its transpose, and the mask.
+fn pass<'a>(
+    [packed, transposed, mask]: &'a mut [DeviceBuffer; 3],
+    (rows, cols): (usize, usize),
+    master: &'a DeviceBuffer,
+    both: bool,
+) -> (MasterSlice<'a>, PackTarget<'a>) {
+    let to = PackTarget {
+        packed: Some(PackedSliceMut::new(packed.as_slice_mut(), rows, cols)),
+        transposed: both.then(|| PackedSliceMut::new(transposed.as_slice_mut(), cols, rows)),
+        mask: MaskSlice::new(mask.as_slice_mut()),
+    };
+    (MasterSlice { data: master.as_slice(), rows, cols }, to)
+}
+
+/// More weights than a launch takes, with and without padding, by every rule.
+#[test]
+fn weights_that_are_packed_together_have_the_bits_of_each_alone() {
+    let Some(device) = device() else { return };
+    let context = &LayerContext::new(&device).unwrap();
+    let shapes = [(128, 256), (256, 128), (64, 64), (100, 72), (7, 30), (1, 1)].repeat(5);
+    let transposable =
+        [Transposable::GreedyAbs, Transposable::GreedySigned, Transposable::Causal1122, Transposable::Optimal];
+    let rules = transposable.map(MaskRule::Transposable).into_iter().chain([MaskRule::Magnitude]);
+    let of = |(index, (rows, cols)): (usize, &(usize, usize))| {
+        DeviceBuffer::from_host(context, &numbers(rows * cols, index)).unwrap()
+    };
+    let masters: Vec<_> = shapes.iter().enumerate().map(of).collect();
+    for rule in rules {
+        let both = rule != MaskRule::Magnitude;
+        let mut packed = [0, 1].map(|_| {
+            let zeros = |len| DeviceBuffer::zeros(context, DTYPE, len).unwrap();
+            let of = |&(rows, cols): &(usize, usize)| {
+                [packed_len(DTYPE, rows, cols).unwrap(), packed_len(DTYPE, cols, rows).unwrap(), mask_len(rows, cols)]
+                    .map(zeros)
+            };
+            shapes.iter().map(of).collect::<Vec<_>>()
+        });
+        let [alone, together] = packed.each_mut().map(|packed| {
+            let each = packed.iter_mut().zip(&shapes).zip(&masters);
+            each.map(|((buffers, shape), master)| pass(buffers, *shape, master, both)).collect::<Vec<_>>()
+        });
+        for (master, to) in alone {
+            remask(context, master, rule, None, DTYPE, to).unwrap();
+        }
+        remask_together(context, together, rule, DTYPE).unwrap();
+        let bits = |buffers: &[DeviceBuffer; 3]| {
+            buffers.each_ref().map(|buffer| bytemuck::cast_vec::<bf16, u16>(buffer.to_host().unwrap()))
+        };
+        for ((alone, together), shape) in packed[0].iter().zip(&packed[1]).zip(&shapes) {
+            assert_eq!(bits(alone), bits(together), "{rule:?}, {shape:?}");
+        }
+    }
+    let mut one = [0; 3].map(|_| DeviceBuffer::zeros(context, DTYPE, 1).unwrap());
+    let soft =
+        remask_together(context, vec![pass(&mut one, (1, 1), &masters[5], false)], MaskRule::SoftThreshold, DTYPE);
+    assert!(matches!(soft, Err(Error::NoMethod { .. })));
 }
 
 #[test]

@@ -119,6 +119,8 @@ fn check_both_ways<I: Input, O: Output>(bench: &Bench, rows: usize, cols: usize,
     let to = BothWays { packed: Some(packed.at(bench)), transposed: Some(other.at(bench)), ..to };
     let out = Guarded::new(bench, rows * cols * I::ELEMENT.bytes());
     let (tiles_at, out_at) = (bench.at(&found_tiles), out.at(bench));
+    pruner.load(&[MaskChoice::Given], (rows, cols), order).unwrap();
+    pruner.load_masks().unwrap();
     bench.wait();
     let graph = bench.captured(|| {
         let watch = Watch { flips: None, ..watch };

@@ -48,6 +48,7 @@ operators! {
     linear_quantized,
     pack,
     pack_sparse,
+    pack_together,
     quantize_rows,
     sampled_weight_gradient,
     select,

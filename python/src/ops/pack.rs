@@ -48,7 +48,7 @@ fn packed_shapes<'py>(
     Ok(vec![shape(dtype, weight.on_gpu, rows, cols)?, transposed])
 }
 
-fn cpu(
+pub(super) fn cpu(
     weight: Tensor,
     rule: MaskRule,
     scale: f64,
@@ -117,7 +117,7 @@ fn on_cpu<T: Float, M: Float>(
     Ok((packed, packed_t))
 }
 
-fn cuda(
+pub(super) fn cuda(
     weight: Tensor,
     rule: MaskRule,
     scale: f64,

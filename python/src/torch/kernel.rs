@@ -8,6 +8,7 @@ use std::{
 
 use super::{
     failure::{Failure, Result},
+    list::List,
     shim::throw,
     tensor::Tensor,
 };
@@ -36,6 +37,14 @@ impl Argument for Option<Tensor> {
     unsafe fn take(slot: u64) -> Result<Self> {
         // SAFETY: as the caller promises.
         unsafe { Tensor::take(slot) }.map(Some)
+    }
+}
+
+/// The tensors of a list.
+impl Argument for Vec<Tensor> {
+    unsafe fn take(slot: u64) -> Result<Self> {
+        // SAFETY: the slot holds a list of tensors, which belong to the kernel.
+        unsafe { List::from_handle(slot as *mut _).into_tensors() }
     }
 }
 
@@ -94,6 +103,7 @@ impl Results for f64 {
     }
 }
 results!(0: Tensor, 1: Tensor);
+results!(0: List, 1: List);
 results!(0: Tensor, 1: Tensor, 2: Tensor);
 
 /// A Rust function with the arguments of an operator.

@@ -5,6 +5,7 @@
 
 mod failure;
 pub(crate) mod kernel;
+mod list;
 pub(crate) mod numbers;
 pub(crate) mod operands;
 mod operator;
@@ -16,6 +17,7 @@ mod tensor;
 
 pub(crate) use failure::{Failure, Result};
 pub(crate) use kernel::kernel;
+pub(crate) use list::List;
 pub(crate) use operator::Operator;
 pub(crate) use register::register;
 pub(crate) use scalar_type::ScalarType;

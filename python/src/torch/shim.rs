@@ -58,6 +58,11 @@ shim! {
     aoti_torch_addmm_out: fn(Handle, Handle, Handle, Handle, f32, f32) -> i32;
     aoti_torch_copy_: fn(Handle, Handle, i32) -> i32;
     aoti_torch_delete_tensor_object: fn(Handle) -> i32;
+    torch_new_list_reserve_size: fn(usize, *mut *mut c_void) -> i32;
+    torch_list_size: fn(*mut c_void, *mut usize) -> i32;
+    torch_list_get_item: fn(*mut c_void, usize, *mut u64) -> i32;
+    torch_list_push_back: fn(*mut c_void, u64) -> i32;
+    torch_delete_list: fn(*mut c_void) -> i32;
     aoti_torch_check: fn(bool, *const c_char, *const c_char, u32, *const c_char);
     torch_get_num_threads: fn(*mut u32) -> i32;
     torch_parallel_for: fn(i64, i64, i64, ParallelFunction, *mut c_void) -> i32;

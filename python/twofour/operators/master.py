@@ -84,6 +84,29 @@ def pack_master(
     return forward, transposed if transpose else None
 
 
+def pack_masters(
+    weights: list[torch.Tensor], rules: list[int], dtypes: list[torch.dtype]
+) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """What :func:`pack_master` returns for each weight, with its transpose, from few launches on a GPU.
+
+    Args:
+        weights: master weights, each ``[rows, cols]``.
+        rules: the number of each one's rule.
+        dtypes: the type of each one's packed values.
+    """
+    alike: dict[tuple, list[int]] = {}
+    for index, (weight, rule, dtype) in enumerate(zip(weights, rules, dtypes, strict=True)):
+        alike.setdefault((rule, dtype, weight.dtype, weight.device), []).append(index)
+    found = {}
+    for (rule, dtype, of, _), indices in alike.items():
+        transpose = rule in TRANSPOSABLE
+        number = -1 if dtype is of else operators.TYPES.get(dtype, -1)
+        packed = operators.pack_together([weights[index] for index in indices], rule, transpose, number)
+        for index, forward, transposed in zip(indices, *packed, strict=True):
+            found[index] = forward, transposed if transpose else None
+    return [found[index] for index in range(len(weights))]
+
+
 def master_linear(
     x: torch.Tensor,
     weight: torch.Tensor,

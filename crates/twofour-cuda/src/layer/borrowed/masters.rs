@@ -107,18 +107,7 @@ fn launch_remask(
     to: PackTarget<'_>,
     nan: Nan,
 ) -> Result<DevicePtr> {
-    let weight = master.expect(context)?;
-    let (rows, cols) = (master.rows, master.cols);
-    let tiles = to.mask.expect(context, rows, cols)?;
-    let expect = |packed: &PackedSliceMut<'_>, shape| {
-        if packed.shape != shape {
-            let (expected, found) = (shape, packed.shape);
-            return Err(twofour::Error::Shape { what: "the packed weight", expected, found }.into());
-        }
-        packed.expect(context, dtype)
-    };
-    let packed = to.packed.as_ref().map(|packed| expect(packed, (rows, cols))).transpose()?;
-    let transposed = to.transposed.as_ref().map(|packed| expect(packed, (cols, rows))).transpose()?;
+    let (weight, both) = addresses(context, master, dtype, &to)?;
     let order = Gemm::meta_order_of(dtype);
     let input = master.data.dtype();
     let pruner = context.pruner(input, dtype)?;
@@ -130,15 +119,9 @@ fn launch_remask(
             .map_err(|error| Error::driver("resetting the index of a NaN", error))?;
     }
     let soft = rule == MaskRule::SoftThreshold;
-    let choice = match rule {
-        MaskRule::Transposable(rule) => MaskChoice::Rule(rule),
-        MaskRule::Magnitude => MaskChoice::Rows,
-        MaskRule::Given => MaskChoice::Given,
-        _ if soft => MaskChoice::Rows,
-        other => return Err(Error::NoMethod { what: format!("the mask rule {other:?}") }),
-    };
-    let kept = if soft { None } else { packed };
-    let both = BothWays { packed: kept, transposed, tiles: Some(tiles), factor: None, skip: None };
+    let choice = if soft { MaskChoice::Rows } else { choice_of(rule)? };
+    let packed = both.packed;
+    let both = if soft { BothWays { packed: None, ..both } } else { both };
     let watch = Watch { nan: wrong, flips: None };
     // SAFETY: the weight, the packed weights and the mask are valid for their shapes, and the stream is of their
     // device.
@@ -156,6 +139,67 @@ fn launch_remask(
         unsafe { compressor.run(context.raw(), weight, Axis::Row, rule, target) }?;
     }
     Ok(wrong)
+}
+
+/// Returns the addresses of a master weight, and of what a pass over it writes.
+fn addresses(
+    context: &LayerContext,
+    master: MasterSlice<'_>,
+    dtype: DataType,
+    to: &PackTarget<'_>,
+) -> Result<(DenseWeight, BothWays)> {
+    let weight = master.expect(context)?;
+    let (rows, cols) = (master.rows, master.cols);
+    let tiles = to.mask.expect(context, rows, cols)?;
+    let expect = |packed: &PackedSliceMut<'_>, shape| {
+        if packed.shape != shape {
+            let (expected, found) = (shape, packed.shape);
+            return Err(twofour::Error::Shape { what: "the packed weight", expected, found }.into());
+        }
+        packed.expect(context, dtype)
+    };
+    let packed = to.packed.as_ref().map(|packed| expect(packed, (rows, cols))).transpose()?;
+    let transposed = to.transposed.as_ref().map(|packed| expect(packed, (cols, rows))).transpose()?;
+    Ok((weight, BothWays { packed, transposed, tiles: Some(tiles), factor: None, skip: None }))
+}
+
+/// Returns how a rule chooses a mask.
+fn choice_of(rule: MaskRule) -> Result<MaskChoice> {
+    match rule {
+        MaskRule::Transposable(rule) => Ok(MaskChoice::Rule(rule)),
+        MaskRule::Magnitude => Ok(MaskChoice::Rows),
+        MaskRule::Given => Ok(MaskChoice::Given),
+        other => Err(Error::NoMethod { what: format!("the mask rule {other:?}") }),
+    }
+}
+
+/// Launches [`remask`] of several master weights of one type by one rule, 24 in a launch, with the same bits: a weight
+/// alone leaves multiprocessors idle at its end.
+///
+/// # Errors
+/// [`Error::SliceType`] for weights of several types, [`Error::NoMethod`] for the soft threshold; those of [`remask`].
+pub fn remask_together(
+    context: &LayerContext,
+    passes: Vec<(MasterSlice<'_>, PackTarget<'_>)>,
+    rule: MaskRule,
+    dtype: DataType,
+) -> Result<()> {
+    let Some(input) = passes.first().map(|(master, _)| master.data.dtype()) else { return Ok(()) };
+    let choice = choice_of(rule)?;
+    if let Some((other, _)) = passes.iter().find(|(master, _)| master.data.dtype() != input) {
+        return Err(Error::SliceType { what: "a master weight", expected: input, found: other.data.dtype() });
+    }
+    let pruner = context.pruner(input, dtype)?;
+    let mut work = context.work();
+    let [nan] = work.parts([8])?;
+    let watch = Watch { nan, flips: None };
+    let pass = |(master, to): &(MasterSlice<'_>, PackTarget<'_>)| {
+        addresses(context, *master, dtype, to).map(|(weight, both)| (weight, both, watch))
+    };
+    let weights = passes.iter().map(pass).collect::<Result<Vec<_>>>()?;
+    // SAFETY: the weights, the packed weights and the masks are valid for their shapes, and the stream is of their
+    // device.
+    unsafe { pruner.both_ways_together(context.raw(), &weights, choice, Gemm::meta_order_of(dtype)) }
 }
 
 /// Launches the copy of a dense weight, of its type, with zeros where a mask of tiles prunes.

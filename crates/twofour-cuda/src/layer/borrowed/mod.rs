@@ -26,7 +26,7 @@ use crate::{
 };
 
 pub use estimates::{Sampling, estimate, sampled_weight_gradient, soft_threshold_scale};
-pub use masters::{MasterSlice, PackTarget, keep, remask, remask_checked};
+pub use masters::{MasterSlice, PackTarget, keep, remask, remask_checked, remask_together};
 
 /// Returns the number of elements of `dtype` that a packed `[rows, cols]` weight takes, padding included.
 ///
