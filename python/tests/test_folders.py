@@ -277,3 +277,16 @@ def test_packed_and_ordinary_weights_in_one_folder_are_an_error(folders, tmp_pat
     assert torch.equal(logits(load(both)), expected)
     assert twofour.load_file(both).keys() == twofour.load_file(folders["compressed, command"]).keys()
     assert pathlib.Path(both / "model.safetensors").exists()
+
+
+@needs_command
+def test_experts_of_one_tensor_are_read_from_a_packed_folder(tmp_path):
+    fixture = pathlib.Path(__file__).parents[2] / "crates/twofour-nn/tests/fixtures/checkpoints/gpt_oss"
+    command("prune", fixture, "-o", tmp_path / "pruned")
+    command("compress", tmp_path / "pruned", "-o", tmp_path / "small")
+    pruned, small = (T.AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("pruned", "small"))
+    of_experts = [name for name, _ in pruned.named_parameters() if ".experts." in name]
+    assert len(of_experts) == 2 * 4
+    for name in of_experts:
+        assert torch.equal(pruned.get_parameter(name), small.get_parameter(name)), name
+    torch.testing.assert_close(small(IDS % 80).logits, pruned(IDS % 80).logits, atol=1e-4, rtol=1e-4)

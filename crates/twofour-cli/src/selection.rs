@@ -11,7 +11,7 @@ use clap::Args;
 use globset::{GlobBuilder, GlobMatcher};
 use serde::{Serialize, Serializer};
 use twofour::{
-    file::{Reader, StoredDType, TensorInfo},
+    file::{Reader, Stack, StoredDType, TensorInfo},
     role::{Layout, Role, Roles},
 };
 
@@ -46,7 +46,7 @@ pub(crate) enum Skipped {
     InOut,
     /// It holds experts in three dimensions, and nothing tells along which of them they are summed.
     UnknownAxis,
-    /// It holds experts in three dimensions, and compressed weights are matrices.
+    /// It holds experts in three dimensions, which are compressed one by one in twofour's own format alone.
     Stacked,
     /// It is a convolution's, and compressed weights are matrices.
     Convolution,
@@ -68,7 +68,7 @@ impl fmt::Display for Skipped {
             Skipped::UnknownAxis => {
                 f.write_str("experts in one 3-D tensor, [out, in] or [in, out]: nothing tells which")
             }
-            Skipped::Stacked => f.write_str("experts in one 3-D tensor; compressed weights are matrices"),
+            Skipped::Stacked => f.write_str("experts in one 3-D tensor, which other tools' formats do not hold packed"),
             Skipped::Convolution => f.write_str("a convolution; compressed weights are matrices"),
             Skipped::NotIncluded => f.write_str("not in --include"),
             Skipped::Excluded => f.write_str("in --exclude"),
@@ -143,7 +143,7 @@ impl Globs {
             ));
             return Err(usage.into());
         }
-        let selection = Selection { globs: self, roles: Roles::of_model(reader)? };
+        let selection = Selection { globs: self, roles: Roles::of_model(reader)?, stacks: vec![] };
         selection.expect_weights(reader)?;
         Ok(selection)
     }
@@ -154,11 +154,27 @@ impl Globs {
 pub(crate) struct Selection {
     globs: Globs,
     roles: Roles,
+    /// Chosen tensors of experts whose matrices are tensors of their own.
+    stacks: Vec<Stack>,
 }
 
 impl Selection {
+    /// Returns the model with the chosen experts in tensors of three dimensions taken apart; the choice of these tensors
+    /// is that of their matrices from now on.
+    pub(crate) fn unstack(&mut self, reader: Reader) -> Result<Reader> {
+        let before = reader.stacks().len();
+        let reader = reader.unstacked(|tensor| self.of(&tensor.name, tensor.dtype, &tensor.shape).is_ok())?;
+        if reader.stacks().len() > before {
+            self.stacks = reader.stacks().to_vec();
+        }
+        Ok(reader)
+    }
+
     /// Returns how the chosen weight is stored, or why the tensor is not chosen.
     pub(crate) fn of(&self, name: &str, dtype: StoredDType, shape: &[usize]) -> Result<Layout, Skipped> {
+        if let Some(stack) = self.stacks.iter().find(|stack| stack.number_of(name).is_some()) {
+            return self.of(&stack.name, dtype, &stack.shape).map(|_| Layout::OutIn);
+        }
         if self.globs.exclude.iter().any(|glob| glob.is_match(name)) {
             return Err(Skipped::Excluded);
         }
@@ -255,14 +271,6 @@ impl Selection {
                 units::plural(in_out, "weight")
             );
         }
-        let stacked = skipped.iter().filter(|reason| **reason == Skipped::Stacked).count();
-        if !has_others && stacked > 0 {
-            bail!(
-                "{}: {} of experts have three dimensions, and compressed weights are matrices; nothing is left to do",
-                reader.path().display(),
-                units::plural(stacked, "tensor")
-            );
-        }
         Ok(())
     }
 
@@ -281,7 +289,7 @@ mod tests {
     fn selection(include: &[&str], exclude: &[&str], tensors: &[(&str, &[usize])]) -> Selection {
         let owned = |globs: &[&str]| globs.iter().map(ToString::to_string).collect();
         let globs = SelectionOptions { include: owned(include), exclude: owned(exclude) }.globs().unwrap();
-        Selection { globs, roles: Roles::new(tensors.iter().copied(), false) }
+        Selection { globs, roles: Roles::new(tensors.iter().copied(), false), stacks: vec![] }
     }
 
     #[test]

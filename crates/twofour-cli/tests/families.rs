@@ -43,6 +43,8 @@ fn text_is_that_of_transformers_and_what_calibration_pruned_is_checked_compresse
         ("mixtral", "*"),
         ("qwen2_moe", "*"),
         ("qwen3_moe", "*"),
+        ("gpt_oss", "*"),
+        ("mixtral_joined", "*"),
         ("llava", "language_model.*"),
         ("qwen2_5_vl", "model.*"),
     ] {
@@ -57,11 +59,13 @@ fn text_is_that_of_transformers_and_what_calibration_pruned_is_checked_compresse
         let answer = run(at, &prune).good().json();
         let outcomes = answer["tensors"].as_array().unwrap().iter();
         let outcomes: BTreeMap<_, _> = outcomes.map(|t| (t["name"].as_str().unwrap(), t["pruned"] == true)).collect();
-        let is_expert = |name: &str| name.contains("expert") && !name.contains("expert_gate");
+        let is_expert =
+            |name: &str| name.contains("expert") && !name.contains("expert_gate") && !name.ends_with("bias");
         assert!(outcomes.iter().filter(|(name, _)| is_expert(name)).all(|(_, pruned)| *pruned), "{outcomes:?}");
         let is_vision = |name: &str| name.contains("vis") || name.contains("projector");
         assert!(!outcomes.iter().any(|(name, pruned)| is_vision(name) && *pruned), "{outcomes:?}");
-        let router = outcomes.iter().find(|(name, _)| name.ends_with(".gate.weight"));
+        let router =
+            outcomes.iter().find(|(name, _)| name.ends_with(".gate.weight") || name.ends_with("router.weight"));
         assert!(router.is_none_or(|(_, pruned)| !*pruned), "{outcomes:?}");
         let chosen = if family == "qwen2_5_vl" { "model.layers.*proj.weight" } else { language };
         let include: &[&str] = if chosen == "*" { &[] } else { &["--include", "*layers.*proj.weight"] };
@@ -69,8 +73,19 @@ fn text_is_that_of_transformers_and_what_calibration_pruned_is_checked_compresse
         run(at, &[&["check", &out], include, exclude].concat()).good();
         let small = format!("{family}-small");
         run(at, &[&["compress", &out, "-o", &small], include, exclude].concat()).good();
-        if expected["perplexity"].is_array() && !["qwen3_moe", "falcon_grouped", "phi3", "qwen2_5_vl"].contains(&family)
-        {
+        if ["gpt_oss", "mixtral_joined"].contains(&family) {
+            assert!(outcomes.keys().any(|name| name.ends_with("layers.1.mlp.experts.2.gate_up_proj.weight")));
+            let dense = format!("{family}-dense");
+            run(at, &["decompress", &small, "-o", &dense]).good();
+            let [pruned, dense] = [&out, &dense].map(|of| fs::read(at.join(of).join("model.safetensors")).unwrap());
+            assert!(pruned == dense, "{family}");
+            run(at, &["check", &small]).good();
+            run(at, &["inspect", &small]).good();
+            run(at, &["quantize", &small, "-o", &format!("{family}-int8"), "--dtype", "int8"]).good();
+            assert!(!continued(at, &format!("{family}-int8")).as_array().unwrap().is_empty());
+        }
+        let narrow = ["qwen3_moe", "falcon_grouped", "phi3", "qwen2_5_vl", "mixtral_joined"];
+        if expected["perplexity"].is_array() && !narrow.contains(&family) {
             // Stored as f32, and so multiplied.
             assert_eq!(continued(at, &small), continued(at, &out), "{family}");
         }
@@ -107,6 +122,40 @@ fn experts_are_pruned_by_every_method_and_each_of_them_by_its_own_tokens() {
     let message = run(at, &tuned).bad(1);
     assert!(message.contains("does not support experts"), "{message}");
     assert!(!at.join("tuned").exists());
+}
+
+/// Experts in tensors of three dimensions: each is measured, planned and pruned by its own tokens.
+#[test]
+fn experts_in_one_tensor_are_calibrated_one_by_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    write_text(at);
+    let model = checkpoint("gpt_oss");
+    let mut errors = vec![];
+    for method in ["wanda", "sparsegpt", "alps"] {
+        let prune = ["prune", &model, "-o", method, "--json", "--method", method, "--refit", "off"];
+        let answer = run(at, &[&prune[..], &["--compensate", "off", "--permute", "off"], &CALIBRATION].concat()).good();
+        let answer = answer.json();
+        let of_experts = answer["tensors"].as_array().unwrap().iter();
+        let of_experts = of_experts.filter(|t| t["name"].as_str().unwrap().contains("experts.") && t["pruned"] == true);
+        let of_experts: Vec<f64> = of_experts.map(|t| t["relative_error"].as_f64().unwrap()).collect();
+        assert_eq!(of_experts.len(), 2 * 4 * 2);
+        run(at, &["check", method]).good();
+        errors.push(of_experts.iter().sum::<f64>());
+    }
+    assert!(errors[1] < errors[0] && errors[2] < errors[0], "Wanda, SparseGPT, ALPS: {errors:?}");
+    let measured = ["sensitivity", &model, "-o", "plan.json", "--budget", "sparse=0.5", "--json"];
+    run(at, &[&measured[..], &CALIBRATION].concat());
+    let planned = ["prune", &model, "-o", "planned", "--plan", "plan.json", "--json"];
+    let answer = run(at, &[&planned[..], &CALIBRATION].concat()).good().json();
+    let pruned = answer["tensors"].as_array().unwrap().iter().filter(|t| t["pruned"] == true).count();
+    assert!((1..2 * (4 + 4 * 2)).contains(&pruned), "{answer}");
+    assert!(!continued(at, "planned").as_array().unwrap().is_empty());
+    let quantize = ["--method", "sparsegpt", "--quantize", "int8", "-o", "int8"];
+    run(at, &[&["prune", &model], &quantize[..], &CALIBRATION].concat()).good();
+    assert!(!continued(at, "int8").as_array().unwrap().is_empty());
+    let tuned = [&["prune", &model, "-o", "tuned", "--tune", "1"], &CALIBRATION[..]].concat();
+    assert!(run(at, &tuned).bad(1).contains("does not support experts"));
 }
 
 /// What is not run is pruned by magnitude, and the message says so.

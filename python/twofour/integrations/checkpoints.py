@@ -68,6 +68,56 @@ def manifest_of(files: Iterable[str]) -> dict[str, Entry]:
     return entries
 
 
+def stacks_of(files: Iterable[str]) -> dict[str, tuple[list[int], bool]]:
+    """The tensors of three dimensions whose matrices the files of a checkpoint have one by one: their shape, and whether
+    the matrices are transposes of those of the tensor.
+
+    Raises:
+        ValueError: for a description that is damaged.
+    """
+    stacks: dict[str, tuple[list[int], bool]] = {}
+    for path in files:
+        if not str(path).endswith(".safetensors"):
+            continue
+        with safe_open(path, "pt") as file:
+            text = (file.metadata() or {}).get("twofour.stacks")
+        try:
+            for name, entry in ({} if text is None else json.loads(text)).items():
+                count, rows, cols = (int(size) for size in entry["shape"])
+                stacks[name] = ([count, rows, cols], bool(entry["transposed"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"{path}: its description of experts is damaged ({error!r})") from None
+    return stacks
+
+
+def restacked(state: dict[str, Any], stacks: dict[str, tuple[list[int], bool]]) -> dict[str, Any]:
+    """A state dict with each tensor of three dimensions in the place of its matrices.
+
+    Raises:
+        ValueError: where a matrix is missing.
+    """
+    for name, (shape, transposed) in stacks.items():
+        around, _, last = name.removesuffix(".weight").rpartition(".")
+        names = [f"{around}.{number}.{last}.weight".removeprefix(".") for number in range(shape[0])]
+        missing = [f"`{matrix}`" for matrix in names if matrix not in state]
+        if missing:
+            raise ValueError(f"tensor `{name}` is stored expert by expert, and the files have no {missing[0]}")
+        state[name] = _Stacked([state.pop(matrix) for matrix in names], transposed)
+    return state
+
+
+class _Stacked:
+    """A tensor of three dimensions that reads its matrices."""
+
+    def __init__(self, matrices: list[Any], transposed: bool):
+        self.matrices, self.transposed = matrices, transposed
+
+    def __getitem__(self, index):
+        tensors = [matrix[...] for matrix in self.matrices]
+        tensor = torch.stack([tensor.T for tensor in tensors] if self.transposed else tensors)
+        return tensor if index is ... else tensor[index]
+
+
 def _parsed(path: str, text: str) -> dict[str, Entry]:
     try:
         manifest = json.loads(text)

@@ -102,7 +102,8 @@ impl Compress {
         self.input = hub::locate(&self.input, screen)?;
         let reader = Reader::open(&self.input)?;
         expect_model(&reader)?;
-        let selection = globs.of_model(&reader)?;
+        let mut selection = globs.of_model(&reader)?;
+        let reader = selection.unstack(reader)?;
         selection.expect_compressible(&reader)?;
         let overwrite = self.output.overwrite();
         file::check_output(&reader, &self.output.output, overwrite)?;

@@ -164,7 +164,8 @@ impl Quantize {
         self.input = hub::locate(&self.input, screen)?;
         let reader = Reader::open(&self.input)?;
         expect_model(&reader)?;
-        let selection = globs.of_model(&reader)?;
+        let mut selection = globs.of_model(&reader)?;
+        let reader = selection.unstack(reader)?;
         if self.head.is_none() {
             selection.expect_compressible(&reader)?;
         }

@@ -40,8 +40,9 @@ pub use checkpoint::{
     is_llama, save_llama,
 };
 pub use config::{
-    AttentionConfig, ExpertsConfig, FeedForwardConfig, GptConfig, ImageHead, ImageHeadInput, ImageInput, ModelInput,
-    ModelOutput, NormConfig, NormKind, NormPlace, Positions, Rope, RopeScaling, TokenInput, TransformerConfig,
+    AttentionConfig, ClampedGate, ExpertsConfig, FeedForwardConfig, GptConfig, ImageHead, ImageHeadInput, ImageInput,
+    ModelInput, ModelOutput, NormConfig, NormKind, NormPlace, Positions, Rope, RopeScaling, TokenInput,
+    TransformerConfig,
 };
 pub use distillation::{DistillationLoss, Objective};
 #[cfg(feature = "cuda")]

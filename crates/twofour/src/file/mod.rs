@@ -4,6 +4,9 @@
 //! integers), with an entry in the file's metadata; anything else in the file is an ordinary tensor.
 //! `docs/reference/format.md` is the specification.
 //!
+//! Experts in a tensor of three dimensions are compressed one by one ([`Reader::unstacked`]), and become that tensor where
+//! they are dense again.
+//!
 //! A [`Convert`] writes a whole model anew by an [`Operation`]: [`Compress`], [`Decompress`], [`Prune`], [`PruneWith`],
 //! [`PruneAndQuantize`], [`Quantize`], [`Merge`], [`Export`] or [`Unchanged`]; [`prune`](prune()) is the usual one in a
 //! line. It looks at its input twice: first every tensor that is to change is checked and the output planned, then it is
@@ -92,6 +95,7 @@ mod reader;
 mod reordered;
 mod safetensors;
 mod source;
+mod stacked;
 mod stored;
 mod temporary;
 #[cfg(test)]
@@ -120,6 +124,7 @@ pub use plan::{Plan, PlannedTensor};
 pub use reader::{Reader, Shard, TensorView};
 pub use reordered::Reorder;
 pub use source::Source;
+pub use stacked::{STACKS_KEY, Stack};
 pub use stored::{StoredDType, StoredElement};
 pub use temporary::{TEMP_PREFIX, TEMP_SUFFIX};
 pub use value_format::ValueFormat;

@@ -5,7 +5,7 @@ use std::{
     path::Path,
 };
 
-use super::{CompressedInfo, Part, StoredDType, reader::is_dense_int8};
+use super::{CompressedInfo, Part, Stack, StoredDType, reader::is_dense_int8};
 use crate::{Error, Result};
 
 /// A tensor that a file will hold.
@@ -31,6 +31,10 @@ impl PlannedTensor {
 pub struct Plan {
     tensors: Vec<PlannedTensor>,
     weights: Vec<CompressedInfo>,
+    /// Those of the tensors that are written matrix by matrix.
+    stacks: Vec<Stack>,
+    /// Tensors whose matrices the file will hold instead.
+    apart: Vec<Stack>,
 }
 
 impl Plan {
@@ -62,6 +66,39 @@ impl Plan {
     /// The compressed weights, in the order of adding.
     pub fn weights(&self) -> &[CompressedInfo] {
         &self.weights
+    }
+
+    /// The same with one tensor in the place of all matrices of a stack, where they are plain and of one dtype.
+    pub(super) fn restacked(mut self, stacks: &[Stack]) -> Self {
+        for stack in stacks {
+            let names: HashSet<String> = (0..stack.count()).map(|number| stack.matrix(number)).collect();
+            let own: Vec<&PlannedTensor> = self.tensors.iter().filter(|tensor| names.contains(&tensor.name)).collect();
+            let dtype = own.first().map(|tensor| tensor.dtype).filter(|dtype| dtype.bits() % 8 == 0);
+            let is_like =
+                |tensor: &&PlannedTensor| Some(tensor.dtype) == dtype && *tensor.shape == stack.matrix_shape();
+            match dtype {
+                Some(dtype) if own.len() == names.len() && own.iter().all(is_like) => {
+                    self.tensors.retain(|tensor| !names.contains(&tensor.name));
+                    self.tensors.push(PlannedTensor::new(&stack.name, dtype, stack.shape));
+                    self.stacks.push(stack.clone());
+                }
+                _ if !own.is_empty() || self.weights.iter().any(|weight| names.contains(&weight.name)) => {
+                    self.apart.push(stack.clone());
+                }
+                _ => {}
+            }
+        }
+        self
+    }
+
+    /// The stack that a planned tensor is written as.
+    pub(super) fn stack(&self, name: &str) -> Option<&Stack> {
+        self.stacks.iter().find(|stack| stack.name == name)
+    }
+
+    /// The stacks whose matrices the file will hold.
+    pub(super) fn apart(&self) -> &[Stack] {
+        &self.apart
     }
 
     /// Whether the file will hold weights that are no plain tensors: compressed ones, or dense 8-bit integers with
@@ -108,6 +145,6 @@ impl Plan {
 
 impl From<Vec<PlannedTensor>> for Plan {
     fn from(tensors: Vec<PlannedTensor>) -> Self {
-        Plan { tensors, weights: Vec::new() }
+        Plan { tensors, ..Plan::default() }
     }
 }

@@ -14,8 +14,8 @@ use bytemuck::Pod;
 use rayon::prelude::*;
 
 use super::{
-    CompressedInfo, Elements, FileBytes, Index, MAX_HEADER_BYTES, Part, Source, StoredDType, StoredElement, TensorInfo,
-    ValueFormat,
+    CompressedInfo, Elements, FileBytes, Index, MAX_HEADER_BYTES, Part, Source, Stack, StoredDType, StoredElement,
+    TensorInfo, ValueFormat,
     elements::Spare,
     find::find_in_directory,
     manifest,
@@ -24,6 +24,7 @@ use super::{
     peer::{self, Translation},
     reordered::{Reorder, Reordered},
     source,
+    stacked::{self, Unstacked},
     unique::quoted,
 };
 use crate::{
@@ -31,6 +32,7 @@ use crate::{
     int4::{Granularity, Int4},
     int8::Int8,
     memory,
+    role::{Layout, Role, Roles},
 };
 
 /// Bytes that one thread reads at a time.
@@ -54,6 +56,8 @@ pub struct Reader {
     tensors: HashMap<String, (usize, usize)>,
     /// Shard and position in its list of each compressed weight.
     weights: HashMap<String, (usize, usize)>,
+    /// The tensors whose matrices are tensors of their own.
+    stacks: Vec<Stack>,
     /// The contents of files beside the weights that are not as they are stored.
     beside: BTreeMap<String, Vec<u8>>,
 }
@@ -300,6 +304,47 @@ impl Reader {
         Ok(self)
     }
 
+    /// The same model with its experts in tensors of three dimensions taken apart, of those that `choose` returns true
+    /// for: each is a matrix `[out, in]` of its own, as [`Stack`] names it. A conversion writes the matrices that it
+    /// compresses under these names; those that it leaves dense, and those that are dense again, become one tensor.
+    ///
+    /// Nothing changes of a tensor where nothing tells how its matrices are stored ([`Roles::layout`]).
+    ///
+    /// # Errors
+    /// Those of [`Roles::of_model`], and of [`Reader::open`] about what a file claims.
+    pub fn unstacked(self, choose: impl Fn(&TensorInfo) -> bool) -> Result<Self> {
+        let is_stack = |tensor: &TensorInfo| tensor.shape.len() == 3 && choose(tensor);
+        if !self.plain_tensors().any(is_stack) {
+            return Ok(self);
+        }
+        let roles = Roles::of_model(&self)?;
+        let is_transposed = |tensor: &TensorInfo| {
+            let is_chosen = is_stack(tensor) && roles.of(&tensor.name, &tensor.shape) == Role::StackedExperts;
+            match roles.layout(&tensor.name, &tensor.shape).filter(|_| is_chosen)? {
+                Layout::OutIn => Some(false),
+                Layout::InOut => Some(true),
+                Layout::Convolution => None,
+            }
+        };
+        let mut taken: HashSet<String> = self.tensors.keys().chain(self.weights.keys()).cloned().collect();
+        let Reader { shards, index, directory, translation, beside, .. } = self;
+        let shards = shards
+            .into_iter()
+            .map(|shard| Ok(Shard::new(Box::new(Unstacked::new(shard.source, &is_transposed, &mut taken)?))));
+        let reader = Self::new(shards.collect::<Result<_>>()?)?;
+        Ok(Reader { index, directory, translation, beside, ..reader })
+    }
+
+    /// The tensors of three dimensions whose matrices are tensors of their own, or compressed weights.
+    pub fn stacks(&self) -> &[Stack] {
+        &self.stacks
+    }
+
+    /// The tensor that a matrix of that name is of, and its number there.
+    pub fn stack_of(&self, name: &str) -> Option<(&Stack, usize)> {
+        self.stacks.iter().find_map(|stack| Some((stack, stack.number_of(name)?)))
+    }
+
     /// What [`Reader::translated`] found.
     pub fn translation(&self) -> &Translation {
         &self.translation
@@ -366,6 +411,19 @@ impl Reader {
             let (home, _) = tensors[&Part::Values.key(&weight.name)];
             shards[home].weights.push(weight);
         }
+        let mut stacks: Vec<Stack> = vec![];
+        for shard in &shards {
+            for stack in stacked::parse(shard.path(), shard.metadata(), tensors.len())? {
+                match stacks.iter().find(|other| other.name == stack.name) {
+                    None => stacks.push(stack),
+                    Some(other) if *other == stack => {}
+                    Some(_) => {
+                        let name = quoted(&stack.name);
+                        return Err(shard.fault(format!("tensor {name} has another description in another shard")));
+                    }
+                }
+            }
+        }
         let mut weights = HashMap::new();
         for (s, shard) in shards.iter().enumerate() {
             weights.extend(shard.weights.iter().enumerate().map(|(w, weight)| (weight.name.clone(), (s, w))));
@@ -378,6 +436,7 @@ impl Reader {
             translation: Translation::default(),
             tensors,
             weights,
+            stacks,
             beside: BTreeMap::new(),
         })
     }

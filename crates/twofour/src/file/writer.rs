@@ -10,8 +10,11 @@ use std::{
 use serde_json::{Map, Value, json};
 
 use super::{
-    CompressedInfo, MANIFEST_KEY, MAX_HEADER_BYTES, Part, Plan, PlannedTensor, StoredDType, StoredElement,
-    header::METADATA, manifest, temporary::Temporary,
+    CompressedInfo, MANIFEST_KEY, MAX_HEADER_BYTES, Part, Plan, PlannedTensor, STACKS_KEY, StoredDType, StoredElement,
+    header::METADATA,
+    manifest,
+    stacked::{self, Gathering},
+    temporary::Temporary,
 };
 use crate::{
     Compressed, Element, Error, Result,
@@ -64,6 +67,8 @@ struct Slot {
     start: u64,
     bytes: usize,
     written: bool,
+    /// What is written is the transpose.
+    gathering: Option<Gathering>,
 }
 
 impl Writer {
@@ -92,6 +97,10 @@ impl Writer {
             weights.sort_by(|a, b| a.name.cmp(&b.name));
             metadata.insert(MANIFEST_KEY.to_owned(), manifest::to_json(weights));
         }
+        metadata.remove(STACKS_KEY);
+        if !plan.apart().is_empty() {
+            metadata.insert(STACKS_KEY.to_owned(), stacked::to_json(plan.apart()));
+        }
         let mut order: Vec<(&PlannedTensor, usize)> = plan.tensors().iter().zip(sizes).collect();
         order.sort_by(|(a, _), (b, _)| b.dtype.bits().cmp(&a.dtype.bits()).then_with(|| a.name.cmp(&b.name)));
         let header = header_text(&order, &metadata);
@@ -103,14 +112,19 @@ impl Writer {
         output.append(&(header.len() as u64).to_le_bytes())?;
         output.append(header.as_bytes())?;
         let mut start = 8 + header.len() as u64;
-        let slots = order
-            .into_iter()
-            .map(|(tensor, bytes)| {
-                let slot = Slot { dtype: tensor.dtype, start, bytes, written: false };
+        let mut slots = HashMap::new();
+        for (tensor, bytes) in order {
+            let mut add = |name: String, bytes: usize, gathering: Option<Gathering>| {
+                slots.insert(name, Slot { dtype: tensor.dtype, start, bytes, written: false, gathering });
                 start += bytes as u64;
-                (tensor.name.clone(), slot)
-            })
-            .collect();
+            };
+            match plan.stack(&tensor.name) {
+                None => add(tensor.name.clone(), bytes, None),
+                Some(stack) => (0..stack.count()).for_each(|number| {
+                    add(stack.matrix(number), bytes / stack.count(), Gathering::of(stack, tensor.dtype));
+                }),
+            }
+        }
         Ok(Writer { output, slots })
     }
 
@@ -138,7 +152,7 @@ impl Writer {
             return Err(wrong.in_tensor(name));
         }
         slot.written = true;
-        Ok(TensorPlace { output: &self.output, start: slot.start })
+        Ok(TensorPlace { output: &self.output, start: slot.start, gathering: slot.gathering.as_ref() })
     }
 
     /// The place of a compressed weight, whose parts are written some rows at a time.
@@ -152,7 +166,8 @@ impl Writer {
             let place = self.in_pieces(&part.key(&weight.name), bytes)?;
             starts.push((place.start, bytes / weight.rows));
         }
-        let places = starts.into_iter().map(|(start, row)| (TensorPlace { output: &self.output, start }, row));
+        let places =
+            starts.into_iter().map(|(start, row)| (TensorPlace { output: &self.output, start, gathering: None }, row));
         Ok(RowsPlace { parts: places.collect() })
     }
 
@@ -229,6 +244,7 @@ impl Writer {
 pub(super) struct TensorPlace<'a> {
     output: &'a Output,
     start: u64,
+    gathering: Option<&'a Gathering>,
 }
 
 impl TensorPlace<'_> {
@@ -237,7 +253,11 @@ impl TensorPlace<'_> {
     /// # Errors
     /// [`Error::Io`] where the system refuses.
     pub(super) fn write_at(&self, first: usize, bytes: &[u8]) -> Result<()> {
-        self.output.write_at(self.start + first as u64, bytes)
+        let Some(gathering) = self.gathering else { return self.output.write_at(self.start + first as u64, bytes) };
+        match gathering.put(first, bytes)? {
+            Some(transposed) => self.output.write_at(self.start, &transposed),
+            None => Ok(()),
+        }
     }
 }
 

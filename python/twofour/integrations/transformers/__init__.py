@@ -50,7 +50,7 @@ from ...modules.int8 import QuantizedLinear
 from ...modules.linear import Linear
 from ...modules.packed_layer import deferred_weights
 from ...modules.roles import reasons_to_stay_dense
-from ..checkpoints import Entry, PackedWeight, described, manifest_of, with_weights
+from ..checkpoints import Entry, PackedWeight, described, manifest_of, restacked, stacks_of, with_weights
 from . import wrapped
 
 __all__ = ["TwoFourConfig", "TwoFourQuantizer"]
@@ -114,6 +114,7 @@ class TwoFourQuantizer(HfQuantizer):
         # Packed weights are handed over as dense ones are: each when it has been read.
         self.pre_quantized, self._says_packed = False, self.pre_quantized
         self._entries: dict[str, Entry] = {}
+        self._stacks: dict[str, tuple[list[int], bool]] = {}
         self._convertible: set[str] = set()
         self._layers: dict[str, nn.Module] = {}
         self._failures: list[str] = []
@@ -150,6 +151,7 @@ class TwoFourQuantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model, checkpoint_files=None, **kwargs):
         self._entries = manifest_of(checkpoint_files or [])
+        self._stacks = stacks_of(checkpoint_files or [])
         if not self._entries and not self._says_packed:
             self._convertible = self._chosen(model)
 
@@ -220,7 +222,7 @@ class TwoFourQuantizer(HfQuantizer):
             self._convertible.add(module)
             return True
 
-        result = with_weights(state, self._entries, columns, stays_packed)
+        result = restacked(with_weights(state, self._entries, columns, stays_packed), self._stacks)
         if self._convertible and getattr(load_config, "device_mesh", None) is not None:
             raise NotImplementedError(
                 "2:4 weights cannot be split over devices while they are loaded: leave out tp_plan and "

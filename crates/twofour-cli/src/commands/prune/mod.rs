@@ -232,7 +232,10 @@ impl Prune {
         self.input = hub::locate(&self.input, screen)?;
         let reader = Reader::open(&self.input)?;
         expect_model(&reader)?;
-        let selection = globs.of_model(&reader)?;
+        // A plan names each expert.
+        let apart = |reader: Reader| if self.plan.is_some() { reader.unstacked(|_| true) } else { Ok(reader) };
+        let reader = apart(reader)?;
+        let mut selection = globs.of_model(&reader)?;
         self.expect_pattern_of_tiles()?;
         let places = (self.input.as_path(), self.output.output.as_path());
         let overwrite = self.output.overwrite();
@@ -244,6 +247,8 @@ impl Prune {
             })?;
         }
         tracing::info!(input = %reader.path().display(), "pruning");
+        // Each expert is pruned by its own tokens.
+        let reader = if sampling.is_some() { selection.unstack(reader)? } else { reader };
         drop(reader);
 
         let place = self.place.open()?;
@@ -268,9 +273,9 @@ impl Prune {
             }
         };
         let mut progress = screen.progress();
-        let mut reader = Reader::open(places.0)?;
+        let mut reader = apart(Reader::open(places.0)?)?;
         if let Some(solutions) = &solutions {
-            reader = reader.reordered(solutions.orders())?;
+            reader = selection.unstack(reader)?.reordered(solutions.orders())?;
         }
         let mut low_rank = None;
         if let (Some(part), Some(solutions)) = (&part, &solutions) {

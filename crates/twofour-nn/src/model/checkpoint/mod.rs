@@ -17,6 +17,7 @@
 //! | `qwen2` | biases of queries, keys and values |
 //! | `qwen3` | norms of queries and keys |
 //! | `mixtral`, `qwen2_moe`, `qwen3_moe` | experts |
+//! | `gpt_oss` | experts with biases and a bounded gate, sinks of attention |
 //! | `phi3` | queries, keys and values in one tensor, gate and up in another |
 //! | `gpt2` | learned positions, transposed weights, GELU by tanh |
 //! | `opt` | learned positions behind two that no token has |

@@ -42,13 +42,13 @@ pub(super) fn fields_of(path: &Path) -> Result<Fields> {
     }
 }
 
-/// The files of weights of a checkpoint; those of other tools' formats that this library reads are its own there.
+/// The files of weights of a checkpoint, with experts taken apart; those of other tools' formats that this library reads are its own there.
 ///
 /// # Errors
 /// [`CheckpointError::ForeignWeights`] where the configuration says that another tool quantized or compressed them;
 /// those of [`Reader::open`].
 pub(super) fn reader_of(path: &Path, fields: &Fields) -> Result<Reader> {
-    let reader = Reader::open(path)?.translated()?;
+    let reader = Reader::open(path)?.translated()?.unstacked(|_| true)?;
     // A weight that this program compressed, or reads, is read whatever tool's name the configuration has for its form.
     let is_ours = reader.compressed_weights().next().is_some() || !reader.translation().weights.is_empty();
     match ConfiguredWeights::of(fields.values()) {

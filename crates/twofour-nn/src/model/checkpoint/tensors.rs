@@ -12,7 +12,7 @@ use crate::{
     Error, Result,
     model::{
         calibration::Replace,
-        families::layout::{Layout, StoredLinear},
+        families::layout::{BiasRow, Layout, StoredLinear},
         file,
         inference::{build::Parts, linear::LinearPart, passes::narrowed, weight::Weight},
     },
@@ -160,7 +160,13 @@ impl<'a> StoredParts<'a> {
                 let (what, found) = ("a replaced bias", values.len());
                 return Err(Error::Length { what, expected: outputs, found }.in_layer(name));
             }
-            None => self.floats::<f32>(&bias)?,
+            None => match self.layout.bias_rows.get(name) {
+                Some(BiasRow { tensor, row, .. }) => {
+                    let all = self.floats::<f32>(tensor)?;
+                    all.chunks_exact(outputs.max(1)).nth(*row).map(<[f32]>::to_vec).ok_or_else(|| absent(&bias))?
+                }
+                None => self.floats::<f32>(&bias)?,
+            },
         };
         Ok(self.layout.ordered(name, stored, 1))
     }

@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-const FAMILIES: [&str; 19] = [
+const FAMILIES: [&str; 21] = [
     "llama",
     "mistral",
     "qwen2",
@@ -43,6 +43,8 @@ const FAMILIES: [&str; 19] = [
     "gpt_neox",
     "falcon",
     "falcon_grouped",
+    "gpt_oss",
+    "mixtral_joined",
 ];
 
 /// How many of them train.
@@ -702,6 +704,7 @@ fn blocks_in_steps_compute_what_the_model_does_and_experts_see_the_tokens_that_t
                     };
                     let (up, down) = match family {
                         "mixtral" => (of(".w1."), of(".w2.")),
+                        "gpt_oss" | "mixtral_joined" => (of(".gate_up_proj."), of(".down_proj.")),
                         _ => (of(".gate_proj."), of(".down_proj.")),
                     };
                     // One without tokens is shown as many as it has features.

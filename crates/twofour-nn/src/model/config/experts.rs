@@ -5,7 +5,7 @@ use crate::{Error, Result};
 
 /// Layers whose feed-forward block is a router and experts: each token goes through those that the router scores
 /// highest, and their outputs are added, weighted by the scores.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ExpertsConfig {
     /// How many experts a layer has.
     pub count: usize,
@@ -19,6 +19,18 @@ pub struct ExpertsConfig {
     pub is_normalized: bool,
     /// Layers with one feed-forward block instead.
     pub dense_layers: Vec<usize>,
+    /// The function of the hidden layer, where it is not that of [`FeedForwardConfig`](super::FeedForwardConfig).
+    pub clamped_gate: Option<ClampedGate>,
+}
+
+/// gpt-oss's gate: `gate · sigmoid(slope · gate) · (up + 1)`, of a gate of at most a limit, and of an `up` between it
+/// and its negative.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ClampedGate {
+    /// The slope.
+    pub slope: f32,
+    /// The limit.
+    pub limit: f32,
 }
 
 impl ExpertsConfig {

@@ -11,7 +11,7 @@ mod tests;
 use crate::{Error, Result, engine::Nonlinearity, text::VOCABULARY};
 
 pub use self::{
-    experts::ExpertsConfig,
+    experts::{ClampedGate, ExpertsConfig},
     gpt::GptConfig,
     rope::{Rope, RopeScaling},
 };
@@ -163,6 +163,9 @@ pub struct AttentionConfig {
     pub rotated: Option<usize>,
     /// Whether scores have a term for the distance of query and key, of rows and of columns (SAM).
     pub relative_positions: bool,
+    /// Whether each head has a sink: a score beside those of the keys, of which the softmax makes a weight that falls
+    /// on no value (gpt-oss).
+    pub sinks: bool,
 }
 
 /// The feed-forward blocks of a model.
@@ -481,6 +484,7 @@ impl TransformerConfig {
     pub(crate) fn cpu_only(&self) -> Option<&'static str> {
         [
             (self.experts.is_some(), "experts"),
+            (self.attention.sinks, "sinks of attention"),
             (self.norm.place == NormPlace::Parallel, "attention and feed-forward blocks side by side"),
             (self.attention.rotated.is_some(), "heads of which a part is rotated"),
         ]
@@ -754,6 +758,7 @@ impl AttentionConfig {
             local_rope: None,
             rotated: None,
             relative_positions: false,
+            sinks: false,
         }
     }
 

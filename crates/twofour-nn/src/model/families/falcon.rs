@@ -87,7 +87,7 @@ fn layout(source: &Source<'_>, config: &TransformerConfig) -> crate::Result<Layo
         layout.norm(&ours("attn.norm"), &theirs(norms[0]), width);
         layout.norm(&ours("mlp.norm"), &theirs(norms[1]), width);
         let qkv = theirs("self_attention.query_key_value");
-        layout.orders.insert(qkv.clone(), by_head(kv_heads, heads / kv_heads, head_dim));
+        layout.orders.insert(qkv.clone(), by_head(kv_heads, heads / kv_heads, head_dim).into());
         layout.parts(ours("attn.qkv"), vec![(qkv, config.qkv_width())], width, bias);
         layout.parts(ours("attn.out"), vec![(theirs("self_attention.dense"), width)], config.query_width(), bias);
         layout.parts(ours("mlp.up"), vec![(theirs("mlp.dense_h_to_4h"), hidden)], width, bias);

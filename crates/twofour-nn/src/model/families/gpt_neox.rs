@@ -73,7 +73,7 @@ fn layout(config: &TransformerConfig, prefix: &str) -> Layout {
         layout.norm(&ours("attn.norm"), &theirs("input_layernorm"), width);
         layout.norm(&ours("mlp.norm"), &theirs("post_attention_layernorm"), width);
         let qkv = theirs("attention.query_key_value");
-        layout.orders.insert(qkv.clone(), by_head(heads, 1, head_dim));
+        layout.orders.insert(qkv.clone(), by_head(heads, 1, head_dim).into());
         layout.parts(ours("attn.qkv"), vec![(qkv, config.qkv_width())], width, qkv_bias);
         layout.parts(ours("attn.out"), vec![(theirs("attention.dense"), width)], config.query_width(), out_bias);
         layout.one_linear(ours("mlp.up"), theirs("mlp.dense_h_to_4h"), (hidden, width));

@@ -1,6 +1,9 @@
 //! Which tensors of a checkpoint hold which part of a model.
 
-use std::collections::{BTreeMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+};
 
 use twofour::file::{Reader, StoredDType};
 
@@ -18,7 +21,9 @@ pub(crate) struct Layout {
     pub(crate) tensors: BTreeMap<String, StoredTensor>,
     /// For linear layers whose outputs are stored in another order than the model's, by their stored names: output `i`
     /// of the model is the stored one of number `order[i]`.
-    pub(crate) orders: BTreeMap<String, Vec<usize>>,
+    pub(crate) orders: BTreeMap<String, Arc<Vec<usize>>>,
+    /// For linear layers whose biases are rows of one tensor, by their stored names.
+    pub(crate) bias_rows: BTreeMap<String, BiasRow>,
     /// Extra tensors are ignored whose names end so.
     pub(crate) ignored: Vec<&'static str>,
     /// Extra tensors are ignored whose names begin so.
@@ -36,6 +41,14 @@ pub(crate) struct StoredLinear {
     pub(crate) has_bias: bool,
     /// Whether the weight is stored as `[inputs, outputs]` (GPT-2's `Conv1D`).
     pub(crate) is_transposed: bool,
+}
+
+/// A bias that is a row of a tensor `[rows, outputs]`.
+#[derive(Debug, Clone)]
+pub(crate) struct BiasRow {
+    pub(crate) tensor: String,
+    pub(crate) rows: usize,
+    pub(crate) row: usize,
 }
 
 /// A tensor with the shape that the configuration requires.
@@ -148,7 +161,8 @@ impl Layout {
     /// Rows of a linear layer's weight, or elements of its bias, as the file has them.
     pub(in crate::model) fn as_stored<T: Copy>(&self, name: &str, ours: &[T], inputs: usize) -> Vec<T> {
         let mut stored = ours.to_vec();
-        for (row, to) in ours.chunks_exact(inputs).zip(self.orders.get(name).into_iter().flatten()) {
+        for (row, to) in ours.chunks_exact(inputs).zip(self.orders.get(name).into_iter().flat_map(|order| order.iter()))
+        {
             stored[to * inputs..][..inputs].copy_from_slice(row);
         }
         stored
@@ -197,7 +211,9 @@ impl Layout {
         for linear in self.linears.values() {
             for (name, outputs) in &linear.parts {
                 expect(format!("{name}.weight"), &linear.stored_shape(*outputs))?;
-                if linear.has_bias {
+                if let Some(BiasRow { tensor, rows, .. }) = self.bias_rows.get(name) {
+                    expect(tensor.clone(), &[*rows, *outputs])?;
+                } else if linear.has_bias {
                     expect(format!("{name}.bias"), &[*outputs])?;
                 }
             }

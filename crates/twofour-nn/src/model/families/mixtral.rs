@@ -12,17 +12,9 @@ use crate::model::{
 };
 
 pub(super) const FAMILIES: &[Family] = &[
-    family("mixtral", |source| mixtral(source.fields), |source, config| Ok(layout(config, source.prefix, &MIXTRAL))),
-    family(
-        "qwen2_moe",
-        |source| qwen(source.fields, Kin::Qwen2),
-        |source, config| Ok(layout(config, source.prefix, &QWEN)),
-    ),
-    family(
-        "qwen3_moe",
-        |source| qwen(source.fields, Kin::Qwen3),
-        |source, config| Ok(layout(config, source.prefix, &QWEN)),
-    ),
+    family("mixtral", |source| mixtral(source.fields), |source, config| Ok(layout(source, config, &MIXTRAL))),
+    family("qwen2_moe", |source| qwen(source.fields, Kin::Qwen2), |source, config| Ok(layout(source, config, &QWEN))),
+    family("qwen3_moe", |source| qwen(source.fields, Kin::Qwen3), |source, config| Ok(layout(source, config, &QWEN))),
 ];
 
 type Result<T> = std::result::Result<T, CheckpointError>;
@@ -57,6 +49,7 @@ fn mixtral(fields: &Fields) -> Result<TransformerConfig> {
         shared: None,
         is_normalized: true,
         dense_layers: vec![],
+        clamped_gate: None,
     };
     Ok(TransformerConfig { experts: Some(experts), ..own })
 }
@@ -81,6 +74,7 @@ fn qwen(fields: &Fields, kin: Kin) -> Result<TransformerConfig> {
         shared: (kin == Kin::Qwen2).then(|| fields.size("shared_expert_intermediate_size")).transpose()?,
         is_normalized: fields.flag("norm_topk_prob", false)?,
         dense_layers,
+        clamped_gate: None,
     };
     Ok(TransformerConfig { experts: Some(experts), ..own })
 }
@@ -100,24 +94,32 @@ fn windows(fields: &Fields, kin: Kin, layers: usize) -> Result<Vec<Option<usize>
     }
 }
 
-/// Where the tensors lie: LLaMA's, with a router and experts in the place of a feed-forward block.
-fn layout(config: &TransformerConfig, prefix: &str, names: &Names) -> Layout {
-    let width = config.width;
+/// Where the tensors lie: LLaMA's, with a router and experts in the place of a feed-forward block. Where transformers
+/// stored the experts joined, as it computes with them, the gate lies above `up` in one tensor, and a block is `mlp`.
+fn layout(source: &Source<'_>, config: &TransformerConfig, names: &Names) -> Layout {
+    let (width, prefix) = (config.width, source.prefix);
+    let is_joined =
+        |layer: usize| source.shape_of(&format!("{prefix}layers.{layer}.mlp.experts.0.gate_up_proj.weight")).is_some();
     let mut layout = llama::layout(config, prefix);
     for layer in 0..config.layers {
         let Some(experts) = config.experts(layer) else { continue };
+        let is_joined = is_joined(layer);
+        let names = if is_joined { &QWEN } else { names };
         let (ours, theirs) = (format!("blocks.{layer}.mlp"), format!("{prefix}layers.{layer}.{}", names.block));
         layout.linears.retain(|name, _| !["up", "down"].iter().any(|part| *name == format!("{ours}.{part}")));
-        let mut pair = |ours: String, theirs: String, hidden: usize| {
-            let up = [names.gate, names.up].map(|part| (format!("{theirs}.{part}"), hidden)).to_vec();
+        let mut pair = |ours: String, theirs: String, hidden: usize, is_joined: bool| {
+            let up = match is_joined {
+                true => vec![(format!("{theirs}.gate_up_proj"), 2 * hidden)],
+                false => [names.gate, names.up].map(|part| (format!("{theirs}.{part}"), hidden)).to_vec(),
+            };
             layout.parts(format!("{ours}.up"), up, width, false);
             layout.parts(format!("{ours}.down"), vec![(format!("{theirs}.{}", names.down), width)], hidden, false);
         };
         for expert in 0..experts.count {
-            pair(format!("{ours}.experts.{expert}"), format!("{theirs}.experts.{expert}"), experts.hidden);
+            pair(format!("{ours}.experts.{expert}"), format!("{theirs}.experts.{expert}"), experts.hidden, is_joined);
         }
         if let Some(hidden) = experts.shared {
-            pair(format!("{ours}.shared"), format!("{theirs}.shared_expert"), hidden);
+            pair(format!("{ours}.shared"), format!("{theirs}.shared_expert"), hidden, false);
             let gate = vec![(format!("{theirs}.shared_expert_gate"), 1)];
             layout.parts(format!("{ours}.shared_gate"), gate, width, false);
         }

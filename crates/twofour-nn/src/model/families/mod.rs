@@ -7,6 +7,7 @@ pub(super) mod fields;
 mod gemma;
 mod gpt2;
 mod gpt_neox;
+mod gpt_oss;
 pub(crate) mod layout;
 pub(super) mod llama;
 mod mixtral;
@@ -25,6 +26,7 @@ use super::{CheckpointError, TransformerConfig};
 const FAMILIES: &[&[Family]] = &[
     llama::FAMILIES,
     mixtral::FAMILIES,
+    gpt_oss::FAMILIES,
     phi::FAMILIES,
     gpt2::FAMILIES,
     gemma::FAMILIES,

@@ -62,6 +62,33 @@ impl<T> Seen<'_, T> {
     }
 }
 
+/// What is added to the scores of attention.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Added<'a> {
+    pub(super) relative: Option<&'a RelativePositions>,
+    /// The score of each head's sink.
+    pub(super) sinks: Option<&'a [f32]>,
+}
+
+impl Added<'_> {
+    fn sink(&self, head: usize) -> Option<f32> {
+        self.sinks?.get(head).copied()
+    }
+}
+
+/// The weights of a query's scores, beside that of its head's sink.
+#[inline(always)]
+pub(super) fn weigh(scores: &mut [f32], sink: Option<f32>) {
+    let Some(sink) = sink else { return softmax::in_place(scores) };
+    let most = scores.iter().copied().fold(sink, f32::max);
+    let mut sum = vector::exp(sink - most);
+    for score in scores.iter_mut() {
+        *score = vector::exp(*score - most);
+        sum += *score;
+    }
+    scores.iter_mut().for_each(|score| *score /= sum);
+}
+
 /// What the scores of attention are multiplied by, and their bound.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ScoreScale {
@@ -89,17 +116,17 @@ pub(super) fn bound(scores: &mut [f32], cap: Option<f32>) {
 /// one; queries and keys are rotated first, where the model does.
 pub(crate) fn attend<T: KernelElement>(
     (config, layer): (&TransformerConfig, usize),
-    relative: Option<&RelativePositions>,
+    added: Added<'_>,
     seen: Seen<'_, T>,
     qkv: &mut [f32],
 ) -> Vec<T> {
     match seen {
-        Seen::Sequences(lengths) => full(config, relative, qkv, lengths),
+        Seen::Sequences(lengths) => full(config, added, qkv, lengths),
         Seen::Cache { cache, position, rotary } => {
             if let Some(tables) = rotary {
                 rotate(config, tables.of_layer(config, layer), qkv);
             }
-            causal(config, cache, Place { position, window: config.window(layer) }, qkv)
+            causal((config, added), cache, Place { position, window: config.window(layer) }, qkv)
         }
         Seen::Caches { caches, position, rotary } => {
             let (place, width) = (Place { position, window: config.window(layer) }, config.query_width());
@@ -112,7 +139,7 @@ pub(crate) fn attend<T: KernelElement>(
                     if let Some(tables) = rotary {
                         rotate(config, tables.of_layer(config, layer), row);
                     }
-                    o.copy_from_slice(&causal(config, cache, place, row));
+                    o.copy_from_slice(&causal((config, added), cache, place, row));
                 },
             );
             o
@@ -148,12 +175,17 @@ fn rotate(config: &TransformerConfig, table: &rope::Table, qkv: &mut [f32]) {
 }
 
 /// Attention of the new tokens over everything in the cache and themselves.
-fn causal<T: KernelElement>(config: &TransformerConfig, cache: &mut Cache<T>, place: Place, qkv: &[f32]) -> Vec<T> {
+fn causal<T: KernelElement>(
+    (config, added): (&TransformerConfig, Added<'_>),
+    cache: &mut Cache<T>,
+    place: Place,
+    qkv: &[f32],
+) -> Vec<T> {
     let (d, stride, queries) = (config.attention.head_dim, config.qkv_width(), config.query_width());
     let tokens = qkv.len() / stride;
     if tokens >= MANY {
         qkv.chunks_exact(stride).for_each(|row| push(config, cache, row));
-        return many(config, cache, place, qkv);
+        return many((config, added), cache, place, qkv);
     }
     let scaled = ScoreScale::of(config);
     let mut o = vec![0f32; tokens * queries];
@@ -164,7 +196,8 @@ fn causal<T: KernelElement>(config: &TransformerConfig, cache: &mut Cache<T>, pl
         // The query heads that share keys and values are neighbours.
         let group = queries / config.attention.kv_heads;
         let of_group = |scores: &mut Vec<f32>, (head, (q, o)): (usize, (&[f32], &mut [f32]))| {
-            few::attend((cache.head(head), first), scaled, (q, d), scores, o);
+            let sinks = added.sinks.and_then(|sinks| sinks.get(head * group / d..)).unwrap_or_default();
+            few::attend((cache.head(head), first), (scaled, sinks), (q, d), scores, o);
         };
         let groups = row[..queries].chunks_exact(group).zip(o.chunks_exact_mut(group)).enumerate();
         if (place.position + token + 1 - first) * queries < LEAST_SHARED {
@@ -184,7 +217,12 @@ fn push<T: KernelElement>(config: &TransformerConfig, cache: &mut Cache<T>, row:
 }
 
 /// Attention of many tokens, which are in the cache already.
-fn many<T: KernelElement>(config: &TransformerConfig, cache: &Cache<T>, place: Place, qkv: &[f32]) -> Vec<T> {
+fn many<T: KernelElement>(
+    (config, added): (&TransformerConfig, Added<'_>),
+    cache: &Cache<T>,
+    place: Place,
+    qkv: &[f32],
+) -> Vec<T> {
     let (d, stride, queries) = (config.attention.head_dim, config.qkv_width(), config.query_width());
     let tokens = qkv.len() / stride;
     let scaled = ScoreScale::of(config);
@@ -213,7 +251,7 @@ fn many<T: KernelElement>(config: &TransformerConfig, cache: &Cache<T>, place: P
                     p[..begin].fill(0.0);
                     let (of_query, unseen) = p[begin..].split_at_mut(place.position + query + row + 1 - first - begin);
                     bound(of_query, scaled.soft_cap);
-                    softmax::in_place(of_query);
+                    weigh(of_query, added.sink(head));
                     unseen.fill(0.0);
                 }
             });
@@ -233,12 +271,7 @@ fn many<T: KernelElement>(config: &TransformerConfig, cache: &Cache<T>, place: P
 }
 
 /// Attention of each sequence over itself, the sequences one after the other.
-fn full<T: KernelElement>(
-    config: &TransformerConfig,
-    relative: Option<&RelativePositions>,
-    qkv: &[f32],
-    lengths: &[usize],
-) -> Vec<T> {
+fn full<T: KernelElement>(config: &TransformerConfig, added: Added<'_>, qkv: &[f32], lengths: &[usize]) -> Vec<T> {
     let (d, stride, queries, kv) =
         (config.attention.head_dim, config.qkv_width(), config.query_width(), config.kv_width());
     let (heads, group) = (config.attention.heads, config.attention.heads / config.attention.kv_heads.max(1));
@@ -255,12 +288,12 @@ fn full<T: KernelElement>(
         let (key, value) = (queries + head / group * d, queries + kv + head / group * d);
         let (mut p, mut o) = (vec![0f32; n * n], vec![0f32; n * d]);
         multiply(Into::Overwrite, &mut p, n, scale, part(head * d), part(key).t());
-        if let Some(relative) = relative {
+        if let Some(relative) = added.relative {
             relative.add(&qkv[head * d..], (d, stride), &mut p);
         }
         vector::widest(|| {
             bound(&mut p, soft_cap);
-            p.chunks_exact_mut(n).for_each(softmax::in_place);
+            p.chunks_exact_mut(n).for_each(|scores| weigh(scores, added.sink(head)));
         });
         multiply(Into::Overwrite, &mut o, d, 1.0, View::new(&p, n, n, n), part(value));
         o

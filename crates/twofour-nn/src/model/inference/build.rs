@@ -89,6 +89,11 @@ impl<T: KernelElement> Layer<T> {
             qkv: parts.linear(&at("attn.qkv"), (config.qkv_width(), width))?,
             head_norms,
             relative: config.attention.relative_positions.then(relative).transpose()?,
+            sinks: config
+                .attention
+                .sinks
+                .then(|| parts.vector(&at("attn.sinks"), config.attention.heads))
+                .transpose()?,
             windows: WindowGrid::of(config, index),
             out: parts.linear(&at("attn.out"), (width, config.query_width()))?,
             feed_forward: Residual::build(config, parts, &at("mlp"))?,

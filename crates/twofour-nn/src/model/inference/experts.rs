@@ -17,7 +17,7 @@ use super::{build::Parts, feed_forward::HiddenLayer, linear::Linear, passes::wid
 use crate::{
     Result,
     cpu::softmax,
-    model::config::{ExpertsConfig, TransformerConfig},
+    model::config::{ClampedGate, ExpertsConfig, TransformerConfig},
 };
 
 /// The router and the experts of a layer.
@@ -131,6 +131,19 @@ impl<T: KernelElement> Experts<T> {
             }
         }
         Ok(sums)
+    }
+}
+
+impl ClampedGate {
+    /// The hidden layer for rows of `x` that hold `width` elements of the gate, then `width` of `up`.
+    pub(super) fn of<T: KernelElement>(self, width: usize, x: &[T]) -> Vec<T> {
+        let ClampedGate { slope, limit } = self;
+        let of = |(gate, up): (&T, &T)| {
+            let (gate, up) = (gate.to_f32().min(limit), up.to_f32().clamp(-limit, limit));
+            T::from_f32((up + 1.0) * gate / (1.0 + (-slope * gate).exp()))
+        };
+        let rows = x.chunks_exact((2 * width).max(1)).map(|row| row.split_at(width));
+        rows.flat_map(|(gate, up)| gate.iter().zip(up).map(of)).collect()
     }
 }
 

@@ -68,9 +68,13 @@ impl<T: KernelElement> HiddenLayer<T> {
             Nonlinearity::Silu => Some(Activation::Silu),
             Nonlinearity::TanhGelu | Nonlinearity::SquaredRelu => None,
         };
+        let clamped_gate = config.experts.as_ref().and_then(|experts| experts.clamped_gate);
         let h = self.up.forward(x, tokens, fused.unwrap_or(Activation::Identity))?;
         if fused.is_some() {
             return Ok(h);
+        }
+        if let Some(gate) = clamped_gate {
+            return Ok(gate.of(self.width, &h));
         }
         if feed_forward.gated {
             return Ok(gated(feed_forward.activation, self.width, &h));

@@ -7,13 +7,10 @@
 use twofour::kernel::KernelElement;
 
 use super::{
-    attention::{ScoreScale, bound},
+    attention::{ScoreScale, bound, weigh},
     cache::{BLOCK, HeadCache},
 };
-use crate::cpu::{
-    softmax,
-    vector::{self, Work},
-};
+use crate::cpu::vector::{self, Work};
 
 /// Query heads that are computed side by side: their sums fit the registers beside a block of keys.
 const SIDE_BY_SIDE: usize = 4;
@@ -22,10 +19,10 @@ const SIDE_BY_SIDE: usize = 4;
 const LANES: usize = 16;
 
 /// `softmax(bound(scale q kᵀ)) v` of the query heads in `q: [heads, dim]`, over the cache's positions from `first` on,
-/// into `o: [heads, dim]`. `scores` is working memory.
+/// into `o: [heads, dim]`, beside the heads' `sinks`, where there are any. `scores` is working memory.
 pub(super) fn attend<T: KernelElement>(
     (cache, first): (&HeadCache<T>, usize),
-    scaled: ScoreScale,
+    (scaled, sinks): (ScoreScale, &[f32]),
     (q, dim): (&[f32], usize),
     scores: &mut Vec<f32>,
     o: &mut [f32],
@@ -33,7 +30,9 @@ pub(super) fn attend<T: KernelElement>(
     let positions = cache.positions();
     let stride = positions.next_multiple_of(BLOCK);
     scores.resize(SIDE_BY_SIDE * stride, 0.0);
-    for (q, o) in q.chunks(SIDE_BY_SIDE * dim).zip(o.chunks_mut(SIDE_BY_SIDE * dim)) {
+    let parts = q.chunks(SIDE_BY_SIDE * dim).zip(o.chunks_mut(SIDE_BY_SIDE * dim)).enumerate();
+    for (part, (q, o)) in parts {
+        let scaled = (scaled, sinks.get(part * SIDE_BY_SIDE..).unwrap_or_default());
         // By cases, so that the compiler knows the number of sums.
         match q.len() / dim {
             1 => vector::widest_of(Group::<T, 1> { cache, first, scaled, q, dim, scores, o }),
@@ -48,7 +47,7 @@ pub(super) fn attend<T: KernelElement>(
 struct Group<'a, T, const G: usize> {
     cache: &'a HeadCache<T>,
     first: usize,
-    scaled: ScoreScale,
+    scaled: (ScoreScale, &'a [f32]),
     q: &'a [f32],
     dim: usize,
     scores: &'a mut [f32],
@@ -67,7 +66,7 @@ impl<T: KernelElement, const G: usize> Work for Group<'_, T, G> {
 #[inline(always)]
 fn group<T: KernelElement, const G: usize>(
     (cache, first): (&HeadCache<T>, usize),
-    ScoreScale { scale, soft_cap }: ScoreScale,
+    (ScoreScale { scale, soft_cap }, sinks): (ScoreScale, &[f32]),
     (q, dim): (&[f32], usize),
     scores: &mut [f32],
     o: &mut [f32],
@@ -99,7 +98,7 @@ fn group<T: KernelElement, const G: usize>(
     for g in 0..G {
         let seen = &mut scores[g * stride..][first..positions];
         bound(seen, soft_cap);
-        softmax::in_place(seen);
+        weigh(seen, sinks.get(g).copied());
     }
     let whole = dim - dim % LANES;
     for at in (0..whole).step_by(LANES) {

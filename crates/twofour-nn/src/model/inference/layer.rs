@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use twofour::kernel::{Activation, KernelElement};
 
 use super::{
-    attention::{Seen, attend},
+    attention::{Added, Seen, attend},
     experts::Experts,
     feed_forward::FeedForward,
     linear::Linear,
@@ -31,6 +31,8 @@ pub(crate) struct Layer<T: KernelElement> {
     /// Norms of queries and keys, head by head.
     pub(super) head_norms: Option<[Norm; 2]>,
     pub(super) relative: Option<RelativePositions>,
+    /// The score of each head's sink.
+    pub(super) sinks: Option<Vec<f32>>,
     /// How the tokens of an image are cut into windows.
     pub(super) windows: Option<WindowGrid>,
     pub(super) out: Linear<T>,
@@ -181,7 +183,8 @@ impl<T: KernelElement> Layer<T> {
         if let Some(norms) = &self.head_norms {
             normalize_heads(config, norms, &mut qkv);
         }
-        Ok(attend((config, self.index), self.relative.as_ref(), seen, &mut qkv))
+        let added = Added { relative: self.relative.as_ref(), sinks: self.sinks.as_deref() };
+        Ok(attend((config, self.index), added, seen, &mut qkv))
     }
 }
 

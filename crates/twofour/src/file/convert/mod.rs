@@ -185,6 +185,7 @@ impl<'a> Convert<'a> {
             }
             plans.push(plan);
         }
+        let plans: Vec<Plan> = plans.into_iter().map(|plan| plan.restacked(reader.stacks())).collect();
         destination.check(&plans)?;
         let configuration = operation.configuration(reader)?;
 
