@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pathlib
 
 import pytest
 
@@ -90,3 +91,44 @@ def test_the_command_merges_what_peft_trained_on_a_sparse_layer(root, tmp_path):
         lost = {weight["name"]: weight["lost"] for weight in told["weights"]}
         assert lost["0.weight"] == pytest.approx((change * ~mask).norm().item() / change.norm().item(), rel=1e-4)
         assert lost["2.weight"] == 0
+
+
+RECIPE = """
+[model]
+from = "pruned"
+context = 16
+[data]
+text = ["text.txt"]
+[training]
+steps = 6
+batch = 2
+warm_up = 1
+learning_rate = 3e-3
+validation_sequences = 2
+[sparsity]
+method = "adapters"
+rank = 2
+"""
+
+
+@needs_command
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_peft_loads_the_adapter_that_the_command_trained_and_refuses_one_under_a_mask(family, tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    fixtures = pathlib.Path(__file__).parents[2] / "crates/twofour-nn/tests/fixtures/checkpoints"
+    pathlib.Path("text.txt").write_text("two of every four weights are zero and the others are kept. " * 30)
+    pathlib.Path("recipe.toml").write_text(RECIPE)
+    command("prune", fixtures / family, "-o", "pruned")
+    command("train", "recipe.toml", "-o", "run", "--set", "sparsity.adapter=lora")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    pruned, trained = (load(folder, dtype=torch.float32).state_dict() for folder in ("pruned", "run/model"))
+    merged = peft.PeftModel.from_pretrained(load("pruned", dtype=torch.float32), "run/adapter").merge_and_unload()
+    adapted = [name for name, weight in pruned.items() if not torch.equal(weight, trained[name])]
+    assert len(adapted) >= 8
+    for name, weight in merged.state_dict().items():
+        kept = pruned[name] != 0 if name in adapted else 1
+        torch.testing.assert_close(weight * kept, trained[name], msg=name)
+    command("train", "recipe.toml", "-o", "masked", "--set", "sparsity.adapter=lors")
+    with pytest.raises((KeyError, ValueError), match="LORS"):
+        peft.PeftModel.from_pretrained(load("pruned"), "masked/adapter")

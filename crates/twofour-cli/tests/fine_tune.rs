@@ -65,6 +65,49 @@ fn tensors(path: &Path) -> Vec<(String, Vec<f32>)> {
     all
 }
 
+/// What makes the recipe one of adapters.
+fn adapters(kind: &str) -> [String; 3] {
+    ["sparsity.method=adapters".to_owned(), format!("sparsity.adapter={kind}"), "sparsity.rank=2".to_owned()]
+}
+
+#[test]
+fn a_run_of_adapters_leaves_what_merge_makes_of_the_pruned_model_and_the_adapter() {
+    for (family, kind) in [("llama", "lors"), ("qwen2", "spp"), ("gpt2", "lora"), ("phi3", "spp")] {
+        let directory = folder(family);
+        let at = directory.path();
+        let sets = adapters(kind);
+        let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+        let ran = train(at, "run", &sets).good();
+        assert!(ran.stdout.contains("run/adapter") && ran.stdout.contains("of the merged model"), "{ran:?}");
+        let report = read_json(at.join("run/report.json"));
+        let adapter = &report["adapter"];
+        assert_eq!((&adapter["kind"], &adapter["path"]), (&kind.into(), &"adapter".into()));
+        let losses = adapter["layers"].as_object().unwrap().values().map(|layer| layer["lost"].as_f64().unwrap());
+        assert!(losses.clone().count() >= 8, "{family}: {report}");
+        assert!(losses.clone().all(|lost| (lost > 0.0) == (kind == "lora")), "{family}: {report}");
+        assert_eq!(adapter["merged_val_loss"] == report["val_loss"], kind != "lora", "{family}: {report}");
+        run(at, &["check", "run/model"]).good();
+        run(at, &["merge", "pruned", "run/adapter", "-o", "merged"]).good();
+        let (trained, merged) = (tensors(&at.join("run/model")), tensors(&at.join("merged")));
+        assert!(trained == merged, "{family}, {kind}");
+        let pruned = tensors(&at.join("pruned"));
+        let changed = trained.iter().zip(&pruned).filter(|(a, b)| a != b).count();
+        assert!(changed >= 8 && changed < pruned.len(), "{family}: {changed} of {}", pruned.len());
+        // Again: nothing is trained, and the report is the same.
+        train(at, "run", &sets).good();
+        assert_eq!(read_json(at.join("run/report.json")), report);
+    }
+}
+
+#[test]
+fn a_run_of_adapters_that_was_killed_ends_as_one_that_was_not() {
+    let directory = folder("llama");
+    let sets = adapters("spp");
+    let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+    let files = ["model/model.safetensors", "adapter/adapter_model.safetensors", "last/checkpoint.safetensors"];
+    expect_killed_runs_end_alike(directory.path(), &sets, &[3, 20], &files);
+}
+
 #[test]
 fn fine_tuning_keeps_the_zeros_of_a_pruned_checkpoint() {
     // The windows of mistral are shorter than the sequences.

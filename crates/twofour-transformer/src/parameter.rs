@@ -22,7 +22,8 @@ pub struct Parameter<E: Engine> {
 #[derive(Debug)]
 struct Training<E: Engine> {
     gradient: E::Buffer,
-    first: E::Buffer,
+    /// Absent where the parameter itself does not train.
+    first: Option<E::Buffer>,
     /// Absent with an optimizer that has none.
     second: Option<E::Buffer>,
 }
@@ -112,7 +113,17 @@ impl<E: Engine> Parameter<E> {
     /// Not enough memory.
     pub fn begin_training(&mut self, engine: &E) -> Result<()> {
         let zeros = || engine.zeros(Kind::Wide, self.shape.iter().product());
-        self.training = Some(Training { gradient: zeros()?, first: zeros()?, second: Some(zeros()?) });
+        self.training = Some(Training { gradient: zeros()?, first: Some(zeros()?), second: Some(zeros()?) });
+        Ok(())
+    }
+
+    /// Allocates a gradient alone, all zero: no optimizer changes the parameter.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    pub fn begin_gradient(&mut self, engine: &E) -> Result<()> {
+        let gradient = engine.zeros(Kind::Wide, self.shape.iter().product())?;
+        self.training = Some(Training { gradient, first: None, second: None });
         Ok(())
     }
 
@@ -133,13 +144,13 @@ impl<E: Engine> Parameter<E> {
 
     /// First and second moment, where the parameter trains; with gradient descent the momentum alone.
     pub fn moments(&self) -> Option<Vec<&E::Buffer>> {
-        self.training.as_ref().map(|training| [&training.first].into_iter().chain(&training.second).collect())
+        self.training.as_ref().map(|training| training.first.iter().chain(&training.second).collect())
     }
 
     /// [`Parameter::moments`] for writing.
     pub fn moments_mut(&mut self) -> Option<Vec<&mut E::Buffer>> {
         let Training { first, second, .. } = self.training.as_mut()?;
-        Some([first].into_iter().chain(second).collect())
+        Some(first.iter_mut().chain(second).collect())
     }
 
     /// Frees the second moment, which gradient descent does not have.
@@ -197,7 +208,7 @@ impl<E: Engine> Parameter<E> {
         sparse: Option<&'a E::SparseLinear>,
     ) -> Option<ParameterState<'a, E::Buffer, E::SparseLinear>> {
         let Training { gradient, first, second } = self.training.as_mut()?;
-        let (master, copy) = (&mut self.master, self.copy.as_mut());
+        let (master, copy, first) = (&mut self.master, self.copy.as_mut(), first.as_mut()?);
         Some(ParameterState { master, gradient, first, second: second.as_mut(), copy, sparse })
     }
 }

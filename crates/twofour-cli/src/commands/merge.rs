@@ -27,7 +27,7 @@ use crate::{
 ///
 /// Of LoRA the product of its matrices is added to a weight. Where a fifth of the weight or more is zero, or it is
 /// compressed, only its other elements change: the pattern is kept, and what that loses of the update is shown. An
-/// adapter of SPP multiplies the elements, so that nothing is lost.
+/// adapter of SPP multiplies the elements, and one of LoRS adds to those that are not zero, so that nothing is lost.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -35,7 +35,8 @@ Examples:
   twofour merge small/ adapter/ -o merged/       weights stay compressed
   twofour merge --json pruned/ adapter/ -o merged/ | jq '.weights[].lost'
 
-An adapter is a directory with adapter_config.json and adapter_model.safetensors or .bin. DoRA, trained biases and \
+An adapter is a directory with adapter_config.json and adapter_model.safetensors or .bin, as peft and twofour train \
+write it. DoRA, trained biases and \
 whole modules are an error: peft merges those.")]
 pub(crate) struct Merge {
     /// The model: a .safetensors or .gguf file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the
@@ -106,6 +107,7 @@ fn weight_answer(t: &file::Converted<Merged>) -> Option<WeightAnswer<'_>> {
     let Outcome::Changed(Merged { kind, keeps_zeros, update, lost }) = t.outcome else { return None };
     let kind = match kind {
         UpdateKind::LoRA => "LoRA",
+        UpdateKind::LoRS => "LoRS",
         UpdateKind::Spp => "SPP",
     };
     Some(WeightAnswer { name: &t.name, dtype: t.dtype, shape: &t.shape, kind, keeps_zeros, update, lost })

@@ -17,6 +17,7 @@ pub(crate) mod merge;
 pub(crate) mod model;
 pub(crate) mod next;
 pub(crate) mod output;
+mod peft;
 pub(crate) mod prune;
 pub(crate) mod quantize;
 pub(crate) mod quickstart;

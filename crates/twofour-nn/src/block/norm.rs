@@ -117,17 +117,20 @@ impl<E: Engine> Norm<E> {
         dx: &mut E::Buffer,
         accumulate: Accumulate,
     ) -> Result<()> {
-        let untrained = || Error::Setting {
-            what: "a norm",
-            found: "without gradients".to_owned(),
-            expected: "a model that trains; call `begin_training` first",
+        // The operation writes both gradients: those of a norm that is frozen go nowhere.
+        let width = self.gain.shape().iter().product();
+        let nowhere = |gradient: Option<&E::Buffer>| match gradient {
+            Some(_) => Ok(None),
+            None => engine.zeros(Kind::Wide, width).map(Some),
         };
+        let mut unused = nowhere(self.gain.gradient())?;
+        let mut unused_bias = self.bias.as_ref().map(|bias| nowhere(bias.gradient())).transpose()?.flatten();
         let (gain, d_gain) = self.gain.master_and_gradient();
-        let d_gain = d_gain.ok_or_else(untrained)?;
+        let Some(d_gain) = d_gain.or(unused.as_mut()) else { return Ok(()) };
         let (bias, d_bias) = match &mut self.bias {
             Some(bias) => {
                 let (bias, d_bias) = bias.master_and_gradient();
-                (Some(bias), Some(d_bias.ok_or_else(untrained)?))
+                (Some(bias), d_bias.or(unused_bias.as_mut()))
             }
             None => (None, None),
         };

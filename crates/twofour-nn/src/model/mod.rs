@@ -37,7 +37,7 @@ pub use calibration::{
 pub(crate) use checkpoint::StoredParts;
 pub use checkpoint::{
     BlockSizes, Checkpoint, CheckpointError, EncoderCheckpoint, ImageCheckpoint, KeptParts, PartScores, Shrinking,
-    is_llama, save_llama,
+    StoredRows, is_llama, save_llama,
 };
 pub use config::{
     AttentionConfig, ClampedGate, ExpertsConfig, FeedForwardConfig, GptConfig, ImageHead, ImageHeadInput, ImageInput,

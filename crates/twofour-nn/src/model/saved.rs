@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use twofour::{Axis, DataType, Mask, MatrixRef, Pattern, file::Reader, verify::conformance};
 
 use super::{
-    CHECKPOINT_FILE, Checkpoint, Gpt, Tokenizer, TransformerConfig, VOCABULARY, file, language::dtype_of, run::Run,
+    CHECKPOINT_FILE, Checkpoint, Gpt, StoredRows, Tokenizer, TransformerConfig, VOCABULARY, file, language::dtype_of,
+    run::Run,
 };
 use crate::{Error, Result, engine::Engine, text::ChatTemplate};
 
@@ -157,6 +158,17 @@ impl SavedModel {
         violation(self.reader(), &stored, (out_features, in_features), || {
             self.values(&format!("{layer}.weight"), &[out_features, in_features])
         })
+    }
+
+    /// The weights that make up a linear layer of so many output features.
+    pub fn stored_rows(&self, layer: &str, out_features: usize) -> Vec<StoredRows> {
+        match &self.source {
+            Source::Checkpoint(checkpoint) => checkpoint.stored_rows(layer).unwrap_or_default(),
+            Source::File(_) => {
+                let rows = (0..out_features).collect();
+                vec![StoredRows { module: layer.to_owned(), rows, is_transposed: false }]
+            }
+        }
     }
 
     /// The first nonzero of a linear layer's weight that a mask of its shape prunes; none where all of these are zero.

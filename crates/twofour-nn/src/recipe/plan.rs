@@ -27,7 +27,7 @@ pub enum DeviceKind {
 /// workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct MemoryPlan {
-    /// f32 master weights.
+    /// f32 master weights, and beside adapters the frozen ones.
     pub masters: u64,
     /// f32 gradients of parameters.
     pub gradients: u64,
@@ -128,6 +128,9 @@ pub struct RecipePlan {
     pub sparse_weights: usize,
     /// Those of layers that a sparsifier masks, biases not counted.
     pub masked_weights: usize,
+    /// Elements of the adapters that train while all of these are frozen.
+    #[serde(skip_serializing_if = "is_default")]
+    pub adapter_elements: usize,
     /// Optimizer steps.
     pub steps: u64,
     /// When the first layers become 2:4 or masked, and the step before which the last ones become dense again; absent
@@ -222,6 +225,13 @@ impl Recipe {
         let sparse = layers.iter().filter(|layer| layer.sparse);
         let sparse_weights = sparse.map(LayerPlan::weights).sum();
         let masked_weights = layers.iter().filter(|layer| layer.masked).map(LayerPlan::weights).sum();
+        let freezing =
+            |layer: &LayerPlan| sparsity.as_ref()?.part_of(&layer.name).filter(|part| part.method.freezes_model());
+        let factors = |layer: &LayerPlan| {
+            freezing(layer).map(|part| part.method.factor_elements(part, layer.out_features, layer.in_features))
+        };
+        let adapter_elements = layers.iter().filter_map(factors).sum();
+        let frozen_weights = layers.iter().filter(|layer| freezing(layer).is_some()).map(LayerPlan::weights).sum();
         let config = self.model_config();
         let (vocabulary, classes) = match &config {
             ModelConfig::Decoder(config) => (Some(config.vocabulary()), None),
@@ -243,12 +253,18 @@ impl Recipe {
             parameters,
             sparse_weights,
             masked_weights,
+            adapter_elements,
             steps: self.training.steps,
             sparse: begin.zip(end),
             stages,
             step_tokens,
             tokens: step_tokens.saturating_mul(self.training.steps),
-            memory: self.memory(&layers, parameters as u64, sparse_weights as u64, precision, devices),
+            memory: self.memory(
+                &layers,
+                [parameters, sparse_weights, frozen_weights, adapter_elements].map(|count: usize| count as u64),
+                precision,
+                devices,
+            ),
             layers,
             levels,
         }
@@ -280,8 +296,7 @@ impl Recipe {
     fn memory(
         &self,
         layers: &[LayerPlan],
-        parameters: u64,
-        sparse_weights: u64,
+        [parameters, sparse_weights, frozen_weights, adapter_elements]: [u64; 4],
         precision: Precision,
         devices: usize,
     ) -> MemoryPlan {
@@ -292,11 +307,15 @@ impl Recipe {
             let one = weights / 2 * element + weights / 8;
             one * if layer.transposable { 2 } else { 1 } + weights / 8
         };
-        let trained = parameters - self.frozen_parameters();
+        // Beside adapters weights have gradients alone, and factors have moments.
+        let (gradients, moments) = match adapter_elements {
+            0 => [parameters - self.frozen_parameters(); 2].into(),
+            _ => (frozen_weights, adapter_elements),
+        };
         MemoryPlan {
-            masters: 4 * parameters,
-            gradients: 4 * trained,
-            moments: if self.training.optimizer == OptimizerKind::Sgd { 4 } else { 8 } * trained,
+            masters: 4 * (parameters + frozen_weights + adapter_elements),
+            gradients: 4 * gradients,
+            moments: if self.training.optimizer == OptimizerKind::Sgd { 4 } else { 8 } * moments,
             // In f32 the masters are what is computed with.
             copies: if precision == Precision::F32 { 0 } else { element * (parameters - sparse_weights) },
             packed: layers

@@ -74,6 +74,11 @@ pub(super) fn check_sparsity(recipe: &Recipe, sections: &Sections<'_>, m: &mut M
         let problem = format!("excluded by the method \"{name}\", which requires AdamW: {why}");
         m.add(sections.training.place("optimizer"), "training.optimizer", problem);
     }
+    let mut methods = settings.overrides.iter().filter_map(|own| own.method).chain([settings.method]);
+    if recipe.model.from.is_none() && !m.has("model.from") && methods.any(|method| method.freezes_model()) {
+        let problem = "is missing: the pruned model that stays as it is, and beside which adapters train";
+        m.add(sections.model.place("from"), "model.from", problem);
+    }
     if m.is_empty() {
         check_plan(&own, m);
     }

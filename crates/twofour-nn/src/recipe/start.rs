@@ -24,7 +24,7 @@ pub struct ModelSource {
     /// The model, with the recipe's context.
     pub config: ModelConfig,
     /// The linear layers of the model that training starts from whose weights are not 2:4, with the first group that is
-    /// not. Looked up only where the method `fixed` keeps zeros.
+    /// not. Looked up only where a method keeps zeros.
     pub violations: BTreeMap<String, String>,
 }
 
@@ -297,15 +297,17 @@ pub(super) fn check_zeros(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mist
                 count => format!(" (and {} more)", count - 1),
             };
             let problem = format!(
-                "\"{layer}\"{others} is not 2:4 in {}, whose zeros the method \"fixed\" keeps: {why}; leave it out, or \
+                "\"{layer}\"{others} is not 2:4 in {}, whose zeros the method \"{}\" keeps: {why}; leave it out, or \
                  prune the model first: twofour prune",
-                from.display()
+                from.display(),
+                part.method.name()
             );
             m.add(section.place("layers"), key("layers"), problem);
         } else if layers.is_empty() && name == "sparsity" && settings.overrides.is_empty() {
             let problem = format!(
-                "found \"fixed\", which keeps the zeros of {}, but no linear layer is 2:4 there; prune it first: \
-                 twofour prune",
+                "found \"{}\", which keeps the zeros of {}, but no linear layer is 2:4 there; prune it first: twofour \
+                 prune",
+                part.method.name(),
                 from.display()
             );
             m.add(section.place("method"), key("method"), problem);

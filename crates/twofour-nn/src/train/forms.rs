@@ -85,7 +85,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
                 LayerForm::ThreeOfFour => linear.make_three_of_four(engine)?,
                 LayerForm::Masked => {
                     let Some(own) = MethodMasks::of(masks, part.method) else { continue };
-                    let (mask, _) = choose(engine, own, (step, loss_scale), linear)?;
+                    let (mask, _) = choose(engine, own, (step, loss_scale, None), linear)?;
                     linear.make_masked(engine, mask, part.method.masking(part))?;
                 }
                 LayerForm::TwoOfFourInput => {

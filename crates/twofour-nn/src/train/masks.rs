@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     Error, Result,
-    engine::Engine,
+    engine::{AdamWStep, Engine},
     linear::{LayerForm, Linear},
     model::ModelParts,
 };
@@ -58,7 +58,7 @@ pub(super) fn masks_of<E: Engine>(
 pub(super) fn choose<E: Engine>(
     engine: &E,
     masks: &mut dyn HostMasks,
-    (steps_done, loss_scale): (u64, f32),
+    (steps_done, loss_scale, step): (u64, f32, Option<&AdamWStep>),
     linear: &Linear<E>,
 ) -> Result<(Mask, u64)> {
     let name = linear.weight().name();
@@ -67,7 +67,7 @@ pub(super) fn choose<E: Engine>(
     let mut gradient = gradient.map(|gradient| engine.read(gradient)).transpose()?;
     gradient.iter_mut().flatten().for_each(|element| *element /= loss_scale);
     let master = MatrixRef::new(linear.out_features(), linear.in_features(), &master)?;
-    masks.choose(&WeightOnHost { name, master, gradient: gradient.as_deref() }, steps_done)
+    masks.choose(&WeightOnHost { name, master, gradient: gradient.as_deref(), step }, steps_done)
 }
 
 /// Makes a layer masked with the mask that its method has.
@@ -88,8 +88,13 @@ pub(super) type Chosen = Vec<(usize, u64)>;
 
 impl<E: Engine, D: TrainingData> Trainer<E, D> {
     /// Chooses the masks that are due after the steps done, but for those of layers that have just `changed` their
-    /// form. The gradients of the last step are times `loss_scale`.
-    pub(super) fn choose_masks(&mut self, changed: &[usize], loss_scale: f32) -> Result<Chosen> {
+    /// form. The gradients of the last step are times `loss_scale`; its optimizer had the numbers of `optimizer`.
+    pub(super) fn choose_masks(
+        &mut self,
+        changed: &[usize],
+        loss_scale: f32,
+        optimizer: Option<&AdamWStep>,
+    ) -> Result<Chosen> {
         let step = self.progress.step;
         let Trainer { engine, model, plan, parts, masks, .. } = self;
         let mut chosen = vec![];
@@ -100,10 +105,35 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
                 continue;
             }
             let Some(own) = MethodMasks::of(masks, part.method) else { continue };
-            let (mask, flips) = choose(engine, own, (step, loss_scale), linear)?;
+            let (mask, flips) = choose(engine, own, (step, loss_scale, optimizer), linear)?;
+            if part.method.freezes_model() {
+                if let Some(weight) = own.take_weight(linear.weight().name()) {
+                    linear.weight_mut().write(engine, &weight)?;
+                }
+                continue;
+            }
             linear.set_mask(engine, mask)?;
             chosen.push((index, flips));
         }
         Ok(chosen)
+    }
+
+    /// Adds what trains beside frozen weights to them, under the masks of their zeros; returns the name of each layer
+    /// with the norm of the update by that of the weight, and that of what zeros lose by that of the update. For the end
+    /// of a run: a checkpoint of the trainer has to be saved before.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn merge_adapters(&mut self) -> Result<Vec<(String, [f64; 2])>> {
+        let Trainer { engine, model, masks, .. } = self;
+        let mut all = vec![];
+        for linear in model.linears_mut() {
+            let of = |own: &MethodMasks| own.masks.merged(linear.weight().name()).transpose();
+            let Some(merged) = masks.iter().find_map(of).transpose()? else { continue };
+            linear.weight_mut().write(engine, &merged.weight)?;
+            linear.set_mask(engine, merged.mask)?;
+            all.push((linear.name().to_owned(), [merged.update, merged.lost]));
+        }
+        Ok(all)
     }
 }

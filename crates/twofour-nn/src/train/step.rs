@@ -175,6 +175,15 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         }
     }
 
+    /// The numbers of AdamW in the update that was just done, for what trains on the host, where the norm of all gradients
+    /// was `norm`; none of another optimizer.
+    pub(super) fn optimizer_numbers(&self, learning_rate: f64, norm: f64) -> Option<AdamWStep> {
+        let OptimizerStep::AdamW(step) = self.numbers(learning_rate, self.progress.updates).other else { return None };
+        let clip = self.settings.clip_norm;
+        let is_clipped = clip > 0.0 && clip.is_finite() && norm > clip;
+        Some(AdamWStep { gradient_scale: if is_clipped { (clip / norm) as f32 } else { 1.0 }, ..step })
+    }
+
     /// Reads what the step found: the only time that it waits for the engine.
     pub(super) fn findings(&mut self, launched: &Launched, refreshes: &[Refresh]) -> Result<StepFindings> {
         if let Launched::Refused = launched {

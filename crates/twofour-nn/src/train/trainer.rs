@@ -112,18 +112,27 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         for part in plan.parts().filter(|part| !part.is_dense()) {
             model.prepare(&part.layers, part.method.sparse_form())?;
         }
-        let is_frozen =
+        let freezes = |layer: &str| plan.part_of(layer).is_some_and(|part| part.method.freezes_model());
+        let is_table =
             |name: &str| training.frozen_embeddings && TABLES.iter().any(|table| name == format!("{table}.weight"));
         if let Some(table) = plan
             .parts()
             .filter(|part| !part.is_dense())
-            .find_map(|part| part.layers.iter().find(|layer| is_frozen(&format!("{layer}.weight"))))
+            .find_map(|part| part.layers.iter().find(|layer| is_table(&format!("{layer}.weight"))))
         {
             let (first, second) = ("`training.frozen_embeddings`".to_owned(), format!("a mask of the layer `{table}`"));
             return Err(Error::Conflict { first, second, reason: "a mask changes the weight" });
         }
-        let trained = model.parameters_mut().into_iter().filter(|parameter| !is_frozen(parameter.name()));
-        trained.into_iter().try_for_each(|parameter| parameter.begin_training(&engine))?;
+        let freezes_model = plan.parts().any(|part| part.method.freezes_model());
+        for parameter in model.parameters_mut() {
+            let layer = parameter.name().strip_suffix(".weight").unwrap_or_default();
+            match freezes_model {
+                true if freezes(layer) => parameter.begin_gradient(&engine)?,
+                true if plan.part_of(layer).is_none() => {}
+                _ if is_table(parameter.name()) => {}
+                _ => parameter.begin_training(&engine)?,
+            }
+        }
         if training.optimizer == OptimizerKind::Sgd {
             let required = plan.parts().find_map(|part| Some((part.method.name(), part.method.requires_adamw()?)));
             if let Some((method, reason)) = required {
@@ -305,7 +314,8 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         }
         let changed = self.change_form(loss_scale)?;
         // Levels rise by steps, skipped ones among them.
-        let chosen = self.choose_masks(&changed, loss_scale)?;
+        let optimizer = if skipped { None } else { self.optimizer_numbers(learning_rate, found.norm) };
+        let chosen = self.choose_masks(&changed, loss_scale, optimizer.as_ref())?;
         let flips = if skipped {
             self.flips(&[], &vec![Refresh::Packs; refreshes.len()], (&changed, &chosen))
         } else {

@@ -11,14 +11,16 @@ use super::{Reader, StoredDType, StoredElement, TensorInfo, TensorView, what_els
 use crate::{DataType, Element, Error, Result, match_element};
 
 /// An adapter that peft saved (`adapter_config.json` beside `adapter_model.safetensors` or `.bin`), of LoRA, or of SPP
-/// in the names of its authors.
+/// in the names of its authors, or one that `twofour train` left.
 ///
 /// | kind | tensors of a module | update of its weight `W` |
 /// |---|---|---|
 /// | LoRA | `lora_A.weight` `[r, in]`, `lora_B.weight` `[out, r]` | `s · B A` |
+/// | LoRS | the same, with the `peft_type` `LORS` | `s · m ⊙ (B A)`, where `m` is one where `W` is not zero |
 /// | SPP (Lu et al., ICML 2024) | `lora_A.weight` `[r, in]`, `lora_A.weight_col` `[out, 1]` | `s · A' ⊙ b ⊙ W`: rows of `A'` are those of `A`, each `out / r` times |
 ///
-/// `s` is `lora_alpha / r`, or `lora_alpha / √r` with `use_rslora`.
+/// SPP has the `peft_type` `SPP` or, as its authors wrote it, `LORA`. peft loads neither of these two kinds, and refuses
+/// the types `SPP` and `LORS`. `s` is `lora_alpha / r`, or `lora_alpha / √r` with `use_rslora`.
 #[derive(Debug)]
 pub struct Adapter {
     reader: Reader,
@@ -38,6 +40,8 @@ struct Stored {
 pub enum UpdateKind {
     /// A product of two matrices is added.
     LoRA,
+    /// A product of two matrices is added where the weight is not zero.
+    LoRS,
     /// Its elements are multiplied, so that zeros stay zeros.
     Spp,
 }
@@ -89,9 +93,14 @@ impl Adapter {
         let mut updates = BTreeMap::new();
         for (module, mut parts) in modules {
             let [a, b, column] = PARTS.map(|part| parts.remove(part));
-            let (kind, parts) = match (a, b, column) {
-                (Some(a), Some(b), None) => (UpdateKind::LoRA, [a, b]),
-                (Some(a), None, Some(column)) => (UpdateKind::Spp, [a, column]),
+            let (kind, parts) = match (a, b, column, config.kind) {
+                (Some(a), Some(b), None, UpdateKind::LoRA | UpdateKind::LoRS) => (config.kind, [a, b]),
+                (Some(a), None, Some(column), UpdateKind::LoRA | UpdateKind::Spp) => (UpdateKind::Spp, [a, column]),
+                (Some(_), Some(_), None, _) | (Some(_), None, Some(_), _) => {
+                    return Err(fault(format!(
+                        "the tensors of `{module}` are not those of the kind that adapter_config.json names"
+                    )));
+                }
                 _ => {
                     return Err(fault(format!(
                         "the update of `{module}` is not whole: it lacks one of its two tensors"
@@ -99,7 +108,7 @@ impl Adapter {
                 }
             };
             let fits = match [&parts[0].shape[..], &parts[1].shape] {
-                [&[rank, _], &[_, columns]] if kind == UpdateKind::LoRA => rank == columns,
+                [&[rank, _], &[_, columns]] if kind != UpdateKind::Spp => rank == columns,
                 [&[rank, _], &[rows, 1]] => rank > 0 && rows % rank == 0,
                 _ => false,
             };
@@ -110,7 +119,7 @@ impl Adapter {
                 )));
             }
             let rank = match kind {
-                UpdateKind::LoRA => parts[0].shape[0] as f64,
+                UpdateKind::LoRA | UpdateKind::LoRS => parts[0].shape[0] as f64,
                 UpdateKind::Spp => config.rank,
             };
             let scale = config.scale(&module, rank)? as f32;
@@ -197,6 +206,8 @@ const PARTS: [&str; 3] = [".lora_A.weight", ".lora_B.weight", ".lora_A.weight_co
 #[derive(Debug)]
 struct Config {
     path: PathBuf,
+    /// LoRA where the tensors decide whether it is SPP.
+    kind: UpdateKind,
     rank: f64,
     alpha: f64,
     /// `lora_alpha` of some modules, by the end of their names.
@@ -213,9 +224,14 @@ impl Config {
             fault(what_else(&bytes).map_or_else(|| format!("it is no JSON: {e}"), |what| format!("is {what}")))
         })?;
         let kind = config["peft_type"].as_str().unwrap_or("LORA");
-        if kind != "LORA" {
-            return Err(fault(format!("an adapter of the type {kind}: those of LORA can be merged")));
-        }
+        let kind = match kind {
+            "LORA" => UpdateKind::LoRA,
+            "LORS" => UpdateKind::LoRS,
+            "SPP" => UpdateKind::Spp,
+            _ => {
+                return Err(fault(format!("an adapter of the type {kind}: those of LORA, LORS and SPP can be merged")));
+            }
+        };
         for (key, why) in [
             ("use_dora", "DoRA normalizes the sum of weight and update"),
             ("layer_replication", "it repeats layers of the model"),
@@ -250,7 +266,7 @@ impl Config {
             alphas.insert(module.clone(), alpha);
         }
         let has_root = config["use_rslora"].as_bool().unwrap_or(false);
-        Ok(Config { path: path.to_owned(), rank, alpha: number("lora_alpha")?, alphas, has_root })
+        Ok(Config { path: path.to_owned(), kind, rank, alpha: number("lora_alpha")?, alphas, has_root })
     }
 
     /// The factor of a module's update.

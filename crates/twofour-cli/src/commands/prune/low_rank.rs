@@ -18,16 +18,16 @@ use twofour::{
 
 use super::solution::Solutions;
 use crate::{
-    commands::tensor::{OnMatrix, floats, on_compressed},
+    commands::{
+        peft::{CONFIG, WEIGHTS, configuration_of, module},
+        tensor::{OnMatrix, floats, on_compressed},
+    },
     exit::Usage,
     present::{Screen, units},
 };
 
 /// The folder of the adapter in the pruned model's.
 pub(super) const FOLDER: &str = "low-rank";
-
-const WEIGHTS: &str = "adapter_model.safetensors";
-const CONFIG: &str = "adapter_config.json";
 
 /// Options of the low-rank part.
 #[derive(Debug, Clone, Args)]
@@ -100,11 +100,6 @@ pub(super) fn expect_modules(reader: &Reader, is_chosen: &dyn Fn(&TensorInfo) ->
     }
 }
 
-/// The model's `config.json`; null where there is none.
-fn configuration_of(reader: &Reader) -> Result<Value> {
-    Ok(serde_json::from_slice(&reader.beside("config.json")?.unwrap_or_default()).unwrap_or_default())
-}
-
 /// What the low-rank part takes.
 #[derive(Debug, Serialize)]
 pub(super) struct LowRankAnswer {
@@ -169,23 +164,6 @@ impl LowRankAnswer {
         ))?;
         Ok(())
     }
-}
-
-/// The module of a weight in the model that transformers makes of the directory.
-fn module(reader: &Reader, weight: &str) -> Result<String> {
-    let module = weight.strip_suffix(".weight").unwrap_or(weight);
-    // A model with a head has the layers inside a module of this name, also where they are stored without it.
-    let config = configuration_of(reader)?;
-    let architecture = config["architectures"][0].as_str().unwrap_or_default();
-    let is_bare = architecture.is_empty() || architecture.ends_with("Model") && !architecture.contains("LMHead");
-    let inside = match module.split('.').next() {
-        _ if is_bare => None,
-        Some("h") => Some("transformer"),
-        Some("layers") => Some("model"),
-        Some("encoder") => Some("bert"),
-        _ => None,
-    };
-    Ok(inside.map_or(module.to_owned(), |inside| format!("{inside}.{module}")))
 }
 
 fn key(reader: &Reader, weight: &str, factor: &str) -> Result<String> {

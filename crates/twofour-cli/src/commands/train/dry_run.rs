@@ -57,6 +57,9 @@ pub(super) fn show(screen: &mut Screen, plan: &RecipePlan) -> Result<()> {
         row("classes", units::count(classes));
     }
     row("parameters", units::count(plan.parameters));
+    if plan.adapter_elements > 0 {
+        row("elements of adapters, which train alone", units::count(plan.adapter_elements));
+    }
     let share = plan.sparse_weights as f64 / plan.parameters as f64;
     row("weights of 2:4 layers", format!("{}, {}", units::count(plan.sparse_weights), units::percent(share)));
     if plan.masked_weights > 0 {

@@ -2,6 +2,7 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `adapter` | the adapter at the end |
 //! | `decay` | the trial runs that decide the decay of pruned weights |
 //! | `folder` | the run's folder: its lock, its recipe, its files |
 //! | `dry_run` | the plan as a table |
@@ -11,9 +12,9 @@
 //! | `view` | the run while it goes on |
 //! | `report`, `picture` | `report.json`, `report.svg` |
 
+mod adapter;
 mod data;
 mod decay;
-
 mod dry_run;
 mod folder;
 mod outcome;
@@ -64,7 +65,7 @@ use crate::{
 /// Qwen2; BERT, which always starts from one) or the folder of another run.
 ///
 /// Leaves in the folder: metrics.jsonl (a line for each step), report.json, report.svg, the model, the checkpoints
-/// last/ and best/, and the recipe with its overrides. The model is model/, as transformers loads it, where it has one
+/// last/ and best/, and the recipe with its overrides; of a run of adapters the adapter, too. The model is model/, as transformers loads it, where it has one
 /// of that kind; otherwise model.safetensors (bf16, 2:4 layers compressed). The same command again goes on where an
 /// interrupted or killed run stopped.
 #[derive(Debug, Args)]
@@ -80,6 +81,8 @@ Examples:
       --set model.from=pruned/ --set data.text=text.txt
   twofour train recipes/recover.toml -o runs/recovered \\
       --set model.from=pruned/ --set distillation.teacher=dense/
+  twofour train recipes/adapters.toml -o runs/adapted \\
+      --set model.from=pruned/ --set data.text=text.txt
   twofour train recipes/questions.toml -o runs/answers \\
       --set model.from=minilm/ --set data.questions=train.json
   twofour train recipes/ste.toml -o runs/ste-attention \\
@@ -269,6 +272,13 @@ fn finish(screen: &mut Screen, folder: &Folder, plan: &RecipePlan, report: &Repo
             (true, true) => row("weights that were 2:4", format!("{share}, until step {last}; dense at the end")),
         }
     }
+    if let Some(adapter) = &report.adapter {
+        row("elements of the adapter", units::count(adapter.elements));
+        if adapter.lost() > 0.0 {
+            row("update that zeros lose when it is merged", units::percent(adapter.lost()));
+        }
+        row("validation loss of the merged model", loss(adapter.merged_val_loss));
+    }
     if let Some(zeros) = report.model.zeros {
         row("zeros of masked layers", units::percent(zeros));
     }
@@ -282,6 +292,16 @@ fn finish(screen: &mut Screen, folder: &Folder, plan: &RecipePlan, report: &Repo
         (report.model.path, report.model.describe()),
     ] {
         screen.line(format!("{}  {what}", escape::path(&folder.file(name))))?;
+    }
+    match report.adapter.as_ref().map(|adapter| (adapter, adapter.path)) {
+        Some((adapter, Some(path))) => {
+            screen.line(format!("{}  {}", escape::path(&folder.file(path)), adapter.describe()))?;
+        }
+        Some((_, None)) => {
+            screen
+                .line("no adapter: SPP's rows are outputs, and these weights are stored by inputs; the model has it")?;
+        }
+        None => {}
     }
     screen.next(&next_commands(folder, plan, report))?;
     screen.json(report)?;

@@ -123,7 +123,7 @@ pub(super) fn write<E: Engine>(folder: &Folder, recipe: &Recipe, (engine, model)
     }
     let verified = verify(&path, model)?;
     if is_checkpoint {
-        publish(folder)?;
+        publish(folder, UNFINISHED, SavedModel::DIRECTORY)?;
     }
     let path = if is_checkpoint { SavedModel::DIRECTORY } else { MODEL };
     let (two_of_four, zeros) = (verified.two_of_four, verified.share_of_zeros());
@@ -150,19 +150,19 @@ pub(super) fn write_encoder<E: Engine>(
         let name = linear.name();
         verified.add(&path, linear, || written.violation(name), |mask| written.mask_violation(name, mask))?;
     }
-    publish(folder)?;
+    publish(folder, UNFINISHED, SavedModel::DIRECTORY)?;
     let (two_of_four, zeros) = (verified.two_of_four, verified.share_of_zeros());
     Ok(Outcome { path: SavedModel::DIRECTORY, dtype: dtype.to_string(), is_checkpoint: true, two_of_four, zeros })
 }
 
 /// Gives a directory that is finished its name.
-fn publish(folder: &Folder) -> Result<()> {
-    let to = folder.file(SavedModel::DIRECTORY);
+pub(super) fn publish(folder: &Folder, from: &str, to: &str) -> Result<()> {
+    let to = folder.file(to);
     if to.is_symlink() {
         expect_replaceable(&to, Overwrite::Yes)?;
     }
     remove(&to)?;
-    fs::rename(folder.file(UNFINISHED), &to).with_context(|| to.display().to_string())
+    fs::rename(folder.file(from), &to).with_context(|| to.display().to_string())
 }
 
 /// Writes a vision transformer: a file of this program's own kind, which is read again, and whose layers that are 2:4
@@ -196,7 +196,7 @@ fn verify<E: Engine>(path: &Path, model: &Gpt<E>) -> Result<Verified> {
 }
 
 /// Removes a directory, where it exists.
-fn remove(path: &Path) -> Result<()> {
+pub(super) fn remove(path: &Path) -> Result<()> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("{}: removing it", path.display()))

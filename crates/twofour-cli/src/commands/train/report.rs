@@ -9,7 +9,7 @@ use twofour_nn::{
     train::{DecayChoice, LinearProbe},
 };
 
-use super::outcome::Outcome;
+use super::{adapter::AdapterReport, outcome::Outcome};
 use crate::measure::Machine;
 
 /// Steps whose mean is the loss at the end: single batches are noisy.
@@ -49,6 +49,9 @@ pub(super) struct Report {
     pub(super) data_tokens: usize,
     /// The model that the run left.
     pub(super) model: Outcome,
+    /// The adapter that the run left.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) adapter: Option<AdapterReport>,
     /// Masks when they were last measured.
     pub(super) masks: BTreeMap<String, LayerMetrics>,
     /// The strength of the decay of pruned weights that trial runs found, and what they found.
@@ -70,7 +73,12 @@ impl Report {
         plan: &RecipePlan,
         steps: &[StepMetrics],
         last: &StepMetrics,
-        (decay, linear_probe, model): (Option<DecayChoice>, Option<LinearProbe>, Outcome),
+        (decay, linear_probe, model, adapter): (
+            Option<DecayChoice>,
+            Option<LinearProbe>,
+            Outcome,
+            Option<AdapterReport>,
+        ),
         machine: Machine,
     ) -> Self {
         let validated = steps.iter().filter_map(|step| Some((step.val_loss?, step.step + 1)));
@@ -99,6 +107,7 @@ impl Report {
             data_bytes: loaded.data.bytes(),
             data_tokens,
             model,
+            adapter,
             masks: masks.map(|step| step.layers.clone()).unwrap_or_default(),
             decay,
             plan: plan.clone(),

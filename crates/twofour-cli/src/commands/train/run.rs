@@ -21,7 +21,7 @@ use twofour_nn::{
 };
 use twofour_transformer::engine::Engine;
 
-use super::{data::RunData, decay, folder::Folder, picture, report::Report, view::View};
+use super::{adapter, data::RunData, decay, folder::Folder, picture, report::Report, view::View};
 use crate::{
     exit::Usage,
     interrupt, measure,
@@ -236,9 +236,12 @@ pub(super) fn train<E: Engine, D: RunData>(
     } else {
         run.save()?;
     }
+    let what = match plan.adapter_elements {
+        0 => format!("{} parameters", units::count(plan.parameters)),
+        elements => format!("{} elements beside {} parameters", units::count(elements), units::count(plan.parameters)),
+    };
     screen.line(format!(
-        "Training {} parameters, {}, {} steps on {}",
-        units::count(plan.parameters),
+        "Training {what}, {}, {} steps on {}",
         plan.method,
         plan.steps,
         units::bytes(loaded.data.bytes() as u64)
@@ -455,6 +458,7 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
         self.expect_learned(last)?;
         let tokens = self.trainer.data().tokens(self.trainer.model().positions());
         let data = self.trainer.data().clone();
+        let adapter = adapter::leave(self.folder, &loaded.recipe, &mut self.trainer)?;
         let probe = data.probe(&loaded.recipe, self.trainer.engine_and_model())?;
         let model = D::leave(self.folder, &loaded.recipe, (self.trainer.engine(), self.trainer.model()))?;
         let report = Report::new(
@@ -462,7 +466,7 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
             plan,
             &self.steps,
             last,
-            (self.decay, probe, model),
+            (self.decay, probe, model, adapter),
             measure::machine()?,
         );
         let loss = report.val_loss.unwrap_or(f64::NAN);

@@ -82,6 +82,17 @@ const EMBEDDING: &str = "embedding.weight";
 const GENERATION_FILE: &str = "generation_config.json";
 const TOKENIZER_FILE: &str = "tokenizer.json";
 
+/// A part of a linear layer, as a model on disk has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredRows {
+    /// The name of its weight, without `.weight`.
+    pub module: String,
+    /// For each of its output features, which one of the layer it is.
+    pub rows: Vec<usize>,
+    /// Whether its weight is stored as `[in_features, out_features]`.
+    pub is_transposed: bool,
+}
+
 /// A checkpoint directory whose configuration and headers were read and checked. Weights are read when a model is made
 /// of it.
 #[derive(Debug)]
@@ -235,6 +246,20 @@ impl Checkpoint {
 
     pub(crate) fn parts(&self) -> StoredParts<'_> {
         self.opened.parts()
+    }
+
+    /// The weights that make up a linear layer of the model.
+    pub(crate) fn stored_rows(&self, linear: &str) -> Option<Vec<StoredRows>> {
+        let layout = &self.opened.layout;
+        let stored = layout.linears.get(linear)?;
+        let mut first = 0;
+        let of = |(name, outputs): &(String, usize)| {
+            let ours: Vec<usize> = (first..first + outputs).collect();
+            first += outputs;
+            let rows = layout.as_stored(name, &ours, 1);
+            StoredRows { module: name.clone(), rows, is_transposed: stored.is_transposed }
+        };
+        Some(stored.parts.iter().map(of).collect())
     }
 
     /// The names of the weights that make up a linear layer of the model, and whether they are stored as `[in_features,

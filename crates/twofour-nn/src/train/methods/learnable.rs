@@ -565,7 +565,7 @@ mod tests {
         let planted = SparsifierRule::TWO_OF_FOUR.mask(inverse, 1.0).unwrap();
         let own = LearnedMask { span: [0, steps], ..alone(&plan, (rows, cols)) };
         let mut masks = LearnedMasks { masks: BTreeMap::from([("w".to_owned(), own)]) };
-        let (mut mask, _) = masks.choose(&WeightOnHost { name: "w", master, gradient: None }, 0).unwrap();
+        let (mut mask, _) = masks.choose(&WeightOnHost { name: "w", master, gradient: None, step: None }, 0).unwrap();
         let is_kept = |mask: &Mask, at: usize| f32::from(mask.is_kept(at / cols, at % cols));
         let begun = mask.flips(&planted).unwrap();
         for step in 1..=steps {
@@ -573,7 +573,7 @@ mod tests {
             let gradient: Vec<f32> = (0..weights.len())
                 .map(|at| (is_kept(&mask, at) - is_kept(&planted, at)) / weights[at].signum() * 100.0)
                 .collect();
-            let own = WeightOnHost { name: "w", master, gradient: Some(&gradient) };
+            let own = WeightOnHost { name: "w", master, gradient: Some(&gradient), step: None };
             mask = masks.choose(&own, step).unwrap().0;
         }
         let wrong = mask.flips(&planted).unwrap();

@@ -7,8 +7,8 @@ use twofour::{
     file::{PlannedTensor, Reader},
 };
 
-use super::SparsityPlan;
-use crate::Result;
+use super::{AdapterFactors, SparsityPlan};
+use crate::{Result, engine::AdamWStep};
 
 /// A layer whose masks a method chooses.
 #[derive(Debug, Clone, Copy)]
@@ -31,6 +31,22 @@ pub struct WeightOnHost<'a> {
     /// The gradient of the last step, of every element, where [`HostMasks::reads_gradient`] says so; none before the
     /// first step.
     pub gradient: Option<&'a [f32]>,
+    /// The numbers of the optimizer in the last step, its factor for clipping included; none before the first step, and
+    /// where it was skipped.
+    pub step: Option<&'a AdamWStep>,
+}
+
+/// A frozen weight with its adapter.
+#[derive(Debug)]
+pub struct Merged {
+    /// The sum, with the zeros of the weight.
+    pub weight: Vec<f32>,
+    /// Where the weight is not zero.
+    pub mask: Mask,
+    /// The norm of the whole update by that of the weight.
+    pub update: f64,
+    /// The norm of what the weight's zeros lose of the update, by that of the update.
+    pub lost: f64,
 }
 
 /// The masks of layers that compute with dense GEMMs under a mask, as a method chooses them on the host.
@@ -49,6 +65,27 @@ pub trait HostMasks: Debug + Send + Any {
 
     /// The present mask of a weight.
     fn mask(&self, weight: &str) -> Option<&Mask>;
+
+    /// The weight that the layer computes with after [`HostMasks::choose`], where that changed it; once.
+    fn take_weight(&mut self, weight: &str) -> Option<Vec<f32>> {
+        let _ = weight;
+        None
+    }
+
+    /// The factors that train beside a weight.
+    fn factors(&self, weight: &str) -> Option<&AdapterFactors> {
+        let _ = weight;
+        None
+    }
+
+    /// A weight with what trains beside it.
+    ///
+    /// # Errors
+    /// A weight of another shape.
+    fn merged(&self, weight: &str) -> Result<Option<Merged>> {
+        let _ = weight;
+        Ok(None)
+    }
 
     /// The share of the weight that its mask prunes by the method's schedule, where it has one.
     fn level(&self, weight: &str) -> Option<f64> {

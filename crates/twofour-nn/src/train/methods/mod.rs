@@ -28,9 +28,10 @@ use crate::{
     linear::{LayerForm, Masking},
     settings::{Mistakes, Named, OwnSetting},
 };
+pub use adapters::{AdapterFactors, AdapterKind};
 pub use check::CheckedPart;
 pub(crate) use check::{check_override, check_part, check_plan};
-pub use masks::{HostMasks, MaskedLayer, WeightOnHost};
+pub use masks::{HostMasks, MaskedLayer, Merged, WeightOnHost};
 pub use plan::{Decay, SparseBegin, SparsityPlan};
 pub use settings::{DecayStrength, DecayTarget, Defaults, LayerOverride, Searched, SparsitySettings};
 pub use sparsifier::{
@@ -163,6 +164,17 @@ pub trait TrainingMethod: Sync {
         false
     }
 
+    /// Whether nothing of the model trains: no parameter of it, in layers or outside of them.
+    fn freezes_model(&self) -> bool {
+        false
+    }
+
+    /// The elements that train beside the weight of a layer of that shape.
+    fn factor_elements(&self, plan: &SparsityPlan, outputs: usize, inputs: usize) -> usize {
+        let _ = (plan, outputs, inputs);
+        0
+    }
+
     /// Whether it watches second moments of one set of layers, so that it is no method of overrides and requires AdamW.
     fn watches(&self) -> bool {
         false
@@ -262,6 +274,7 @@ methods! {
     sparsifier => SPARSIFIER,
     learnable => LEARNABLE,
     adams => ADAMS,
+    adapters => ADAPTERS,
 }
 
 impl Method {

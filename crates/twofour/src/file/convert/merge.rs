@@ -16,7 +16,8 @@ use crate::{
 /// Writes a model with the updates of an [`Adapter`] added to its weights.
 ///
 /// A weight that is compressed, or of which at least a fifth of the elements are zero, keeps its zeros: the update is
-/// added to the elements that it has, and the rest of the update is lost. [`Merged::lost`] tells how much that is.
+/// added to the elements that it has, and the rest of the update is lost. [`Merged::lost`] tells how much that is. With
+/// LoRS and SPP, whose updates have the weight's zeros, every weight keeps them and nothing is lost.
 ///
 /// # Errors
 /// [`Error::Format`] for an adapter of another model, [`Error::Shape`] for an update of another shape, [`Error::Format`]
@@ -139,7 +140,7 @@ fn merge<T: Arithmetic>(
         Item::Plain(tensor) => {
             let dense = reader.tensor(&tensor.name)?.to_vec::<T>()?;
             let mask = Mask::of_nonzeros(MatrixRef::new(rows, cols, &dense)?);
-            let is_sparse = mask.density() <= 1.0 - SPARSE;
+            let is_sparse = mask.density() <= 1.0 - SPARSE || update.kind == UpdateKind::LoRS;
             (dense, if is_sparse { Some(mask) } else { None })
         }
         Item::Compressed(weight) => {
@@ -154,6 +155,10 @@ fn merge<T: Arithmetic>(
     first_error(merged.par_chunks_mut(cols).zip(&mut sums).enumerate(), |(row, (out, sums))| {
         let (weight, mut change) = (matrix.row(row), vec![0f32; cols]);
         factors.add(row, weight, &mut change);
+        if let Some(mask) = mask.as_ref().filter(|_| update.kind == UpdateKind::LoRS) {
+            let pruned = change.iter_mut().enumerate().filter(|(col, _)| !mask.is_kept(row, *col));
+            pruned.for_each(|(_, change)| *change = 0.0);
+        }
         for (col, ((out, weight), change)) in out.iter_mut().zip(weight).zip(&change).enumerate() {
             let weight = weight.to_f32();
             let square = f64::from(*change).powi(2);
@@ -208,11 +213,13 @@ impl<'a> Factors<'a> {
         let &Update { kind, ref a, ref b, rank, scale } = update;
         Ok(match (kind, layout) {
             (UpdateKind::Spp, _) => Factors::Elements { columns: a, rows: b, repeated: (rows / rank).max(1), scale },
-            (UpdateKind::LoRA, Layout::InOut) => {
+            (UpdateKind::LoRA | UpdateKind::LoRS, Layout::InOut) => {
                 let left = MatrixRef::new(rank, rows, a)?.transposed();
                 Factors::Product { left, right: MatrixRef::new(cols, rank, b)?.transposed(), rank, scale }
             }
-            (UpdateKind::LoRA, _) => Factors::Product { left: b.clone(), right: a.clone(), rank, scale },
+            (UpdateKind::LoRA | UpdateKind::LoRS, _) => {
+                Factors::Product { left: b.clone(), right: a.clone(), rank, scale }
+            }
         })
     }
 
