@@ -76,9 +76,13 @@ fn similar(problem: GemmProblem) -> Similar {
     Similar(GemmProblem { tokens, ..problem })
 }
 
-/// Returns whether a dense GEMM may be faster than the sparse one and is the same product.
+/// Returns whether a dense GEMM may be faster than the sparse one and is the same product in no more memory than the
+/// weight's. cuBLASLt rounds sums of 8-bit floats to the result's type before an epilogue scales them, which f16 cannot
+/// hold, and those of 8-bit integers would need a buffer as large as the result in i32.
 fn is_considered(problem: GemmProblem) -> bool {
+    let scales_8_bits = problem.element.bytes() == 1 && (problem.epilogue.is_some() || problem.output.bytes() < 4);
     problem.tokens >= FEWEST_TOKENS
+        && !scales_8_bits
         && problem.reduction > 0
         && !problem.is_mixed()
         && !problem.accumulate
@@ -261,8 +265,13 @@ mod tests {
         assert!(!is_considered(GemmProblem { x: XOrder::ReductionFirst, ..problem(4096) }));
         assert!(!is_considered(GemmProblem { order: Order::FeaturesFirst, ..problem(4096) }));
         assert!(!is_considered(GemmProblem { reduction: 0, ..problem(4096) }));
-        let mixed = GemmProblem::plain(DataType::E4M3, DataType::BF16, 768, 4096, 3072);
-        assert!(!is_considered(GemmProblem { x_element: DataType::E5M2, ..mixed }) && is_considered(mixed));
+        for element in [DataType::E4M3, DataType::I8] {
+            let plain = |output| GemmProblem::plain(element, output, 768, 4096, 3072);
+            let sums = if element == DataType::I8 { DataType::I32 } else { DataType::F32 };
+            assert!(is_considered(plain(sums)) && !is_considered(plain(DataType::F16)));
+            assert!(!is_considered(GemmProblem { epilogue: Some(EpilogueKind::Scales), ..plain(sums) }));
+            assert!(!is_considered(GemmProblem { x_element: DataType::E5M2, ..plain(sums) }));
+        }
         assert_eq!(similar(problem(1025)), similar(problem(2048)));
         assert_ne!(similar(problem(1024)), similar(problem(1025)));
         assert_ne!(
