@@ -14,6 +14,7 @@ use twofour::{
 
 use super::{
     Gpt, GptConfig, TransformerConfig,
+    float::match_float,
     run::{CheckpointModel, is_checkpoint},
     vit::VIT_KEY,
 };
@@ -64,15 +65,7 @@ impl<E: Engine> SavedParts<'_, E> {
     /// Writes the file, all of it or nothing: weights in `dtype` (F32, BF16 or F16), layers whose masks are 2:4
     /// compressed under them, everything else dense, what masks prune as zeros.
     pub(super) fn write(self, engine: &E, path: &Path, overwrite: Overwrite, dtype: DataType) -> Result<()> {
-        match dtype {
-            DataType::F32 => self.write_as::<f32>(engine, path, overwrite),
-            DataType::BF16 => self.write_as::<bf16>(engine, path, overwrite),
-            DataType::F16 => self.write_as::<f16>(engine, path, overwrite),
-            other => {
-                let found = other.to_string();
-                Err(Error::Setting { what: "dtype of the model's file", found, expected: "f32, bf16 or f16" })
-            }
-        }
+        match_float!(dtype, "dtype of the model's file", |T| self.write_as::<T>(engine, path, overwrite))
     }
 
     fn write_as<T: Arithmetic + StoredElement>(self, engine: &E, path: &Path, overwrite: Overwrite) -> Result<()> {

@@ -2,7 +2,6 @@
 
 use std::{ops::ControlFlow, path::Path};
 
-use half::{bf16, f16};
 use twofour::{
     DataType,
     file::{Reader, StoredDType, StoredElement},
@@ -14,7 +13,9 @@ use twofour_cuda::Device;
 
 #[cfg(feature = "cuda")]
 use super::CudaInference;
-use super::{Checkpoint, Decoder, Inference, Replace, Sampling, Tokenizer, file, saved::tokenizer_beside};
+use super::{
+    Checkpoint, Decoder, Inference, Replace, Sampling, Tokenizer, file, float::match_float, saved::tokenizer_beside,
+};
 use crate::{Error, Result};
 
 /// A model with its tokenizer.
@@ -54,11 +55,8 @@ impl LanguageModel {
     /// # Errors
     /// Those of [`LanguageModel::load`]; another type.
     pub fn load_as(path: impl AsRef<Path>, dtype: Option<DataType>) -> Result<Self> {
-        Self::loaded(path.as_ref(), dtype, |stored, dtype| match dtype {
-            DataType::F32 => Ok(Box::new(stored.inference::<f32>()?)),
-            DataType::BF16 => Ok(Box::new(stored.inference::<bf16>()?)),
-            DataType::F16 => Ok(Box::new(stored.inference::<f16>()?)),
-            other => Err(no_dtype(other)),
+        Self::loaded(path.as_ref(), dtype, |stored, dtype| {
+            match_float!(dtype, |T| Ok(Box::new(stored.inference::<T>()?)))
         })
     }
 
@@ -73,12 +71,7 @@ impl LanguageModel {
                 let (what, found) = ("a model whose weights are replaced", "a file".to_owned());
                 return Err(Error::Setting { what, found, expected: "a checkpoint's directory" });
             };
-            match dtype {
-                DataType::F32 => Ok(Box::new(checkpoint.inference_with::<f32>(replace)?)),
-                DataType::BF16 => Ok(Box::new(checkpoint.inference_with::<bf16>(replace)?)),
-                DataType::F16 => Ok(Box::new(checkpoint.inference_with::<f16>(replace)?)),
-                other => Err(no_dtype(other)),
-            }
+            match_float!(dtype, |T| Ok(Box::new(checkpoint.inference_with::<T>(replace)?)))
         };
         Self::loaded(path.as_ref(), dtype, decoder)
     }
@@ -179,10 +172,6 @@ pub(super) fn of_file(reader: &Reader) -> Result<(Tokenizer, Option<u32>)> {
     // A text of bytes may begin anywhere; a line's end is before most texts.
     let begin = matches!(tokenizer, Tokenizer::Bytes).then_some(b'\n'.into());
     Ok((tokenizer, begin))
-}
-
-pub(super) fn no_dtype(found: DataType) -> Error {
-    Error::Setting { what: "the type to compute in", found: found.to_string(), expected: "f32, bf16 or f16" }
 }
 
 /// The type of a model's weights: that of its largest tensor that is stored as f32, f16 or bf16; f32 where there is

@@ -9,6 +9,7 @@ mod distillation;
 mod encoder;
 mod families;
 mod file;
+mod float;
 mod generation;
 mod gpt;
 mod image;

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use half::{bf16, f16};
 use twofour::{
     DataType, Mask,
     file::{Overwrite, Reader, StoredElement},
@@ -27,7 +26,7 @@ use crate::{
             bert::{ANSWERS, MASKED_DECODER, MASKED_TRANSFORM, OWN_DECODER, layout_of_task},
         },
         file,
-        language::no_dtype,
+        float::match_float,
         run::{CheckpointModel, Run},
         saved::{beyond_mask, violation},
     },
@@ -140,12 +139,7 @@ impl EncoderCheckpoint {
 
     /// [`EncoderCheckpoint::inference`] in f32, bf16 or f16.
     pub(crate) fn hidden_states(&self, dtype: DataType) -> Result<Box<dyn HiddenStates>> {
-        match dtype {
-            DataType::F32 => Ok(Box::new(self.inference::<f32>()?)),
-            DataType::BF16 => Ok(Box::new(self.inference::<bf16>()?)),
-            DataType::F16 => Ok(Box::new(self.inference::<f16>()?)),
-            other => Err(no_dtype(other)),
-        }
+        match_float!(dtype, |T| Ok(Box::new(self.inference::<T>()?)))
     }
 
     /// [`EncoderCheckpoint::inference`] with every linear layer for the dense kernel, in `T`: what a 2:4 encoder is

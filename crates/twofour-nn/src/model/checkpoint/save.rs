@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use half::{bf16, f16};
 use twofour::{
     Arithmetic, DataType,
     file::{self as files, Overwrite, PlannedTensor, Reader, StoredElement, Writer},
@@ -10,9 +9,9 @@ use twofour::{
 
 use super::{CONFIG_FILE, Checkpoint, CheckpointError, StoredParts, tensors::transposed};
 use crate::{
-    Error, Result,
+    Result,
     engine::Engine,
-    model::{Gpt, TrainedModel, families::layout::Layout, file},
+    model::{Gpt, TrainedModel, families::layout::Layout, file, float::match_float},
 };
 
 impl Checkpoint {
@@ -96,15 +95,9 @@ pub(super) fn write_weights<E: Engine>(
 ) -> Result<()> {
     fs::create_dir_all(directory).map_err(|source| CheckpointError::Io { path: directory.to_owned(), source })?;
     let path = directory.join("model.safetensors");
-    match dtype {
-        DataType::F32 => write_as::<f32, E, _>((layout, source), (engine, model), &path, overwrite),
-        DataType::BF16 => write_as::<bf16, E, _>((layout, source), (engine, model), &path, overwrite),
-        DataType::F16 => write_as::<f16, E, _>((layout, source), (engine, model), &path, overwrite),
-        other => {
-            let found = other.to_string();
-            Err(Error::Setting { what: "dtype of the checkpoint", found, expected: "f32, bf16 or f16" })
-        }
-    }
+    match_float!(dtype, "dtype of the checkpoint", |T| {
+        write_as::<T, E, _>((layout, source), (engine, model), &path, overwrite)
+    })
 }
 
 fn write_as<T: Arithmetic + StoredElement, E: Engine, M: TrainedModel<E>>(

@@ -1,6 +1,5 @@
 //! Encoders on an NVIDIA GPU: BERT.
 
-use half::{bf16, f16};
 use twofour::{
     DataType,
     kernel::{Activation, KernelElement},
@@ -27,11 +26,13 @@ use crate::{
         checkpoint::StoredParts,
         config::NormKind,
         families::bert::MASKED_TRANSFORM,
+        float::match_float,
         inference::{
             build::Parts,
-            cuda::{Build, CudaLinear, CudaNorm, CudaStack, FullAttention, Input, Work, fused, repeatable, upload},
+            cuda::{
+                Build, CudaLinear, CudaNorm, CudaStack, FullAttention, Input, Work, fused, of_stack, repeatable, upload,
+            },
         },
-        language::no_dtype,
     },
 };
 
@@ -63,12 +64,7 @@ impl CudaEncoder {
     /// the device's memory.
     pub fn of_checkpoint(device: &Device, checkpoint: &EncoderCheckpoint, dtype: DataType) -> Result<Self> {
         let (context, config, parts) = (repeatable(device)?, checkpoint.config(), checkpoint.parts());
-        match dtype {
-            DataType::F32 => Self::build(Build::<f32, _>::new(context, config, &parts)?, config),
-            DataType::BF16 => Self::build(Build::<bf16, _>::new(context, config, &parts)?, config),
-            DataType::F16 => Self::build(Build::<f16, _>::new(context, config, &parts)?, config),
-            other => Err(no_dtype(other)),
-        }
+        match_float!(dtype, |T| Self::build(Build::<T, _>::new(context, config, &parts)?, config))
     }
 
     fn build<T: KernelElement>(build: Build<'_, T, impl Parts<T>>, config: &TransformerConfig) -> Result<Self> {
@@ -80,21 +76,6 @@ impl CudaEncoder {
             norm: build.last_norm()?,
             stack: build.stack()?,
         })
-    }
-
-    /// The encoder's description.
-    pub fn config(&self) -> &TransformerConfig {
-        &self.stack.config
-    }
-
-    /// The type that it computes in.
-    pub fn dtype(&self) -> DataType {
-        self.stack.dtype
-    }
-
-    /// The context that work is launched on.
-    pub fn context(&self) -> &LayerContext {
-        &self.stack.context
     }
 
     /// Bytes of the layers' linear weights on the device.
@@ -160,6 +141,8 @@ impl CudaEncoder {
     }
 }
 
+of_stack!(CudaEncoder);
+
 impl HiddenStates for CudaEncoder {
     fn config(&self) -> &TransformerConfig {
         self.config()
@@ -187,11 +170,7 @@ impl CudaMaskedHead {
     /// The head of a checkpoint beside its encoder.
     pub(super) fn new(encoder: &CudaEncoder, parts: &StoredParts<'_>) -> Result<Self> {
         let (context, config) = (encoder.context().clone(), encoder.config());
-        match encoder.dtype() {
-            DataType::BF16 => Self::build(Build::<bf16, _>::new(context, config, parts)?, encoder, parts),
-            DataType::F16 => Self::build(Build::<f16, _>::new(context, config, parts)?, encoder, parts),
-            _ => Self::build(Build::<f32, _>::new(context, config, parts)?, encoder, parts),
-        }
+        match_float!(encoder.dtype(), |T| Self::build(Build::<T, _>::new(context, config, parts)?, encoder, parts))
     }
 
     fn build<'a, T: KernelElement + twofour::file::StoredElement>(

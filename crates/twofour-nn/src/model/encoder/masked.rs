@@ -2,7 +2,6 @@
 
 use std::fmt::Debug;
 
-use half::{bf16, f16};
 use twofour::{
     DataType,
     file::StoredElement,
@@ -24,6 +23,7 @@ use crate::{
         config::NormKind,
         expect_below,
         families::bert::{MASKED_TRANSFORM, OWN_DECODER},
+        float::match_float,
         inference::{
             build::Parts,
             linear::{Linear, LinearPart},
@@ -31,7 +31,6 @@ use crate::{
             passes::{narrowed, widened},
             weight::Weight,
         },
-        language::no_dtype,
     },
     text::SpecialTokens,
 };
@@ -60,12 +59,7 @@ impl MaskedEncoder {
         Self::loaded(checkpoint, || {
             Ok((
                 checkpoint.hidden_states(dtype)?,
-                match dtype {
-                    DataType::F32 => Box::new(CpuMaskedHead::<f32>::read(checkpoint)?),
-                    DataType::BF16 => Box::new(CpuMaskedHead::<bf16>::read(checkpoint)?),
-                    DataType::F16 => Box::new(CpuMaskedHead::<f16>::read(checkpoint)?),
-                    other => return Err(no_dtype(other)),
-                },
+                match_float!(dtype, |T| Ok(Box::new(CpuMaskedHead::<T>::read(checkpoint)?) as Box<dyn MaskedHead>))?,
             ))
         })
     }

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use half::{bf16, f16};
 use twofour::{DataType, file::Reader};
 #[cfg(feature = "cuda")]
 use twofour_cuda::Device;
@@ -14,10 +13,7 @@ use super::{EncoderInput, HiddenStates, modules::Modules};
 use crate::model::CudaInference;
 use crate::{
     Error, Result,
-    model::{
-        Checkpoint, EncoderCheckpoint, Inference, Tokenizer, file,
-        language::{no_dtype, of_file},
-    },
+    model::{Checkpoint, EncoderCheckpoint, Inference, Tokenizer, file, float::match_float, language::of_file},
 };
 
 /// A model with its tokenizer and what makes one embedding of its hidden states: an encoder, or a decoder with or
@@ -49,15 +45,12 @@ impl SentenceEncoder {
     /// those of reading and packing.
     pub fn load(directory: impl AsRef<Path>, dtype: DataType) -> Result<Self> {
         Self::loaded(directory.as_ref(), |stored| {
-            Ok(match (stored, dtype) {
-                (Stored::Encoder(checkpoint), _) => checkpoint.hidden_states(dtype)?,
-                (Stored::Decoder(checkpoint), DataType::F32) => Box::new(checkpoint.body::<f32>()?),
-                (Stored::Decoder(checkpoint), DataType::BF16) => Box::new(checkpoint.body::<bf16>()?),
-                (Stored::Decoder(checkpoint), DataType::F16) => Box::new(checkpoint.body::<f16>()?),
-                (Stored::File(reader), DataType::F32) => Box::new(Inference::<f32>::from_reader(reader)?),
-                (Stored::File(reader), DataType::BF16) => Box::new(Inference::<bf16>::from_reader(reader)?),
-                (Stored::File(reader), DataType::F16) => Box::new(Inference::<f16>::from_reader(reader)?),
-                (_, other) => return Err(no_dtype(other)),
+            match_float!(dtype, |T| {
+                Ok(match stored {
+                    Stored::Encoder(checkpoint) => Box::new(checkpoint.inference::<T>()?),
+                    Stored::Decoder(checkpoint) => Box::new(checkpoint.body::<T>()?),
+                    Stored::File(reader) => Box::new(Inference::<T>::from_reader(reader)?),
+                })
             })
         })
     }

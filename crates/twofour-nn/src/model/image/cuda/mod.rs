@@ -17,11 +17,11 @@ use crate::{
     Result,
     model::{
         ImageCheckpoint, ModelOutput,
+        float::match_float,
         inference::{
             build::Parts,
-            cuda::{Build, CudaNorm, CudaStack, repeatable},
+            cuda::{Build, CudaNorm, CudaStack, of_stack, repeatable},
         },
-        language::no_dtype,
     },
 };
 
@@ -87,12 +87,7 @@ impl CudaImageEncoder {
         parts: &(impl Parts<f32> + Parts<bf16> + Parts<f16>),
         dtype: DataType,
     ) -> Result<Self> {
-        match dtype {
-            DataType::F32 => Self::build::<f32>(context, config, parts),
-            DataType::BF16 => Self::build::<bf16>(context, config, parts),
-            DataType::F16 => Self::build::<f16>(context, config, parts),
-            other => Err(no_dtype(other)),
-        }
+        match_float!(dtype, |T| Self::build::<T>(context, config, parts))
     }
 
     fn build<T: KernelElement>(
@@ -116,23 +111,10 @@ impl CudaImageEncoder {
         })
     }
 
-    /// The encoder's description.
-    pub fn config(&self) -> &TransformerConfig {
-        &self.stack.config
-    }
-
-    /// The type that it computes in.
-    pub fn dtype(&self) -> DataType {
-        self.stack.dtype
-    }
-
-    /// The context that work is launched on.
-    pub fn context(&self) -> &LayerContext {
-        &self.stack.context
-    }
-
     /// Bytes of the layers' linear weights on the device.
     pub fn weight_bytes(&self) -> usize {
         self.stack.weight_bytes()
     }
 }
+
+of_stack!(CudaImageEncoder);

@@ -26,6 +26,7 @@ use crate::{
         Checkpoint,
         config::{NormKind, NormPlace, Positions, TransformerConfig},
         file,
+        float::match_float,
         image::RelativePositions,
         inference::{
             build::{Parts, naming},
@@ -35,7 +36,6 @@ use crate::{
             rotation::Rotations,
             weight::Weight,
         },
-        language::no_dtype,
     },
 };
 
@@ -70,12 +70,7 @@ impl CudaInference {
         parts: &(impl Parts<f32> + Parts<bf16> + Parts<f16>),
         dtype: DataType,
     ) -> Result<Self> {
-        match dtype {
-            DataType::F32 => Self::build(Build::<f32, _>::new(context, config, parts)?),
-            DataType::BF16 => Self::build(Build::<bf16, _>::new(context, config, parts)?),
-            DataType::F16 => Self::build(Build::<f16, _>::new(context, config, parts)?),
-            other => Err(no_dtype(other)),
-        }
+        match_float!(dtype, |T| Self::build(Build::<T, _>::new(context, config, parts)?))
     }
 
     fn build<T: KernelElement>(build: Build<'_, T, impl Parts<T>>) -> Result<Self> {

@@ -17,8 +17,7 @@ mod work;
 
 use std::sync::Mutex;
 
-use twofour::DataType;
-use twofour_cuda::layer::{DeviceBuffer, LayerContext};
+use twofour_cuda::layer::DeviceBuffer;
 
 pub(in crate::model) use self::{
     attention::FullAttention,
@@ -27,11 +26,11 @@ pub(in crate::model) use self::{
     hidden::{download, first, upload},
     linear::{CudaLinear, Input},
     norm::CudaNorm,
-    stack::CudaStack,
+    stack::{CudaStack, of_stack},
     work::Work,
 };
 pub use self::{random::CudaRandomWeights, session::CudaSession};
-use crate::model::{config::TransformerConfig, inference::rotation::Rotations};
+use crate::model::inference::rotation::Rotations;
 
 /// A decoder's weights in the memory of a GPU, in f32, f16 or bf16: dense layers for cuBLASLt, 2:4 layers in that type,
 /// in int8 or in int4 for the 2:4 kernels.
@@ -56,22 +55,9 @@ pub struct CudaInference {
     busy: Mutex<()>,
 }
 
+of_stack!(CudaInference);
+
 impl CudaInference {
-    /// The model's description.
-    pub fn config(&self) -> &TransformerConfig {
-        &self.stack.config
-    }
-
-    /// The type that it computes in.
-    pub fn dtype(&self) -> DataType {
-        self.stack.dtype
-    }
-
-    /// The context that work is launched on.
-    pub fn context(&self) -> &LayerContext {
-        &self.stack.context
-    }
-
     /// Bytes of the linear layers' weights on the device.
     pub fn weight_bytes(&self) -> usize {
         self.stack.weight_bytes() + self.head.bytes()

@@ -63,3 +63,26 @@ impl CudaStack {
         self.layers.iter().any(|layer| of(layer).takes_integers())
     }
 }
+
+/// What a model tells of its layers.
+macro_rules! of_stack {
+    ($Model:ident) => {
+        impl $Model {
+            /// The model's description.
+            pub fn config(&self) -> &$crate::model::TransformerConfig {
+                &self.stack.config
+            }
+
+            /// The type that it computes in.
+            pub fn dtype(&self) -> twofour::DataType {
+                self.stack.dtype
+            }
+
+            /// The context that work is launched on.
+            pub fn context(&self) -> &twofour_cuda::layer::LayerContext {
+                &self.stack.context
+            }
+        }
+    };
+}
+pub(in crate::model) use of_stack;
