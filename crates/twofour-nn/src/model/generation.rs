@@ -76,6 +76,7 @@ pub trait Decoder: fmt::Debug + Send + Sync {
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Perplexity> {
         windows.validate(self.config().context())?;
+        let tokens = windows.text(tokens);
         if tokens.len() < 2 {
             let found = tokens.len().to_string();
             return Err(Error::Setting { what: "tokens of the text", found, expected: "two or more" });
@@ -84,7 +85,7 @@ pub trait Decoder: fmt::Debug + Send + Sync {
         let (mut sum, mut scored) = (0.0, 0);
         for (range, count) in windows.of(tokens.len()).filter(|(_, count)| *count > 0) {
             sequence.truncate(0);
-            sum += sequence.negative_log_likelihood(&tokens[range.clone()], count)?;
+            sum += sequence.negative_log_likelihood(&windows.tokens(tokens, range.clone()), count)?;
             scored += count;
             progress(range.end, tokens.len());
         }

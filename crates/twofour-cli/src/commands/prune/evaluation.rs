@@ -77,7 +77,7 @@ impl EvaluationOptions {
         }
         let text = text::read(path)?;
         let model = LanguageModel::load(SavedModel::locate(input))?;
-        let windows = eval::windows(self.window, self.stride, model.decoder.config().context())?;
+        let windows = eval::windows((self.window, self.stride), model.decoder.config().context(), &model.tokenizer)?;
         let (tokens, dtype) = (text::encode(&model.tokenizer, &text, screen)?, model.dtype);
         let (perplexity, _) = measure(screen, &model, &tokens, windows)?;
         Ok(Some(Before { text: path.clone(), tokens, windows, dtype, perplexity }))
@@ -98,7 +98,7 @@ impl Before {
             None => LanguageModel::load_as(output, Some(self.dtype))?,
         };
         let (after, tokens) = measure(screen, &model, &self.tokens, self.windows)?;
-        let Windows { window, stride } = self.windows;
+        let Windows { window, stride, .. } = self.windows;
         let dtype = self.dtype.to_string();
         Ok(PerplexityAnswer { before: self.perplexity, after, tokens, window, stride, dtype, text: self.text })
     }

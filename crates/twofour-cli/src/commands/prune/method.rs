@@ -12,7 +12,7 @@ use twofour::{
     file::Quantization,
     int4::Granularity,
     select::Sparsity,
-    solve::{self, Compensation, METHODS, Method, Pruning, Refit},
+    solve::{self, METHODS, Method, Pruning, Refit},
 };
 
 use super::{
@@ -37,10 +37,10 @@ pub(super) struct MethodOptions {
     #[arg(long, value_name = "STEPS", value_parser = steps, requires = "calibration")]
     refit: Option<usize>,
 
-    /// The share of the errors of earlier layers that a layer's weights make up for, from 0 to 1, or `off` [default:
-    /// 0.5 with --calibration]
-    #[arg(long, value_name = "SHARE", value_parser = share, requires = "calibration")]
-    compensate: Option<f64>,
+    /// The share of the errors of earlier layers that a layer's weights make up for, from 0 to 1, or `off`: closer to
+    /// the dense model on text like the calibration's, further from it on other text
+    #[arg(long, value_name = "SHARE", default_value = "off", value_parser = share, requires = "calibration")]
+    compensate: f64,
 
     /// Whether hidden features and values within heads are put in another order where a layer's error is lower in it;
     /// the layers before are stored in the same order, so that the dense model would compute what it did
@@ -105,13 +105,9 @@ impl MethodOptions {
             (None, true) => Refit::default().steps,
             (None, false) => 0,
         };
-        let compensation = match (self.compensate, calibrates) {
-            (Some(share), _) => share,
-            (None, true) => Compensation::default().share,
-            (None, false) => 0.0,
-        };
+        let (swaps, compensation) = (self.swaps, self.compensate);
         let grid = quantization.map(Quantization::grid);
-        let pruning = Pruning { swaps: self.swaps, refit, compensation, grid, ..Pruning::new(method, sparsity) };
+        let pruning = Pruning { swaps, refit, compensation, grid, ..Pruning::new(method, sparsity) };
         pruning.expect_pattern().map_err(|error| Usage(error.to_string()))?;
         if calibrates && pruning.requires() == StatisticKind::Nothing {
             return Err(Usage(format!(

@@ -36,9 +36,10 @@ impl Judge {
     /// Measures the dense model on the first tokens of a text.
     pub(super) fn new(screen: &Screen, checkpoint: Checkpoint, path: &Path, most: usize) -> Result<Self> {
         memory::expect_room_for_weights(checkpoint.reader(), checkpoint.dtype())?;
-        let mut tokens = text::encode(&checkpoint.tokenizer()?, &text::read(path)?, screen)?;
+        let tokenizer = checkpoint.tokenizer()?;
+        let mut tokens = text::encode(&tokenizer, &text::read(path)?, screen)?;
         tokens.truncate(most);
-        let windows = eval::windows(None, None, checkpoint.config().context())?;
+        let windows = eval::windows((None, None), checkpoint.config().context(), &tokenizer)?;
         if tokens.len() < 2 {
             return Err(Usage(format!("{}: one token or none, where two or more are scored", path.display())).into());
         }

@@ -110,8 +110,9 @@ impl BlockwiseCheckpoint for Checkpoint {
         self.tokenizer()
     }
 
-    fn framing(&self, _: &Tokenizer) -> Result<[Vec<u32>; 2]> {
-        Ok([vec![], vec![]])
+    fn framing(&self, tokenizer: &Tokenizer) -> Result<[Vec<u32>; 2]> {
+        let [before, _] = tokenizer.framing()?;
+        Ok([before, vec![]])
     }
 
     fn context(&self) -> usize {

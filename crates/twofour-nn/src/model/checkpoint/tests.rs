@@ -108,7 +108,7 @@ fn logits_perplexity_and_greedy_tokens_are_those_of_transformers() {
         assert!(d < 1e-4, "{family}: logits differ by {d}");
         assert_eq!(greedy(&model, &expected.prompt_tokens, expected.greedy.len()), expected.greedy, "{family}");
         for ExpectedPerplexity { window, stride, perplexity, tokens } in expected.perplexity {
-            let found = model.perplexity(&expected.tokens, Windows { window, stride }, |_, _| {}).unwrap();
+            let found = model.perplexity(&expected.tokens, Windows { window, stride, begin: None }, |_, _| {}).unwrap();
             assert_eq!(found.tokens, tokens, "{family}, {window} by {stride}");
             let d = (found.perplexity / perplexity - 1.0).abs();
             assert!(d < 1e-4, "{family}, {window} by {stride}: {} and {perplexity}", found.perplexity);
@@ -655,7 +655,7 @@ fn scaled_rotations_compute_what_they_do_in_transformers() {
         let model = checkpoint.inference::<f32>().unwrap();
         let d = largest_difference(&model.session().feed(&tokens[..30]).unwrap(), &logits);
         assert!(d < 1e-4, "{rope_parameters}: {d}");
-        let windows = Windows { window: expected.window, stride: expected.stride };
+        let windows = Windows { window: expected.window, stride: expected.stride, begin: None };
         let found = model.perplexity(&tokens, windows, |_, _| {}).unwrap();
         assert!((found.perplexity / expected.perplexity - 1.0).abs() < 1e-4, "{rope_parameters}: {found:?}");
         // The model that trains has the same.

@@ -30,6 +30,7 @@ impl<E: Engine> Gpt<E> {
         mut progress: impl FnMut(usize, usize),
     ) -> Result<Perplexity> {
         windows.validate(self.config().context())?;
+        let tokens = windows.text(tokens);
         if tokens.len() < 2 {
             let found = tokens.len().to_string();
             return Err(Error::Setting { what: "tokens of the text", found, expected: "two or more" });
@@ -45,10 +46,11 @@ impl<E: Engine> Gpt<E> {
                     let mut shape = BatchShape { batch: 0, positions: 0 };
                     let (mut inputs, mut targets) = (vec![], vec![]);
                     for (range, count) in batch {
-                        let end = if skipped == 0 { range.end } else { range.end - count };
-                        inputs.extend_from_slice(&tokens[range.start..end - 1]);
-                        targets.extend_from_slice(&tokens[range.start + 1..end]);
-                        shape = BatchShape { batch: batch.len(), positions: end - 1 - range.start };
+                        let read = windows.tokens(tokens, range.clone());
+                        let end = if skipped == 0 { read.len() } else { read.len() - count };
+                        inputs.extend_from_slice(&read[..end - 1]);
+                        targets.extend_from_slice(&read[1..end]);
+                        shape = BatchShape { batch: batch.len(), positions: end - 1 };
                     }
                     if shape.positions > 0 {
                         engine.clear(&mut loss)?;
@@ -58,7 +60,7 @@ impl<E: Engine> Gpt<E> {
                     Ok(())
                 };
                 let (range, count) = &batch[0];
-                let skipped = range.len() - 1 - count;
+                let skipped = windows.tokens(tokens, range.clone()).len() - 1 - count;
                 add(0, 1.0)?;
                 if skipped > 0 {
                     add(skipped, -1.0)?;
@@ -85,10 +87,19 @@ mod tests {
         let inference = saved.checkpoint().unwrap().inference::<f32>().unwrap();
         let tokens: Vec<u32> = (0..3000).map(|i: u32| (i * i * 31 + i * 7) % 80).collect();
         let mut model = saved.model(&CpuEngine, saved.config().context()).unwrap();
-        for (count, window, stride) in
-            [(3000, 40, 40), (3000, 40, 13), (95, 32, 31), (40, 40, 1), (7, 40, 40), (2, 2, 1), (41, 40, 40)]
-        {
-            let windows = Windows { window, stride };
+        for (count, window, stride, begin) in [
+            (3000, 40, 40, None),
+            (3000, 40, 40, Some(1)),
+            (3000, 40, 13, None),
+            (300, 40, 13, Some(1)),
+            (95, 32, 31, None),
+            (40, 40, 1, None),
+            (7, 40, 40, None),
+            (2, 2, 1, None),
+            (2, 2, 1, Some(3)),
+            (41, 40, 40, None),
+        ] {
+            let windows = Windows { window, stride, begin };
             let mut told = 0;
             let found = model.perplexity(&CpuEngine, &tokens[..count], windows, |done, _| told = done).unwrap();
             let expected = inference.perplexity(&tokens[..count], windows, |_, _| {}).unwrap();
@@ -97,7 +108,13 @@ mod tests {
             assert!((ratio - 1.0).abs() < 1e-4, "{count} {windows:?}: {ratio}");
             assert!(told >= count - 1, "{told}");
         }
-        assert!(model.perplexity(&CpuEngine, &tokens[..1], Windows { window: 4, stride: 4 }, |_, _| {}).is_err());
-        assert!(model.perplexity(&CpuEngine, &tokens, Windows { window: 41, stride: 4 }, |_, _| {}).is_err());
+        assert!(
+            model
+                .perplexity(&CpuEngine, &tokens[..1], Windows { window: 4, stride: 4, begin: None }, |_, _| {})
+                .is_err()
+        );
+        assert!(
+            model.perplexity(&CpuEngine, &tokens, Windows { window: 41, stride: 4, begin: None }, |_, _| {}).is_err()
+        );
     }
 }

@@ -1,5 +1,7 @@
 //! Perplexity of a text.
 
+use std::ops::Range;
+
 use twofour::kernel::KernelElement;
 
 use super::Inference;
@@ -8,10 +10,14 @@ use crate::{Error, Result, model::Decoder};
 /// How a text is cut into windows that fit a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Windows {
-    /// Tokens of a window.
+    /// Tokens of a window, with the one that it begins with.
     pub window: usize,
-    /// Tokens from the beginning of one window to that of the next.
+    /// Tokens from the beginning of one window to that of the next; a larger number than a window has of the text means
+    /// that windows do not overlap.
     pub stride: usize,
+    /// The token that each window begins with, as the model's texts do. Models that were trained with one, such as
+    /// Gemma's, predict badly without it.
+    pub begin: Option<u32>,
 }
 
 /// What [`Inference::perplexity`] found.
@@ -56,20 +62,32 @@ impl Windows {
     }
 
     /// Beginning and end of each window of a text of that many tokens, and how many of its last tokens are scored:
-    /// those that no earlier window scored, but
-    /// never its first.
-    pub fn of(self, tokens: usize) -> impl Iterator<Item = (std::ops::Range<usize>, usize)> {
+    /// those that no earlier window scored, but never a window's first token.
+    pub fn of(self, tokens: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
         let mut scored = 0;
-        let begins = (0..tokens).step_by(self.stride.max(1));
+        let unscored = usize::from(self.begin.is_none());
+        let length = (self.window + unscored).saturating_sub(1).max(1);
+        let begins = (0..tokens).step_by(self.stride.clamp(1, length));
         begins.map_while(move |begin| {
             if scored >= tokens {
                 return None;
             }
-            let end = (begin + self.window).min(tokens);
-            let count = end - scored.max(begin + 1);
+            let end = (begin + length).min(tokens);
+            let count = end - scored.max(begin + unscored);
             scored = end;
             Some((begin..end, count))
         })
+    }
+
+    /// The text without the token that it begins with, where windows have it anyway.
+    pub(in crate::model) fn text(self, tokens: &[u32]) -> &[u32] {
+        let begin = self.begin.as_slice();
+        tokens.strip_prefix(begin).unwrap_or(tokens)
+    }
+
+    /// What a model reads of a window.
+    pub(in crate::model) fn tokens(self, text: &[u32], range: Range<usize>) -> Vec<u32> {
+        [self.begin.as_slice(), &text[range]].concat()
     }
 }
 
@@ -107,7 +125,7 @@ mod tests {
         {
             let mut times = vec![0; tokens];
             let mut firsts = vec![];
-            for (range, count) in (Windows { window, stride }).of(tokens) {
+            for (range, count) in (Windows { window, stride, begin: None }).of(tokens) {
                 assert!(range.len() <= window && count < range.len(), "{range:?} {count}");
                 times[range.end - count..range.end].iter_mut().for_each(|times| *times += 1);
                 firsts.push(range.start);
@@ -117,6 +135,25 @@ mod tests {
                 let is_lost = token == 0 || (firsts.contains(&token) && stride == window);
                 assert_eq!(times, usize::from(!is_lost), "token {token} of {tokens}, {window} by {stride}");
             }
+        }
+    }
+
+    #[test]
+    fn behind_a_token_that_windows_begin_with_every_token_is_scored() {
+        for (tokens, window, stride) in
+            [(10, 4, 4), (10, 4, 2), (10, 4, 3), (9, 4, 1), (1, 4, 4), (2, 2, 2), (5, 2, 1), (33, 32, 7)]
+        {
+            let windows = Windows { window, stride, begin: Some(7) };
+            let text: Vec<u32> = (100..100 + tokens as u32).collect();
+            let mut times = vec![0; tokens];
+            for (range, count) in windows.of(tokens) {
+                let read = windows.tokens(&text, range.clone());
+                assert!(read.len() <= window && count < read.len() && read[0] == 7, "{range:?} {count}");
+                times[range.end - count..range.end].iter_mut().for_each(|times| *times += 1);
+            }
+            assert_eq!(times, vec![1; tokens], "{tokens}, {window} by {stride}");
+            assert_eq!(windows.text(&[7, 1, 7]), [1, 7]);
+            assert_eq!(windows.text(&[1, 7]), [1, 7]);
         }
     }
 }
