@@ -39,6 +39,7 @@ Examples:
   twofour convert llama-2of4-w4a16-marlin24/ -o llama/ --to twofour
   twofour convert pruned/ -o archive/ --to sparse-24-bitmask
   twofour convert int4/ -o for-vllm/ --to pack-quantized
+  twofour convert pruned/ -o fp8/ --to float-quantized
   twofour convert llama-2-7b/ -o llama-2-7b-24/ --mask mask_compressed.npz
 
 Other commands read GGUF and torch.save files as they are: twofour generate model.gguf, twofour prune model.gguf -o \
@@ -73,6 +74,11 @@ enum Target {
     Sparse24Bitmask,
     /// Of compressed-tensors, for every vLLM: int4 and int8, dense with zeros, without a sparsity_config
     PackQuantized,
+    /// Of compressed-tensors, vLLM with a scale for each row: int8 of twofour quantize, 2:4 or dense
+    IntQuantized,
+    /// Of compressed-tensors, vLLM: the weights of linear layers, 2:4 or dense, rounded to fp8 (E4M3) with a scale for
+    /// each row
+    FloatQuantized,
     /// Of compressed-tensors up to 0.14, vLLM up to 0.14: int4 and int8
     #[value(name = "marlin-24")]
     Marlin24,
@@ -125,6 +131,8 @@ impl ConvertModel {
             }
             Target::Sparse24Bitmask => export(convert, ExportFormat::Sparse24Bitmask)?,
             Target::PackQuantized => export(convert, ExportFormat::PackQuantized)?,
+            Target::IntQuantized => export(convert, ExportFormat::IntQuantized)?,
+            Target::FloatQuantized => export(convert, ExportFormat::FloatQuantized)?,
             Target::Marlin24 => export(convert, ExportFormat::Marlin24)?,
             Target::GptqMarlin24 => export(convert, ExportFormat::GptqMarlin24)?,
         };

@@ -10,10 +10,10 @@ use super::{
         CompressedInfo, Item, Kept, Operation, Plan, Planned, PlannedTensor, Reader, StoredDType, TensorInfo,
         ValueFormat, Writer, unique::quoted,
     },
-    bitmask, bytes, packed,
+    bitmask, bytes, naive, packed,
 };
 use crate::{
-    Arithmetic, Compressed, Error, MatrixRef, Result,
+    Arithmetic, Compressed, DataType, Error, MatrixRef, Result,
     int4::Granularity,
     layout::marlin::{self, Bits},
     match_element,
@@ -30,6 +30,11 @@ pub enum ExportFormat {
     /// `pack-quantized` of compressed-tensors, dense with zeros, without the `sparsity_config` that loaders refuse:
     /// int4 and int8.
     PackQuantized,
+    /// `int-quantized` of compressed-tensors, dense with zeros: int8, 2:4 or dense.
+    IntQuantized,
+    /// `float-quantized` of compressed-tensors, dense with zeros: floats, 2:4 or dense, which are rounded to 8 bits (E4M3)
+    /// with a scale for each row.
+    FloatQuantized,
     /// `marlin-24` of compressed-tensors, which vLLM up to 0.14 runs: int4 and int8.
     Marlin24,
     /// `marlin_24` of GPTQ, which vLLM up to 0.14 runs: int4 and int8.
@@ -38,9 +43,11 @@ pub enum ExportFormat {
 
 impl ExportFormat {
     /// Every format.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 6] = [
         ExportFormat::Sparse24Bitmask,
         ExportFormat::PackQuantized,
+        ExportFormat::IntQuantized,
+        ExportFormat::FloatQuantized,
         ExportFormat::Marlin24,
         ExportFormat::GptqMarlin24,
     ];
@@ -50,18 +57,21 @@ impl ExportFormat {
         match self {
             ExportFormat::Sparse24Bitmask => "sparse-24-bitmask",
             ExportFormat::PackQuantized => "pack-quantized",
+            ExportFormat::IntQuantized => "int-quantized",
+            ExportFormat::FloatQuantized => "float-quantized",
             ExportFormat::Marlin24 => "marlin-24",
             ExportFormat::GptqMarlin24 => "gptq-marlin-24",
         }
     }
 
-    /// The ends of the names of a weight's tensors: values, scales or bits, metadata or shape.
-    fn ends(self) -> [&'static str; 3] {
+    /// The ends of the names of a weight's tensors: values, scales or bits, and, where there are such, metadata or shape.
+    fn ends(self) -> &'static [&'static str] {
         match self {
-            ExportFormat::Sparse24Bitmask => ["compressed", "bitmask", "shape"],
-            ExportFormat::PackQuantized => ["weight_packed", "weight_scale", "weight_shape"],
-            ExportFormat::Marlin24 => ["weight_packed", "scale_packed", "meta"],
-            ExportFormat::GptqMarlin24 => ["B_24", "s", "B_meta"],
+            ExportFormat::IntQuantized | ExportFormat::FloatQuantized => &["weight", naive::SCALES],
+            ExportFormat::Sparse24Bitmask => &["compressed", "bitmask", "shape"],
+            ExportFormat::PackQuantized => &["weight_packed", "weight_scale", "weight_shape"],
+            ExportFormat::Marlin24 => &["weight_packed", "scale_packed", "meta"],
+            ExportFormat::GptqMarlin24 => &["B_24", "s", "B_meta"],
         }
     }
 }
@@ -82,8 +92,9 @@ impl FromStr for ExportFormat {
     }
 }
 
-/// Writes 2:4 weights in a format of another tool: compressed ones, and chosen dense ones that are 2:4 along their rows,
-/// where the format has weights of floats. Everything else is copied. The `config.json` of a directory says what that
+/// Writes weights in a format of another tool: compressed ones, and chosen dense ones that are 2:4 along their rows,
+/// where the format has weights of floats; with [`ExportFormat::FloatQuantized`] all chosen dense ones, with
+/// [`ExportFormat::IntQuantized`] [dense integers](Reader::is_dense_int8). Everything else is copied. The `config.json` of a directory says what that
 /// tool has it say.
 ///
 /// Memory holds one weight.
@@ -134,6 +145,14 @@ impl Operation for Export<'_> {
     type Change = Exported;
 
     fn plan(&mut self, reader: &Reader, item: Item<'_>, plan: &mut Plan) -> Result<Planned<()>> {
+        if let Some(module) = self.scales_of(reader, item.name()) {
+            plan.tensor(PlannedTensor::new(
+                format!("{module}.{}", naive::SCALES),
+                StoredDType::F32,
+                [item.shape().iter().product(), 1],
+            ));
+            return Ok(Planned::Change(()));
+        }
         let [rows, cols] = match (item, item.shape().as_slice()) {
             (_, &[rows, cols]) => [rows, cols],
             (_, shape) => {
@@ -160,7 +179,10 @@ impl Operation for Export<'_> {
             )));
         };
         let scheme = self.scheme(format, [rows, cols]).map_err(fault)?;
-        for tensor in tensors(self.format, &name, format, [rows, cols]) {
+        // The scales of dense integers are an item of their own.
+        let is_dense = matches!(item, Item::Plain(_)) && self.format == ExportFormat::IntQuantized;
+        let parts = if is_dense { 1 } else { self.format.ends().len() };
+        for tensor in tensors(self.format, &name, format, [rows, cols]).into_iter().take(parts) {
             plan.tensor(tensor);
         }
         self.zeros += rows * cols / 2;
@@ -169,17 +191,31 @@ impl Operation for Export<'_> {
     }
 
     fn write(&mut self, reader: &Reader, item: Item<'_>, (): (), writer: &mut Writer) -> Result<Exported> {
+        if let Some(module) = self.scales_of(reader, item.name()) {
+            writer.write(&format!("{module}.{}", naive::SCALES), &reader.tensor(item.name())?.bytes()?)?;
+            return Ok(Exported { format: self.format });
+        }
         let name = module(item.name()).unwrap_or_default();
+        let is_float8 = self.format == ExportFormat::FloatQuantized;
         let parts = match item {
-            Item::Plain(tensor) => floats(reader, tensor)?,
+            Item::Plain(tensor) if is_float8 => float8_of_plain(reader, tensor)?,
+            Item::Plain(tensor) if self.format == ExportFormat::IntQuantized => {
+                vec![reader.tensor(&tensor.name)?.bytes()?.to_vec()]
+            }
+            Item::Plain(tensor) => floats(reader, tensor)?.to_vec(),
             Item::Compressed(weight) => match weight.format {
+                ValueFormat::Plain(dtype) if is_float8 => match_element!(dtype, |T| {
+                    let dense = reader.compressed::<T>(&weight.name)?.to_dense();
+                    naive::encode_float8(MatrixRef::new(weight.rows, weight.cols, &dense)?)
+                })
+                .map_err(|error| error.in_tensor(&weight.name))?,
                 ValueFormat::Plain(dtype) => {
-                    match_element!(dtype, |T| Ok(bitmask::encode(&reader.compressed::<T>(&weight.name)?)))?
+                    match_element!(dtype, |T| Ok(bitmask::encode(&reader.compressed::<T>(&weight.name)?).to_vec()))?
                 }
                 _ => integers(self.format, reader, weight)?,
             },
         };
-        for (end, bytes) in self.format.ends().into_iter().zip(&parts) {
+        for (end, bytes) in self.format.ends().iter().zip(&parts) {
             writer.write(&format!("{name}.{end}"), bytes)?;
         }
         Ok(Exported { format: self.format })
@@ -189,29 +225,47 @@ impl Operation for Export<'_> {
         if self.modules.is_empty() {
             let reason = match self.format {
                 ExportFormat::Sparse24Bitmask => "no weight is 2:4 along its rows; prune the model first".to_owned(),
+                ExportFormat::FloatQuantized => "no weight of a linear layer is of floats".to_owned(),
+                ExportFormat::IntQuantized => "no weight is in 8-bit integers; quantize the model first".to_owned(),
                 _ => format!("no weight is 2:4 in 4 or 8 bits, as {} has them; quantize the model first", self.format),
             };
             return Err(Error::Format { path: reader.path().to_owned(), reason });
         }
         match self.format {
             ExportFormat::Sparse24Bitmask => Ok(Some(self.sparsity())),
-            ExportFormat::PackQuantized | ExportFormat::Marlin24 => Ok(Some(self.groups())),
+            ExportFormat::PackQuantized
+            | ExportFormat::IntQuantized
+            | ExportFormat::FloatQuantized
+            | ExportFormat::Marlin24 => Ok(Some(self.groups())),
             ExportFormat::GptqMarlin24 => self.gptq(reader).map(Some),
         }
     }
 }
 
 impl Export<'_> {
+    /// The module of which a tensor is the scales, beside a dense matrix of integers that is written as it is.
+    fn scales_of(&self, reader: &Reader, name: &str) -> Option<String> {
+        let weight = name.strip_suffix(".scales").filter(|_| self.format == ExportFormat::IntQuantized)?;
+        module(weight).filter(|_| reader.is_dense_int8(weight))
+    }
+
     /// The value format of a dense tensor that is written, or why it is copied.
     fn of_plain(&self, reader: &Reader, tensor: &TensorInfo) -> Result<std::result::Result<ValueFormat, Kept>> {
         if reader.is_dense_int8(&tensor.name) {
+            if self.format == ExportFormat::IntQuantized {
+                return Ok(Ok(ValueFormat::ScaledI8));
+            }
             let reason = "it is dense, in 8-bit integers with a scale for each row, which the format does not have; \
                           decompress it first";
             return Err(fault(reader, &tensor.name, reason.to_owned()));
         }
         let is_weight = !tensor.shape.contains(&0) && module(&tensor.name).is_some();
         let Some(dtype) = tensor.dtype.element().filter(|_| is_weight) else { return Ok(Err(Kept::NotAMatrix)) };
+        const FLOATS: [DataType; 3] = [DataType::F32, DataType::F16, DataType::BF16];
         let is_chosen = (self.which)(tensor);
+        if self.format == ExportFormat::FloatQuantized && FLOATS.contains(&dtype) {
+            return Ok(if is_chosen { Ok(ValueFormat::Plain(dtype)) } else { Err(Kept::NotChosen) });
+        }
         if is_chosen && self.format == ExportFormat::GptqMarlin24 {
             let reason = "it is dense, and gptq-marlin-24 has no list of layers that are; write the model as marlin-24";
             return Err(fault(reader, &tensor.name, reason.to_owned()));
@@ -247,10 +301,26 @@ impl Export<'_> {
                             pack-quantized, or decompress the model first"
                     .to_owned());
             }
+            (ExportFormat::FloatQuantized, Some(_)) => {
+                return Err("it is in integers, and float-quantized has 8-bit floats; write it as int-quantized or \
+                            pack-quantized, or decompress the model first"
+                    .to_owned());
+            }
+            (ExportFormat::FloatQuantized, None) => {
+                return Ok(Scheme { bits: Some(Bits::Eight), columns: None });
+            }
+            (ExportFormat::IntQuantized, Some(Bits::Four)) => {
+                return Err(
+                    "it is in 4 bits, and int-quantized has scales for integers of 8; write it as pack-quantized"
+                        .to_owned(),
+                );
+            }
             (_, None) => {
                 return Err(format!("{name} has weights of 4 and 8 bits with scales; quantize the model first"));
             }
-            (ExportFormat::PackQuantized, Some(_)) => multiple("columns", cols, columns.unwrap_or(1))?,
+            (ExportFormat::PackQuantized | ExportFormat::IntQuantized, Some(_)) => {
+                multiple("columns", cols, columns.unwrap_or(1))?
+            }
             (ExportFormat::Marlin24 | ExportFormat::GptqMarlin24, Some(_)) => {
                 multiple("rows", rows, 128)?;
                 multiple("columns", cols, 128)?;
@@ -303,18 +373,25 @@ impl Export<'_> {
             }
         }
         let is_one = schemes.len() == 1;
+        let kind = if self.format == ExportFormat::FloatQuantized { "float" } else { "int" };
+        // vLLM multiplies 8 bits with 8 bits: activations are rounded too, each token by a scale of its own.
+        let rounds = matches!(self.format, ExportFormat::IntQuantized | ExportFormat::FloatQuantized);
+        let activations = |columns: Option<usize>| match rounds && columns.is_none() {
+            true => json!({"num_bits": 8, "type": kind, "symmetric": true, "strategy": "token", "dynamic": true}),
+            false => Value::Null,
+        };
         let group = |(Scheme { bits, columns }, modules): &(Scheme, Vec<&String>)| {
             json!({
                 "targets": if is_one { json!(["Linear"]) } else { json!(modules) },
                 "weights": {
                     "num_bits": bits.map(Bits::count),
-                    "type": "int",
+                    "type": kind,
                     "symmetric": true,
                     "strategy": if columns.is_some() { "group" } else { "channel" },
                     "group_size": columns,
                     "dynamic": false,
                 },
-                "input_activations": null,
+                "input_activations": activations(*columns),
                 "output_activations": null,
             })
         };
@@ -364,7 +441,7 @@ fn fault(reader: &Reader, name: &str, reason: String) -> Error {
 }
 
 /// The tensors of a weight.
-fn tensors(format: ExportFormat, module: &str, values: ValueFormat, [rows, cols]: [usize; 2]) -> [PlannedTensor; 3] {
+fn tensors(format: ExportFormat, module: &str, values: ValueFormat, [rows, cols]: [usize; 2]) -> Vec<PlannedTensor> {
     let (bits, granularity) = match values {
         ValueFormat::Int4(granularity) => (Bits::Four, granularity),
         ValueFormat::GroupedI8(granularity) => (Bits::Eight, granularity),
@@ -373,25 +450,31 @@ fn tensors(format: ExportFormat, module: &str, values: ValueFormat, [rows, cols]
     let scales = granularity.scales_per_row(cols);
     let scale_dtype = if values == ValueFormat::ScaledI8 { StoredDType::F32 } else { StoredDType::F16 };
     let shapes = match format {
-        ExportFormat::Sparse24Bitmask => [
+        ExportFormat::IntQuantized => {
+            vec![(StoredDType::I8, [rows, cols].to_vec()), (scale_dtype, [rows, scales].to_vec())]
+        }
+        ExportFormat::FloatQuantized => {
+            let scale_dtype = if values.stored() == StoredDType::BF16 { StoredDType::BF16 } else { StoredDType::F32 };
+            vec![(StoredDType::F8E4M3, [rows, cols].to_vec()), (scale_dtype, [rows, 1].to_vec())]
+        }
+        ExportFormat::Sparse24Bitmask => vec![
             (values.stored(), [rows, cols / 2].to_vec()),
             (StoredDType::U8, [rows, cols.div_ceil(8)].to_vec()),
             (StoredDType::I64, [2, 1].to_vec()),
         ],
-        ExportFormat::PackQuantized => [
+        ExportFormat::PackQuantized => vec![
             (StoredDType::I32, [rows, packed::words_per_row(cols, bits.count())].to_vec()),
             (scale_dtype, [rows, scales].to_vec()),
             (StoredDType::I64, [2].to_vec()),
         ],
-        ExportFormat::Marlin24 | ExportFormat::GptqMarlin24 => [
+        ExportFormat::Marlin24 | ExportFormat::GptqMarlin24 => vec![
             (StoredDType::I32, [cols / 32, 16 * rows / bits.per_word()].to_vec()),
             (StoredDType::F16, [scales, rows].to_vec()),
             (StoredDType::I16, [cols / 32, 2 * rows].to_vec()),
         ],
     };
-    let mut ends = format.ends().into_iter();
-    shapes
-        .map(|(dtype, shape)| PlannedTensor::new(format!("{module}.{}", ends.next().unwrap_or_default()), dtype, shape))
+    let ends = format.ends().iter().zip(shapes);
+    ends.map(|(end, (dtype, shape))| PlannedTensor::new(format!("{module}.{end}"), dtype, shape)).collect()
 }
 
 /// A dense matrix, compressed.
@@ -408,8 +491,21 @@ fn floats(reader: &Reader, tensor: &TensorInfo) -> Result<[Vec<u8>; 3]> {
     }
 }
 
+/// The bytes of the tensors of a dense matrix in 8-bit floats.
+fn float8_of_plain(reader: &Reader, tensor: &TensorInfo) -> Result<Vec<Vec<u8>>> {
+    let Some(dtype) = tensor.dtype.element() else {
+        return Err(Error::WrongDType { expected: StoredDType::F32, found: tensor.dtype }.in_tensor(&tensor.name));
+    };
+    let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
+    match_element!(dtype, |T| {
+        let elements = reader.tensor(&tensor.name)?.to_vec::<T>()?;
+        naive::encode_float8(MatrixRef::new(rows, cols, &elements)?)
+    })
+    .map_err(|error: Error| error.in_tensor(&tensor.name))
+}
+
 /// The bytes of the tensors of a weight of integers.
-fn integers(format: ExportFormat, reader: &Reader, weight: &CompressedInfo) -> Result<[Vec<u8>; 3]> {
+fn integers(format: ExportFormat, reader: &Reader, weight: &CompressedInfo) -> Result<Vec<Vec<u8>>> {
     let name = &weight.name;
     let fault = |reason: String| fault(reader, name, reason);
     let (integers, scales, bits, granularity) = match weight.format {
@@ -432,13 +528,16 @@ fn integers(format: ExportFormat, reader: &Reader, weight: &CompressedInfo) -> R
             ))
         })
     };
-    if format == ExportFormat::PackQuantized {
+    if matches!(format, ExportFormat::PackQuantized | ExportFormat::IntQuantized) {
         let stored = match weight.format {
             ValueFormat::ScaledI8 => bytes(&scales),
             _ => bytes(&halves()?),
         };
+        if format == ExportFormat::IntQuantized {
+            return Ok(vec![bytes(&integers.to_dense()), stored]);
+        }
         let shape = [integers.rows() as i64, integers.cols() as i64];
-        return Ok([bytes(&packed::pack(&integers, bits.count())), stored, bytes(&shape)]);
+        return Ok(vec![bytes(&packed::pack(&integers, bits.count())), stored, bytes(&shape)]);
     }
     let (words, meta) = marlin::encode(&integers, bits).map_err(|error| fault(error.to_string()))?;
     let (halves, rows) = (halves()?, integers.rows());
@@ -449,5 +548,5 @@ fn integers(format: ExportFormat, reader: &Reader, weight: &CompressedInfo) -> R
             halves[if groups > 1 { marlin::scale_row(place) } else { place } * groups + group]
         })
         .collect();
-    Ok([bytes(&words), bytes(&stored), bytes(&meta)])
+    Ok(vec![bytes(&words), bytes(&stored), bytes(&meta)])
 }

@@ -135,6 +135,9 @@ fn what_is_written_is_what_compressed_tensors_wrote() {
         ("pack-int4-group", ExportFormat::PackQuantized),
         ("pack-int8", ExportFormat::PackQuantized),
         ("pack-int8-group", ExportFormat::PackQuantized),
+        ("int8", ExportFormat::IntQuantized),
+        ("fp8", ExportFormat::FloatQuantized),
+        ("fp8-dense", ExportFormat::FloatQuantized),
         ("marlin-int4", ExportFormat::Marlin24),
         ("marlin-int4-group", ExportFormat::Marlin24),
         ("marlin-int8", ExportFormat::Marlin24),
@@ -149,6 +152,11 @@ fn what_is_written_is_what_compressed_tensors_wrote() {
             found.remove("layer.weight_scale");
         }
         assert_eq!(ours.keys().collect::<Vec<_>>(), theirs.keys().collect::<Vec<_>>(), "{name}");
+        // Zeros have no sign here.
+        if format == ExportFormat::FloatQuantized {
+            let codes = theirs.get_mut("layer.weight").map(|(_, _, codes)| codes);
+            codes.into_iter().flatten().filter(|code| **code == 0x80).for_each(|code| *code = 0);
+        }
         for (key, theirs) in theirs {
             assert!(ours[&key] == theirs, "{name}, {key}");
         }
@@ -178,7 +186,7 @@ fn what_is_written_is_what_compressed_tensors_wrote() {
 #[test]
 fn a_weight_comes_back_from_every_format_that_holds_it() {
     let folder = tempfile::tempdir().unwrap();
-    let mut written = 0;
+    let (mut written, mut rounded) = (0, 0);
     for (name, _, is_compressed) in MODELS {
         let input = directory(folder.path(), name);
         let canonical = folder.path().join("canonical.safetensors");
@@ -186,6 +194,18 @@ fn a_weight_comes_back_from_every_format_that_holds_it() {
         for format in ExportFormat::ALL {
             let out = folder.path().join(format!("{name}-{format}"));
             let answer = export(&input, &out, format);
+            if format == ExportFormat::FloatQuantized {
+                // It rounds: what it has written, it has rounded already.
+                let Ok(()) = answer else { continue };
+                let again = folder.path().join(format!("again of {name}"));
+                let back = folder.path().join(format!("floats of {name}"));
+                Convert::new(Reader::open(&out).unwrap().translated().unwrap()).run(&back, Decompress).unwrap();
+                export(&back, &again, format).unwrap();
+                let of = |out: &Path| tensors(&out.join("model.safetensors"))["layer.weight"].clone();
+                assert!(of(&again) == of(&out), "{name}");
+                rounded += 1;
+                continue;
+            }
             if !is_compressed {
                 assert!(answer.unwrap_err().to_string().contains("weight"), "{name}");
                 continue;
@@ -201,11 +221,64 @@ fn a_weight_comes_back_from_every_format_that_holds_it() {
             };
             assert!(!out.exists(), "{name} by {format}");
             let text = error.to_string();
-            let reasons = ["quantize the model first", "has scales", "multiple of", "disagree", "does not hold all"];
+            let reasons = [
+                "quantize the model first",
+                "it is in 4 bits",
+                "has scales",
+                "multiple of",
+                "disagree",
+                "does not hold all",
+            ];
             assert!(reasons.iter().any(|reason| text.contains(reason)) && text.contains("layer.weight"), "{text}");
         }
     }
-    assert_eq!(written, 23);
+    assert_eq!((written, rounded), (28, 10));
+}
+
+#[test]
+fn dense_integers_and_floats_of_eight_bits_are_written_with_a_scale_for_each_row() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("own");
+    fs::create_dir(&input).unwrap();
+    fs::write(input.join("config.json"), "{}").unwrap();
+    let path = input.join("model.safetensors");
+    let write = |plan: Vec<PlannedTensor>, parts: &[(&str, Vec<u8>)]| {
+        let mut writer = Writer::create(&path, Overwrite::Yes, plan, BTreeMap::new()).unwrap();
+        parts.iter().for_each(|(name, bytes)| writer.write(name, bytes).unwrap());
+        writer.finish().unwrap();
+    };
+    let out = |name: &str| folder.path().join(name);
+    let plan = vec![
+        PlannedTensor::new("layer.weight", StoredDType::I8, [2, 4]),
+        PlannedTensor::new("layer.weight.scales", StoredDType::F32, [2]),
+    ];
+    let (integers, scales) = (vec![1, 2, 3, 255, 4, 0, 6, 7], bytemuck::cast_slice(&[0.5f32, 0.25]).to_vec());
+    write(plan, &[("layer.weight", integers.clone()), ("layer.weight.scales", scales.clone())]);
+    export(&input, &out("int"), ExportFormat::IntQuantized).unwrap();
+    let found = tensors(&out("int").join("model.safetensors"));
+    assert_eq!(found["layer.weight"], (StoredDType::I8, vec![2, 4], integers));
+    assert_eq!(found["layer.weight_scale"], (StoredDType::F32, vec![2, 1], scales));
+    let refused = export(&input, &out("float"), ExportFormat::FloatQuantized).unwrap_err().to_string();
+    assert!(refused.contains("layer.weight") && !out("float").exists(), "{refused}");
+
+    let floats = [448.0f32, -1.0, 0.0, -0.0, 0.0, 0.0, 0.0, 0.0];
+    let plan = vec![PlannedTensor::new("layer.weight", StoredDType::F32, [2, 4])];
+    write(plan.clone(), &[("layer.weight", bytemuck::cast_slice(&floats).to_vec())]);
+    export(&input, &out("float"), ExportFormat::FloatQuantized).unwrap();
+    let found = tensors(&out("float").join("model.safetensors"));
+    assert_eq!(found["layer.weight"].2, [0x7E, 0xB8, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(found["layer.weight_scale"].2, bytemuck::cast_slice::<f32, u8>(&[1.0, 1.0]));
+    let config: Value = serde_json::from_slice(&fs::read(out("float").join("config.json")).unwrap()).unwrap();
+    let group = &config["quantization_config"]["config_groups"]["group_0"];
+    assert_eq!(
+        (&group["weights"]["type"], &group["input_activations"]["strategy"]),
+        (&json!("float"), &json!("token"))
+    );
+    let mut broken = floats;
+    broken[5] = f32::NAN;
+    write(plan, &[("layer.weight", bytemuck::cast_slice(&broken).to_vec())]);
+    let refused = export(&input, &out("broken"), ExportFormat::FloatQuantized).unwrap_err().to_string();
+    assert!(refused.contains("layer.weight") && refused.contains("row 1, column 1"), "{refused}");
 }
 
 #[test]
