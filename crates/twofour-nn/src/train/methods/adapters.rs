@@ -56,12 +56,8 @@ const ALPHA: OwnSetting = OwnSetting {
     elsewhere: ELSEWHERE,
 };
 
-const KIND: OwnSetting = OwnSetting {
-    key: "adapter",
-    kind: OwnKind::Word(&["lora", "lors", "spp"]),
-    default: None,
-    elsewhere: ELSEWHERE,
-};
+const KIND: OwnSetting =
+    OwnSetting { key: "adapter", kind: OwnKind::Word(&["lora", "lors", "spp"]), default: None, elsewhere: ELSEWHERE };
 
 /// The metadata key of a checkpoint's state beside factors, moments and masks.
 const STATE_KEY: &str = "twofour.adapters";
