@@ -48,7 +48,6 @@ SIMPLE = {
     "usize": "int",
     "Self": "Self",
     "Bound<'py, PyTuple>": "tuple[object, ...]",
-    "Given<'_>": "tuple[object, ...]",
 }
 
 #: numpy types of the elements of arrays.

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 import twofour
-from twofour.arrays import stores
 from twofour.arrays.stores import FORMS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn)
@@ -90,27 +89,6 @@ def test_products_are_those_of_the_dense_matrix(form, dtype):
     x = np.ones((2, 72), np.float32)
     array = twofour.Store.from_dense(dense(40, 72, 3), form, (16, 8) if form == "bsr" else None)
     assert np.allclose(array.linear(x), x @ dense(40, 72, 3).T, atol=1e-4)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_weight_is_made_ready_once_and_anew_where_its_values_were_written_to(form):
-    block, x = (16, 8) if form == "bsr" else None, np.ones((2, 72), np.float32)
-    store = twofour.Store.from_dense(torch.from_numpy(dense(40, 72, 3)), form, block)
-    first = store.linear(torch.from_numpy(x))
-    ready = stores._products[store][1]
-    assert torch.equal(store.linear(torch.from_numpy(x)), first) and stores._products[store][1] is ready
-    store.values.mul_(2)
-    assert torch.equal(store.linear(torch.from_numpy(x)), 2 * first)
-    with torch.inference_mode():
-        inferred = twofour.Store.from_dense(torch.from_numpy(dense(40, 72, 3)), form, block)
-        assert torch.equal(inferred.linear(torch.from_numpy(x)), first)
-        inferred.values.mul_(2)
-        assert torch.equal(inferred.linear(torch.from_numpy(x)), 2 * first)
-    array = twofour.Store.from_dense(dense(40, 72, 3), form, block)
-    array.linear(x)
-    for part in (array.starts, array.indices, array.values):
-        with pytest.raises(ValueError, match="read-only"):
-            part[:] = 0
 
 
 def test_coordinates_that_torch_has_twice_are_summed():

@@ -107,11 +107,34 @@ def set_tile_scheduler(scheduler: str) -> None:
     """
 
 def store_converted(
-    given: tuple[object, ...],
-    to: str,
+    form: str,
     block: tuple[int, int],
+    rows: int,
+    cols: int,
+    starts: npt.NDArray[np.int64],
+    indices: npt.NDArray[np.int64],
+    values: npt.NDArray[np.uint8],
+    dtype: str,
+    to: str,
+    to_block: tuple[int, int],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
     """The parts of a sparse matrix in another store, after those that it has were checked."""
+
+def store_linear(
+    form: str,
+    block: tuple[int, int],
+    rows: int,
+    cols: int,
+    starts: npt.NDArray[np.int64],
+    indices: npt.NDArray[np.int64],
+    values: npt.NDArray[np.uint8],
+    dtype: str,
+    x: npt.NDArray[np.uint8],
+    tokens: int,
+    bias: npt.NDArray[np.float32] | None,
+    out: npt.NDArray[np.uint8],
+) -> None:
+    """Writes `x · Wᵀ + bias` to `out`, for a sparse weight and `x` of `tokens` rows of its dtype."""
 
 def store_of_dense(
     matrix: npt.NDArray[np.uint8],
@@ -123,7 +146,17 @@ def store_of_dense(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
     """The parts of a dense matrix in a store."""
 
-def store_to_dense(given: tuple[object, ...], out: npt.NDArray[np.uint8]) -> None:
+def store_to_dense(
+    form: str,
+    block: tuple[int, int],
+    rows: int,
+    cols: int,
+    starts: npt.NDArray[np.int64],
+    indices: npt.NDArray[np.int64],
+    values: npt.NDArray[np.uint8],
+    dtype: str,
+    out: npt.NDArray[np.uint8],
+) -> None:
     """Writes the dense matrix of a sparse one to `out`."""
 
 def verdict(median: float, low: float, high: float) -> str:
@@ -271,18 +304,3 @@ class StepSwitch:
 
     def changes(self) -> list[float]:
         """The means of the last steps, oldest first."""
-
-@final
-class StoreProduct:
-    """A sparse weight that is made ready for products: its parts checked, its blocks packed."""
-
-    def __new__(cls, given: tuple[object, ...]) -> Self: ...
-
-    def linear(
-        self,
-        x: npt.NDArray[np.uint8],
-        tokens: int,
-        bias: npt.NDArray[np.float32] | None,
-        out: npt.NDArray[np.uint8],
-    ) -> None:
-        """Writes `x · Wᵀ + bias` to `out`, for `x` of `tokens` rows of the weight's dtype."""

@@ -31,8 +31,8 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(stores::store_of_dense, module)?)?;
     module.add_function(wrap_pyfunction!(stores::store_converted, module)?)?;
     module.add_function(wrap_pyfunction!(stores::store_to_dense, module)?)?;
+    module.add_function(wrap_pyfunction!(stores::store_linear, module)?)?;
     module.add_class::<layer_inputs::LayerInputs>()?;
-    module.add_class::<stores::StoreProduct>()?;
     module.add_class::<reader::FileReader>()?;
     module.add_class::<writer::FileWriter>()
 }

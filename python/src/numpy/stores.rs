@@ -21,45 +21,8 @@ use super::{
 /// Parts of a store: where lines begin (of coordinates the rows), indices, and the bytes of the values.
 type Parts<'py> = (Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<u8>>);
 
-/// A store as Python gives it: form, block, rows and columns, where lines begin, indices, the bytes of the values, and
-/// their dtype.
-#[derive(FromPyObject)]
-pub(super) struct Given<'py>(
-    String,
-    (usize, usize),
-    (usize, usize),
-    PyReadonlyArray1<'py, i64>,
-    PyReadonlyArray1<'py, i64>,
-    PyReadonlyArray1<'py, u8>,
-    String,
-);
-
-/// The parts of a store that was given, borrowed from Python.
-struct Borrowed<'a> {
-    form: Form,
-    shape: (usize, usize),
-    starts: &'a [i64],
-    indices: &'a [i64],
-    values: &'a [u8],
-    dtype: DataType,
-}
-
-impl Given<'_> {
-    fn borrowed(&self) -> PyResult<Borrowed<'_>> {
-        let Given(form, block, shape, starts, indices, values, dtype) = self;
-        Ok(Borrowed {
-            form: Form::named(form, *block)?,
-            shape: *shape,
-            starts: starts.as_slice()?,
-            indices: indices.as_slice()?,
-            values: values.as_slice()?,
-            dtype: dtype::named(dtype)?,
-        })
-    }
-}
-
 /// A kind of store.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy)]
 enum Form {
     Coo,
     Csr,
@@ -109,8 +72,13 @@ fn index<I: TryFrom<i64>>(part: &'static str, values: &[i64]) -> Result<Vec<I>> 
 }
 
 impl<T: Element> Stored<T> {
-    fn of_parts(given: &Borrowed<'_>) -> Result<Self> {
-        let &Borrowed { form, shape: (rows, cols), starts, indices, values, .. } = given;
+    fn of_parts(
+        form: Form,
+        (rows, cols): (usize, usize),
+        starts: &[i64],
+        indices: &[i64],
+        values: &[u8],
+    ) -> Result<Self> {
         let values = elements::<T>(values).into_owned();
         let (first, indices) = ("beginning", index("index", indices)?);
         Ok(match form {
@@ -163,37 +131,21 @@ impl<T: Element> Stored<T> {
     }
 }
 
-/// Writes the products with `[tokens, columns]` inputs, and a bias, to `[tokens, rows]` outputs, all as bytes.
-type Product = Box<dyn Fn(&[u8], usize, Option<&[f32]>, &mut [u8]) -> Result<()> + Send + Sync>;
-
-/// The product with a weight of so many rows.
-fn product<T: KernelElement>(
-    rows: usize,
-    linear: impl Fn(&[T], usize, Epilogue<'_>, &mut [T]) -> Result<()> + Send + Sync + 'static,
-) -> Product {
-    Box::new(move |x, tokens, bias, y| {
-        let mut out = vec![T::ZERO; tokens.saturating_mul(rows)];
-        linear(&elements::<T>(x), tokens, Epilogue { bias, ..Epilogue::default() }, &mut out)?;
-        store("products", &out, y)
-    })
-}
-
 impl<T: KernelElement> Stored<T> {
-    /// The product with this weight; blocks are packed.
-    fn into_product(self, rows: usize) -> Result<Product> {
-        Ok(match self {
-            Stored::Coo(coo) => product::<T>(rows, move |x, tokens, epilogue, y| coo.linear(x, tokens, epilogue, y)),
-            Stored::Csr(csr) => product::<T>(rows, move |x, tokens, epilogue, y| csr.linear(x, tokens, epilogue, y)),
-            Stored::Csc(csc) => product::<T>(rows, move |x, tokens, epilogue, y| csc.linear(x, tokens, epilogue, y)),
-            Stored::Bsr(bsr) => {
-                let packed = BlockSparseWeight::pack(&bsr)?;
-                product::<T>(rows, move |x, tokens, epilogue, y| packed.linear(x, tokens, epilogue, y))
-            }
-        })
+    fn linear(&self, x: &[u8], tokens: usize, bias: Option<&[f32]>, rows: usize, y: &mut [u8]) -> Result<()> {
+        let (x, epilogue) = (elements::<T>(x), Epilogue { bias, ..Epilogue::default() });
+        let mut out = vec![T::ZERO; tokens.saturating_mul(rows)];
+        match self {
+            Stored::Coo(coo) => coo.linear(&x, tokens, epilogue, &mut out),
+            Stored::Csr(csr) => csr.linear(&x, tokens, epilogue, &mut out),
+            Stored::Csc(csc) => csc.linear(&x, tokens, epilogue, &mut out),
+            Stored::Bsr(bsr) => BlockSparseWeight::pack(bsr)?.linear(&x, tokens, epilogue, &mut out),
+        }?;
+        store("products", &out, y)
     }
 }
 
-fn parts_of(py: Python<'_>, parts: Owned) -> Parts<'_> {
+fn given(py: Python<'_>, parts: Owned) -> Parts<'_> {
     (PyArray1::from_vec(py, parts.starts), PyArray1::from_vec(py, parts.indices), PyArray1::from_vec(py, parts.values))
 }
 
@@ -220,73 +172,104 @@ pub(super) fn store_of_dense<'py>(
     }
     let (dtype, form, bytes) = (dtype::named(dtype)?, Form::named(form, block)?, matrix.as_slice()?);
     let parts = unlocked(py, || match_element!(dtype, |T| of::<T>(bytes, rows, cols, form)))?;
-    Ok(parts_of(py, parts))
+    Ok(given(py, parts))
 }
 
 /// The parts of a sparse matrix in another store, after those that it has were checked.
 #[pyfunction]
+#[allow(clippy::too_many_arguments)]
 pub(super) fn store_converted<'py>(
     py: Python<'py>,
-    given: Given<'_>,
-    to: &str,
+    form: &str,
     block: (usize, usize),
+    rows: usize,
+    cols: usize,
+    starts: PyReadonlyArray1<'_, i64>,
+    indices: PyReadonlyArray1<'_, i64>,
+    values: PyReadonlyArray1<'_, u8>,
+    dtype: &str,
+    to: &str,
+    to_block: (usize, usize),
 ) -> PyResult<Parts<'py>> {
-    let (from, to) = (given.borrowed()?, Form::named(to, block)?);
+    let (dtype, form, to) = (dtype::named(dtype)?, Form::named(form, block)?, Form::named(to, to_block)?);
+    let (starts, indices, values) = (starts.as_slice()?, indices.as_slice()?, values.as_slice()?);
+    fn converted<T: Element>(stored: Stored<T>, same: bool, to: Form) -> Result<Owned> {
+        Ok(if same { stored } else { Stored::of_csr(stored.to_csr(), to)? }.parts())
+    }
+    let same = match (form, to) {
+        (Form::Bsr(block), Form::Bsr(other)) => block == other,
+        (form, to) => std::mem::discriminant(&form) == std::mem::discriminant(&to),
+    };
     let parts = unlocked(py, || {
-        match_element!(from.dtype, |T| {
-            let stored = Stored::<T>::of_parts(&from)?;
-            Ok(if from.form == to { stored } else { Stored::of_csr(stored.to_csr(), to)? }.parts())
+        match_element!(dtype, |T| {
+            let stored = Stored::<T>::of_parts(form, (rows, cols), starts, indices, values);
+            stored.and_then(|stored| converted(stored, same, to))
         })
     })?;
-    Ok(parts_of(py, parts))
+    Ok(given(py, parts))
 }
 
 /// Writes the dense matrix of a sparse one to `out`.
 #[pyfunction]
-pub(super) fn store_to_dense(py: Python<'_>, given: Given<'_>, mut out: PyReadwriteArray1<'_, u8>) -> PyResult<()> {
-    let (given, out) = (given.borrowed()?, out.as_slice_mut()?);
+#[allow(clippy::too_many_arguments)]
+pub(super) fn store_to_dense(
+    py: Python<'_>,
+    form: &str,
+    block: (usize, usize),
+    rows: usize,
+    cols: usize,
+    starts: PyReadonlyArray1<'_, i64>,
+    indices: PyReadonlyArray1<'_, i64>,
+    values: PyReadonlyArray1<'_, u8>,
+    dtype: &str,
+    mut out: PyReadwriteArray1<'_, u8>,
+) -> PyResult<()> {
+    let (dtype, form) = (dtype::named(dtype)?, Form::named(form, block)?);
+    let (starts, indices, values) = (starts.as_slice()?, indices.as_slice()?, values.as_slice()?);
+    let out = out.as_slice_mut()?;
     unlocked(py, || {
-        match_element!(given.dtype, |T| store("dense matrix", &Stored::<T>::of_parts(&given)?.to_dense()?, out))
+        match_element!(dtype, |T| {
+            let stored = Stored::<T>::of_parts(form, (rows, cols), starts, indices, values);
+            stored.and_then(|stored| store("dense matrix", &stored.to_dense()?, out))
+        })
     })
 }
 
-/// A sparse weight that is made ready for products: its parts checked, its blocks packed.
-#[pyclass(frozen, module = "twofour._native")]
-pub(super) struct StoreProduct(Product);
-
-#[pymethods]
-impl StoreProduct {
-    /// The weight of a store of float32, float16 or bfloat16.
-    #[new]
-    fn new(py: Python<'_>, given: Given<'_>) -> PyResult<Self> {
-        fn ready<T: KernelElement>(given: &Borrowed<'_>) -> Result<Product> {
-            Stored::<T>::of_parts(given)?.into_product(given.shape.0)
-        }
-        let name = &given.6;
-        let given = given.borrowed()?;
-        let ready = match given.dtype {
-            DataType::F32 => ready::<f32>,
-            DataType::F16 => ready::<f16>,
-            DataType::BF16 => ready::<bf16>,
-            _ => {
-                let reason = format!("a weight of {name} is not multiplied; float32, float16, bfloat16 are");
-                return Err(PyTypeError::new_err(reason));
-            }
+/// Writes `x · Wᵀ + bias` to `out`, for a sparse weight and `x` of `tokens` rows of its dtype.
+#[pyfunction]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn store_linear(
+    py: Python<'_>,
+    form: &str,
+    block: (usize, usize),
+    rows: usize,
+    cols: usize,
+    starts: PyReadonlyArray1<'_, i64>,
+    indices: PyReadonlyArray1<'_, i64>,
+    values: PyReadonlyArray1<'_, u8>,
+    dtype: &str,
+    x: PyReadonlyArray1<'_, u8>,
+    tokens: usize,
+    bias: Option<PyReadonlyArray1<'_, f32>>,
+    mut out: PyReadwriteArray1<'_, u8>,
+) -> PyResult<()> {
+    let (name, form) = (dtype, Form::named(form, block)?);
+    let (starts, indices, values) = (starts.as_slice()?, indices.as_slice()?, values.as_slice()?);
+    let (x, out) = (x.as_slice()?, out.as_slice_mut()?);
+    let bias = bias.as_ref().map(PyReadonlyArray1::as_slice).transpose()?;
+    let shape = (rows, cols);
+    macro_rules! linear {
+        ($type:ty) => {
+            unlocked(py, || {
+                let stored = Stored::<$type>::of_parts(form, shape, starts, indices, values);
+                stored.and_then(|stored| stored.linear(x, tokens, bias, rows, out))
+            })
         };
-        Ok(StoreProduct(unlocked(py, || ready(&given))?))
     }
-
-    /// Writes `x · Wᵀ + bias` to `out`, for `x` of `tokens` rows of the weight's dtype.
-    fn linear(
-        &self,
-        py: Python<'_>,
-        x: PyReadonlyArray1<'_, u8>,
-        tokens: usize,
-        bias: Option<PyReadonlyArray1<'_, f32>>,
-        mut out: PyReadwriteArray1<'_, u8>,
-    ) -> PyResult<()> {
-        let (x, out) = (x.as_slice()?, out.as_slice_mut()?);
-        let bias = bias.as_ref().map(PyReadonlyArray1::as_slice).transpose()?;
-        unlocked(py, || (self.0)(x, tokens, bias, out))
+    match dtype::named(name)? {
+        DataType::F32 => linear!(f32),
+        DataType::F16 => linear!(f16),
+        DataType::BF16 => linear!(bf16),
+        _ => Err(PyTypeError::new_err(format!("a weight of {name} is not multiplied; float32, float16, bfloat16 are"))),
     }
 }

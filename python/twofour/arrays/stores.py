@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from typing import Any
 
 import numpy as np
 
 from .. import _native
 from .bytes import Bytes, bytes_of, empty, is_tensor, returned, writable_bytes
-
-#: Of weights that were multiplied: the version of the tensor of values, and the weight ready for products.
-_products: weakref.WeakKeyDictionary[Store, tuple[int | None, _native.StoreProduct]] = weakref.WeakKeyDictionary()
 
 FORMS = ("coo", "csr", "csc", "bsr")
 
@@ -92,7 +88,7 @@ class Store:
         """The dense matrix, an array or tensor as the values are."""
         out = empty(self.shape, self.dtype, True) if is_tensor(self.values) else np.empty(self.shape, self.values.dtype)
         source = self._source()
-        _native.store_to_dense(self._parts(source), writable_bytes(out))
+        _native.store_to_dense(*self._parts(source), source.dtype, writable_bytes(out))
         return returned(out, source)
 
     def to(self, form: str, block: tuple[int, int] | None = None) -> Store:
@@ -103,8 +99,7 @@ class Store:
 
     def linear(self, x: Any, bias: Any = None):
         """``x @ W.T + bias`` on the CPU, for ``x`` of shape ``[..., cols]`` and of the dtype of the values: float32,
-        float16 or bfloat16. Products accumulate in float32. No gradient passes through. The first product makes the
-        weight ready and keeps it so; from then on arrays of parts are read-only.
+        float16 or bfloat16. Products accumulate in float32. No gradient passes through.
 
         Raises:
             ValueError: for another shape.
@@ -122,7 +117,8 @@ class Store:
         if bias is not None:
             bias = bias.detach().float().cpu().numpy() if is_tensor(bias) else np.asarray(bias, np.float32)
             bias = np.ascontiguousarray(bias)
-        self._product().linear(source.data, tokens, bias, writable_bytes(out))
+        weight = self._source()
+        _native.store_linear(*self._parts(weight), weight.dtype, source.data, tokens, bias, writable_bytes(out))
         return returned(out, source)
 
     @classmethod
@@ -225,22 +221,10 @@ class Store:
         return bytes_of(self.values, None if is_tensor(self.values) else self.dtype)
 
     def _parts(self, source: Bytes):
-        return self.form, self.block or (1, 1), self.shape, self.starts, self.indices, source.data, source.dtype
-
-    def _product(self) -> _native.StoreProduct:
-        """The weight ready for products. It is kept as long as nothing writes to the parts."""
-        if is_tensor(self.values):
-            version = None if self.values.is_inference() else self.values._version
-        else:
-            self.values.flags.writeable, version = False, 0
-        self.starts.flags.writeable = self.indices.flags.writeable = False
-        kept = _products.get(self)
-        if kept is None or version is None or kept[0] != version:
-            kept = _products[self] = version, _native.StoreProduct(self._parts(self._source()))
-        return kept[1]
+        return self.form, self.block or (1, 1), *self.shape, self.starts, self.indices, source.data
 
     def _convert(self, source: Bytes, form: str, block: tuple[int, int] | None):
-        return _native.store_converted(self._parts(source), form, block or (1, 1))
+        return _native.store_converted(*self._parts(source), source.dtype, form, block or (1, 1))
 
 
 def _block(form: str, block: tuple[int, int] | None) -> tuple[int, int] | None:
