@@ -1,5 +1,5 @@
 """The tables of docs/reference/pytorch-benchmarks.md, from `bench/results/*/python-*.json`: what
-`bench/python/{host,linear,int4,vit_step,ddp_step,gpt_study}.py` and the tutorial's example wrote."""
+`bench/python/{host,linear,int4,models,training,vit_step,ddp_step,gpt_study}.py` and the tutorial's example wrote."""
 
 import json
 import re
@@ -30,6 +30,28 @@ def host_table(folder):
     return f"**{found['machine']}**, torch {found['torch']}\n\n" + rows(
         ["call, 8 tokens of 64 features", "least", "median"], body
     )
+
+
+def transformers_table(folder):
+    """Whole models, and whole training steps of a GPT."""
+    found = read(folder, "models")
+    if found is None:
+        return ""
+    body = [
+        [
+            row["model"],
+            row["path"],
+            f"{row['batch']} x {row['tokens']}",
+            row["form"],
+            f"{row['dense_ms']:.2f} ms",
+            f"{row['ours_ms']:.2f} ms",
+            f"{row['speedup']:.2f}x",
+            f"{row['ours_bytes'] / row['dense_bytes']:.2f}",
+        ]
+        for row in found["rows"]
+    ]
+    head = ["model", "path", "batch x tokens", "form", "dense", "2:4", "dense over 2:4", "memory over dense"]
+    return f"**{found['machine']}**, torch {found['torch']}, commit {found['commit']}\n\n" + rows(head, body)
 
 
 def int4_table(folder):

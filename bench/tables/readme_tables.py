@@ -554,6 +554,10 @@ DOCUMENTS = {
         "python-host-table": ("python-host.json", python_tables.tables(python_tables.host_table)),
         "python-linear-table": ("python-linear.json", python_tables.tables(python_tables.linear_table)),
         "python-int4-table": ("python-int4.json", python_tables.tables(python_tables.int4_table)),
+        "python-transformers-table": (
+            "python-models.json",
+            python_tables.tables(python_tables.transformers_table),
+        ),
         "python-model-table": ("python-vit_step.json", python_tables.tables(python_tables.model_table)),
         "python-parallel-table": ("python-ddp_step.json", python_tables.tables(python_tables.parallel_table)),
         "python-study-table": ("python-gpt_study.json", python_tables.tables(python_tables.study_table)),
