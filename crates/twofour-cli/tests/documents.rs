@@ -78,6 +78,7 @@ fn compiled() -> BTreeSet<String> {
         twofour_nn::train,
     ];
     let methods = methods![
+        twofour_nn::train::methods::Method::ADAPTERS,
         twofour::Compressed::<f32>::from_pruned,
         twofour::Mask::density,
         twofour::Mask::flip_rate,

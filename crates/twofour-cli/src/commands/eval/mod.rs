@@ -11,7 +11,7 @@ use clap::Args;
 use serde::Serialize;
 use twofour::DataType;
 use twofour_cuda::Device;
-use twofour_nn::model::{EncoderCheckpoint, Perplexity, SavedModel, Tokenizer, Windows};
+use twofour_nn::model::{EncoderCheckpoint, Perplexity, SavedModel, Tokenizer, TransformerConfig, Windows};
 use twofour_transformer::engine::cuda::CudaEngine;
 
 use super::{model::ModelArguments, next, text};
@@ -23,10 +23,10 @@ use crate::{
 
 /// Measure a model: perplexity of a text, answers to questions, embeddings
 ///
-/// --text, for a decoder: The text is encoded whole and cut into windows. Each window begins with the token that the
-/// tokenizer puts before a text, such as <bos>, where it puts one there. Every token is scored once, in the first window
-/// that holds it, given the tokens before it in that window; the first token of a window has none and is not scored. A
-/// stride below the window gives every token at least WINDOW - STRIDE tokens before it.
+/// --text, for a decoder: The text is encoded whole and cut into windows. Every token is scored once, in the first
+/// window that holds it, given the tokens before it in that window; a window's first token has none and is not scored.
+/// A stride below the window gives every token at least WINDOW - STRIDE tokens before it. Of Gemma, which predicts badly
+/// without it, each window begins with <bos>.
 ///
 /// --text, for a BERT with a head for masked tokens: every token is masked once, together with every seventh token
 /// before and after it, and predicted from the others. The perplexity is that of these predictions; it is no decoder's.
@@ -117,16 +117,17 @@ pub(super) const PERPLEXITY: &str =
 /// The window where none is given, for models of a longer context.
 const WINDOW: usize = 2048;
 
-/// The windows that the options ask for, for a model of that context. Each begins with the token that the tokenizer puts
-/// before a text, if it puts one there.
+/// The windows that the options ask for. Each begins with the token that the tokenizer puts before a text, where the
+/// model needs it.
 pub(super) fn windows(
     (window, stride): (Option<usize>, Option<usize>),
-    context: usize,
+    model: &TransformerConfig,
     tokenizer: &Tokenizer,
 ) -> Result<Windows> {
+    let context = model.context();
     let window = window.unwrap_or(context.min(WINDOW));
-    let [before, _] = tokenizer.framing()?;
-    let windows = Windows { window, stride: stride.unwrap_or(window), begin: before.first().copied() };
+    let begin = if model.begins_windows() { tokenizer.framing()?[0].first().copied() } else { None };
+    let windows = Windows { window, stride: stride.unwrap_or(window), begin };
     windows.validate(context).map_err(|error| Usage(error.to_string()))?;
     Ok(windows)
 }
@@ -193,7 +194,7 @@ impl Eval {
 
     fn on_cpu(&self, text: &str, screen: &Screen) -> Result<Found> {
         let model = self.model.load()?;
-        let windows = windows((self.window, self.stride), model.decoder.config().context(), &model.tokenizer)?;
+        let windows = windows((self.window, self.stride), model.decoder.config(), &model.tokenizer)?;
         let tokens = text::encode(&model.tokenizer, text, screen)?;
         let (begin, mut progress) = (Instant::now(), screen.progress());
         let found = model.decoder.perplexity(&tokens, windows, &mut |done, total| {
@@ -205,7 +206,7 @@ impl Eval {
     fn on_gpu(&self, number: usize, text: &str, screen: &Screen) -> Result<Found> {
         let (saved, dtype) = self.model.open()?;
         let tokenizer = saved.tokenizer()?;
-        let windows = windows((self.window, self.stride), saved.config().context(), &tokenizer)?;
+        let windows = windows((self.window, self.stride), saved.config(), &tokenizer)?;
         let tokens = text::encode(&tokenizer, text, screen)?;
         let engine = CudaEngine::new(&Device::open(number)?, dtype)?;
         let mut model = saved.model(&engine, windows.window)?;

@@ -77,7 +77,7 @@ impl EvaluationOptions {
         }
         let text = text::read(path)?;
         let model = LanguageModel::load(SavedModel::locate(input))?;
-        let windows = eval::windows((self.window, self.stride), model.decoder.config().context(), &model.tokenizer)?;
+        let windows = eval::windows((self.window, self.stride), model.decoder.config(), &model.tokenizer)?;
         let (tokens, dtype) = (text::encode(&model.tokenizer, &text, screen)?, model.dtype);
         let (perplexity, _) = measure(screen, &model, &tokens, windows)?;
         Ok(Some(Before { text: path.clone(), tokens, windows, dtype, perplexity }))

@@ -39,7 +39,7 @@ impl Judge {
         let tokenizer = checkpoint.tokenizer()?;
         let mut tokens = text::encode(&tokenizer, &text::read(path)?, screen)?;
         tokens.truncate(most);
-        let windows = eval::windows((None, None), checkpoint.config().context(), &tokenizer)?;
+        let windows = eval::windows((None, None), checkpoint.config(), &tokenizer)?;
         if tokens.len() < 2 {
             return Err(Usage(format!("{}: one token or none, where two or more are scored", path.display())).into());
         }

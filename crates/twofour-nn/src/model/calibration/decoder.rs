@@ -111,6 +111,9 @@ impl BlockwiseCheckpoint for Checkpoint {
     }
 
     fn framing(&self, tokenizer: &Tokenizer) -> Result<[Vec<u32>; 2]> {
+        if !self.config().begins_windows() {
+            return Ok([vec![], vec![]]);
+        }
         let [before, _] = tokenizer.framing()?;
         Ok([before, vec![]])
     }

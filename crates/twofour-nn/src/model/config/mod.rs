@@ -437,6 +437,12 @@ impl TransformerConfig {
         }
     }
 
+    /// Whether every window of a text must begin with the token that texts begin with: of Gemma's models, which are
+    /// the ones whose embeddings are scaled. They predict badly without it.
+    pub fn begins_windows(&self) -> bool {
+        matches!(self.input, ModelInput::Tokens(TokenInput { scale: Some(_), .. }))
+    }
+
     /// The same with another longest sequence of tokens.
     #[must_use]
     pub fn with_context(mut self, context: usize) -> Self {

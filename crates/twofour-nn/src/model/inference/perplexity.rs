@@ -15,8 +15,8 @@ pub struct Windows {
     /// Tokens from the beginning of one window to that of the next; a larger number than a window has of the text means
     /// that windows do not overlap.
     pub stride: usize,
-    /// The token that each window begins with, as the model's texts do. Models that were trained with one, such as
-    /// Gemma's, predict badly without it.
+    /// The token that each window begins with, for models that predict badly without it
+    /// ([`TransformerConfig::begins_windows`](crate::model::TransformerConfig::begins_windows)).
     pub begin: Option<u32>,
 }
 
