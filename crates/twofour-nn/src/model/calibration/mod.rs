@@ -82,7 +82,7 @@ pub trait BlockwiseCheckpoint: fmt::Debug {
     /// [`TextError::Tokenizer`](crate::text::TextError::Tokenizer) where there is none, or a damaged one.
     fn tokenizer(&self) -> Result<Tokenizer>;
 
-    /// The tokens that the model reads before and after every text: of a Gemma <bos>, of other decoders none.
+    /// The tokens that the model reads before and after every text: of a Gemma `<bos>`, of other decoders none.
     ///
     /// # Errors
     /// Those of [`Tokenizer::framing`].
