@@ -262,7 +262,7 @@ fn what_a_method_keeps_is_rounded_in_the_same_pass() {
     let at = dir.path();
     fs::write(at.join("text.txt"), text()).unwrap();
     let model = checkpoint("llama");
-    let calibration = ["--calibration", "text.txt", "--samples", "12", "--length", "24"];
+    let calibration = ["--calibration", "text.txt", "--samples", "12", "--length", "24", "--compensate", "0.5"];
     let prune = |out: &str, more: &[&str]| {
         let arguments = ["prune", &model, "-o", out, "--method", "sparsegpt", "--json"];
         run(at, &[&arguments[..], &calibration, more].concat())
@@ -306,23 +306,21 @@ fn what_a_method_keeps_is_rounded_in_the_same_pass() {
     }
     let refused = |arguments: &[&str]| run(at, &[&["prune", &model, "-o", "no"], arguments].concat()).bad(2);
     assert!(refused(&["--quantize", "int8"]).contains("--calibration"));
-    // What is 2:4 already stays near to itself, as it does where each weight is rounded for itself. (That layers lose
-    // less than by that is tested beside the solver.)
+    // What is 2:4 already keeps its mask, and loses less than by rounding each weight for itself.
     let again = ["prune", "floats", "-o", "again", "--method", "magnitude", "--permute", "off", "--quantize", "int4"];
     run(at, &[&again[..], &calibration].concat()).good();
     run(at, &["quantize", "floats", "-o", "nearest", "--dtype", "int4"]).good();
     // Rounding alone is enough for a text to have an effect.
     let alone = ["prune", "floats", "-o", "alone", "--method", "magnitude", "--refit", "off"];
-    run(at, &[&alone[..], &calibration, &["--quantize", "int4"]].concat()).good();
-    assert!(run(at, &[&alone[..], &calibration].concat()).bad(2).contains("--quantize"));
-    // In lines of a few words.
-    let lines: Vec<String> = text().as_bytes().chunks(20).map(|line| String::from_utf8_lossy(line).into()).collect();
-    fs::write(at.join("lines.txt"), lines.join("\n")).unwrap();
-    let [again, nearest] = ["again", "nearest"].map(|model| {
-        let compare = ["eval", model, "--text", "lines.txt", "--window", "24", "--against", "floats", "--json"];
-        run(at, &compare).good().json()["mean_cosine"].as_f64().unwrap()
+    let alone = [&alone[..], &calibration[..6]].concat();
+    run(at, &[&alone[..], &["--quantize", "int4"]].concat()).good();
+    assert!(run(at, &alone).bad(2).contains("--quantize"));
+    let [floats, again, nearest] = ["floats", "again", "nearest"].map(|model| {
+        run(at, &["eval", model, "--text", "text.txt", "--window", "24", "--json"]).good().json()["perplexity"]
+            .as_f64()
+            .unwrap()
     });
-    assert!(again > 0.98 && nearest > 0.98, "cosines of hidden states: {again} {nearest}");
+    assert!((again / floats - 1.0).abs() < (nearest / floats - 1.0).abs(), "{floats} {again} {nearest}");
     assert!(refused(&["--group", "64"]).contains("--quantize"));
     let four_of_eight = ["--method", "sparsegpt", "--quantize", "int4", "--pattern", "4:8"];
     assert!(refused(&[&four_of_eight[..], &calibration].concat()).contains("2:4, not 4:8"));
@@ -446,7 +444,7 @@ fn a_low_rank_part_lies_beside_pruned_weights_as_an_adapter() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
     fs::write(at.join("text.txt"), text()).unwrap();
-    let calibration = ["--calibration", "text.txt", "--samples", "8", "--length", "24"];
+    let calibration = ["--calibration", "text.txt", "--samples", "8", "--length", "24", "--compensate", "0.5"];
     for (family, is_transposed) in [("llama", false), ("gpt2", true), ("bert", false)] {
         let model = checkpoint(family);
         let prune = |out: &str, more: &[&str]| {
@@ -454,7 +452,7 @@ fn a_low_rank_part_lies_beside_pruned_weights_as_an_adapter() {
         };
         let alone = prune("alone", &[]);
         let mut before = f64::INFINITY;
-        for rank in ["1", "4", "90%"] {
+        for rank in ["1", "4", "60%"] {
             let answer = prune("beside", &["--low-rank", "eora", "--rank", rank, "--force"]);
             let error = mean_error(&answer);
             assert!(error < mean_error(&alone) && error < before, "{family} {rank}: {error}, before {before}");
