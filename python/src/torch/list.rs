@@ -4,7 +4,7 @@ use std::{ffi::c_void, mem, ptr};
 
 use super::{Failure, Result, Tensor, shim::shim};
 
-/// A list. It does not own its tensors, which belong to whoever takes the list.
+/// A list that owns its own memory, but not its tensors: the one who takes the list owns them.
 pub(crate) struct List(*mut c_void);
 
 impl Drop for List {

@@ -142,7 +142,7 @@ pub(super) fn fastest(
     Ok(timed.min_by(|a, b| a.us.unwrap_or(f64::MAX).total_cmp(&b.us.unwrap_or(f64::MAX))))
 }
 
-/// Returns the medians of a few times of each launch, in microseconds. Launches take turns.
+/// Returns the median time of each launch, in microseconds. Rounds are interleaved.
 pub(super) fn interleaved_times(context: &LayerContext, launches: &[&dyn Fn() -> Result<()>]) -> Result<Vec<f64>> {
     let mut times = vec![[0.0; ROUNDS]; launches.len()];
     for round in 0..ROUNDS {
