@@ -14,6 +14,7 @@
 :func:`set_tile_scheduler`   for GPUs on which other kernels, such as NCCL's, run beside ours
 :func:`linear_layers`        the layers of a model that are worth pruning
 :func:`advise`               measured speed of 2:4 against dense for a model's layers
+:func:`low_rank_`            layers of a lower rank, by a budget, alone or beside 2:4; :func:`load_low_rank_` loads them
 :func:`quantize_`            integers of 8 or 4 bits beside 2:4, under the names of ``torchao.quantization``
 :func:`block_sparse_weight`  for ``twofour.sparsity.sparsify_``: weights of which whole blocks are zero
 ``twofour.sparse``           sparse tensors, under the names of ``torch.sparse``
@@ -43,6 +44,7 @@ _LAZY = {
     "Conv2d": "modules.convolution",
     "Int4Linear": "modules.int4",
     "LayerInputs": "arrays.layer",
+    "LowRankLinear": "modules.low_rank",
     "Linear": "modules.linear",
     "PartViolation": "arrays.verification",
     "Store": "arrays.stores",
@@ -56,7 +58,9 @@ _LAZY = {
     "install": "compat.install",
     "linear_layers": "modules.roles",
     "load_file": "files",
+    "load_low_rank_": "modules.low_rank",
     "load_model": "files",
+    "low_rank_": "modules.factoring",
     "prune": "arrays.pruning",
     "quantize_": "quantization",
     "save_file": "files",

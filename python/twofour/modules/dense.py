@@ -10,6 +10,7 @@ from . import sparse_weight
 from .conversion import SparseLayer, is_sparse, is_training_layer, replace
 from .convolution import _Convolution, _SemiSparse
 from .integers import IntegerLayer
+from .low_rank import LowRankLinear
 from .training import swap_semi_sparse_linear_with_linear
 
 
@@ -19,7 +20,7 @@ def to_dense(model: nn.Module) -> int:
     to ONNX and others that know nothing of this package require.
 
     The model computes what it computed in evaluation, within the rounding of dense products; integers become numbers of
-    the type that the layer returned, and the rounding of activations to 8 bits is gone. Memory grows to that of the
+    the type that the layer returned, factors their product, and the rounding of activations to 8 bits is gone. Memory grows to that of the
     dense model.
 
     Args:
@@ -31,7 +32,7 @@ def to_dense(model: nn.Module) -> int:
     Raises:
         ValueError: where ``model`` itself is such a layer: use its ``to_dense``.
     """
-    if isinstance(model, (SparseLayer, IntegerLayer, _Convolution, _SemiSparse)):
+    if isinstance(model, (SparseLayer, IntegerLayer, LowRankLinear, _Convolution, _SemiSparse)):
         raise ValueError(
             f"the model itself is a {type(model).__name__}, which cannot be replaced in place: use its to_dense()"
         )
@@ -39,11 +40,12 @@ def to_dense(model: nn.Module) -> int:
     swap_semi_sparse_linear_with_linear(model)
     layers = list(model.modules())
     inside = {id(layer.linear) for layer in layers if isinstance(layer, _Convolution)}
+    inside |= {id(part) for layer in layers if isinstance(layer, LowRankLinear) for part in layer.children()}
     pairs = []
     for layer in layers:
         if isinstance(layer, IntegerLayer):
             pairs.append((layer, _of_integers(layer)))
-        elif isinstance(layer, (SparseLayer, _Convolution, _SemiSparse)) and id(layer) not in inside:
+        elif isinstance(layer, (SparseLayer, LowRankLinear, _Convolution, _SemiSparse)) and id(layer) not in inside:
             pairs.append((layer, layer.to_dense()))
     replace(model, pairs)
     count += len(pairs)
