@@ -4,72 +4,36 @@
 
 mod support;
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::collections::BTreeMap;
 
 use serde_json::Value;
 use tempfile::TempDir;
-use twofour::{
-    calibration::StatisticKind,
-    file::{Overwrite, PlannedTensor, Reader, StoredDType, Writer},
-};
+use twofour::calibration::StatisticKind;
 use twofour_cuda::solve::GpuBackend;
 use twofour_nn::model::{
     Beside, BlockwiseCheckpoint, Calibration, Gathered as _, GpuRunner, Host, Replace, Runner, States, open_blockwise,
 };
 
-use support::device;
-
-/// Elements of a head: fewer the GPU's kernels do not have.
-const HEAD: usize = 32;
-
-/// A checkpoint of `TWOFOUR_CHECKPOINTS`, which a machine without the sources sets, or of the sources.
-fn directory(name: &str) -> PathBuf {
-    let of_sources = || Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoints");
-    std::env::var_os("TWOFOUR_CHECKPOINTS").map_or_else(of_sources, PathBuf::from).join(name)
-}
+use support::{
+    checkpoints::{self, HEAD, directory, scattered},
+    device,
+};
 
 /// A decoder of a family with heads of [`HEAD`] elements and random weights in f32.
 fn with_wide_heads(family: &str) -> TempDir {
-    let (from, folder) = (directory(family), tempfile::tempdir().unwrap());
-    let mut config: Value = serde_json::from_slice(&fs::read(from.join("config.json")).unwrap()).unwrap();
     let is_gpt2 = family == "gpt2";
-    if is_gpt2 {
-        config["n_embd"] = 128.into();
-    } else {
-        config["head_dim"] = HEAD.into();
-    }
-    fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
-    fs::copy(from.join("tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
-    let heads = |key: &str| config[key].as_u64().unwrap_or(0) as usize * HEAD;
-    let shape = |name: &str, shape: &[usize]| -> Vec<usize> {
-        let mut shape = shape.to_vec();
-        match name {
-            _ if is_gpt2 => shape.iter_mut().filter(|n| [16, 48].contains(n)).for_each(|n| *n *= 8),
-            _ if name.contains("q_proj") => shape[0] = heads("num_attention_heads"),
-            _ if name.contains("k_proj") || name.contains("v_proj") => shape[0] = heads("num_key_value_heads"),
-            _ if name.contains("o_proj") && shape.len() == 2 => shape[1] = heads("num_attention_heads"),
-            _ if name.contains("q_norm") || name.contains("k_norm") => shape[0] = HEAD,
-            _ => {}
-        }
-        shape
+    let change = |config: &mut Value| match is_gpt2 {
+        true => config["n_embd"] = 128.into(),
+        false => config["head_dim"] = HEAD.into(),
     };
-    let reader = Reader::open(&from).unwrap();
-    let tensors: Vec<(String, Vec<usize>)> =
-        reader.tensors().map(|tensor| (tensor.name.clone(), shape(&tensor.name, &tensor.shape))).collect();
-    let planned = tensors.iter().map(|(name, shape)| PlannedTensor::new(name, StoredDType::F32, shape.clone()));
-    let path = folder.path().join("model.safetensors");
-    let mut writer = Writer::create(path, Overwrite::No, planned.collect::<Vec<_>>(), BTreeMap::new()).unwrap();
-    for (index, (name, shape)) in tensors.iter().enumerate() {
-        let (mean, deviation) = if shape.len() == 1 { (0.8, 0.3) } else { (0.0, 0.2) };
-        let value = |at: usize| mean + deviation * ((at * 7919 + index * 104_729) as f32 * 0.618).sin();
-        writer.write_elements(name, &(0..shape.iter().product()).map(value).collect::<Vec<f32>>()).unwrap();
-    }
-    writer.finish().unwrap();
-    folder
+    checkpoints::rewritten(family, change, |config, index, name, shape| {
+        let shape: Vec<usize> = match is_gpt2 {
+            true => shape.iter().map(|n| if [16, 48].contains(n) { 8 * n } else { *n }).collect(),
+            false => checkpoints::with_wide_heads(config, name, shape),
+        };
+        let values = (0..shape.iter().product()).map(|at| scattered(index, &shape, at)).collect();
+        (shape, values)
+    })
 }
 
 /// Values in host memory.

@@ -3,6 +3,8 @@
 // Not every test needs all of it.
 #![allow(dead_code)]
 
+pub(crate) mod checkpoints;
+
 use twofour::DataType;
 use twofour_cuda::Device;
 use twofour_nn::{

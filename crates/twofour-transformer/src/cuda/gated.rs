@@ -51,12 +51,52 @@ pub fn gated_forward(
     let (dtype, count) = (x.dtype(), product(rows, width)?);
     let parameters = GatedParameters {
         x: x.at("the input", context, dtype, product(count, 2)?)?,
-        dy: 0,
         out: y.at("the result", context, dtype, count)?,
         count: count as u64,
         width: positive("the width of a gated activation", width)?,
+        ..GatedParameters::default()
     };
     run(context, gate, rows, &parameters, x)
+}
+
+/// The gate of gpt-oss: `gate · sigmoid(slope · gate) · (up + 1)`, of a gate of at most a limit, and of an `up` between
+/// it and its negative.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ClampedGate {
+    /// The slope.
+    pub slope: f32,
+    /// The limit.
+    pub limit: f32,
+}
+
+/// Computes `y` `[rows, width]` from the gates `x[:, ..width]` and from `up`, `x[:, width..]`, for `x` `[rows, 2 · width]`
+/// of f32, f16 or bf16.
+///
+/// # Errors
+/// Those of [`gated_forward`].
+pub fn clamped_gate_forward(
+    context: &LayerContext,
+    ClampedGate { slope, limit }: ClampedGate,
+    (rows, width): (usize, usize),
+    x: DeviceSlice<'_>,
+    y: DeviceSliceMut<'_>,
+) -> Result<()> {
+    let (dtype, count) = (x.dtype(), product(rows, width)?);
+    let kernels = Gated::of(context, dtype)?;
+    let parameters = GatedParameters {
+        x: x.at("the input", context, dtype, product(count, 2)?)?,
+        out: y.at("the result", context, dtype, count)?,
+        count: count as u64,
+        width: positive("the width of a gated activation", width)?,
+        slope,
+        limit,
+        ..GatedParameters::default()
+    };
+    if rows == 0 {
+        return Ok(());
+    }
+    // SAFETY: the slices have been found to be as long as the shape requires, and the stream is of their device.
+    unsafe { kernels.clamped(context.raw(), &parameters) }
 }
 
 /// Computes `dx` `[rows, 2 · width]`, the gradient of [`gated_forward`]'s input, from `dy` `[rows, width]`. `dx` must
@@ -79,6 +119,7 @@ pub fn gated_backward(
         out: dx.at("the input gradient", context, dtype, product(count, 2)?)?,
         count: count as u64,
         width: positive("the width of a gated activation", width)?,
+        ..GatedParameters::default()
     };
     run(context, gate, rows, &parameters, x)
 }

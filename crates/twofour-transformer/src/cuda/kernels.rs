@@ -26,6 +26,7 @@ use super::raw::{
     sgd::Sgd,
     softmax::Softmax,
     squared_error::SquaredError,
+    weighted_rows::WeightedRows,
 };
 
 macro_rules! loaded {
@@ -61,6 +62,7 @@ loaded! {
     Embeds(dtype: DataType);
     QuantizedGates(dtype: DataType);
     TokenNorms(dtype: DataType);
+    WeightedRows(dtype: DataType);
 }
 
 /// Returns the kernels of AdamW for gradients of a data type.

@@ -19,11 +19,12 @@
 //! | attention | [`attention_forward`], [`attention_backward`], [`attention_forward_projected`], [`attention_backward_projected`], [`prepare_attention`] |
 //! | attention over images, whole or in windows, with relative positions; neighbours in a grid; factors of columns | [`ImageAttention`], [`image_attention`], [`neighbours`], [`scale_rows`] |
 //! | activations | [`ElementFunction`], [`activation_forward`], [`activation_backward`] |
-//! | gated activations | [`Gate`], [`gated_forward`], [`gated_backward`] |
+//! | gated activations | [`Gate`], [`gated_forward`], [`gated_backward`], [`clamped_gate_forward`] |
 //! | losses | [`cross_entropy`], [`cross_entropy_loss`], [`distillation`], [`squared_error`] |
 //! | gradient norm and AdamW | [`clip_gradients`], [`StepSchedule`], [`adamw`], [`adamw_in_phase`], [`adamw_together`] |
 //! | gradient descent with momentum | [`sgd`] |
 //! | pruning to `N:4`, masks of any pattern | [`keep_of_four`], [`apply_mask`], [`apply_mask_in_place`] |
+//! | sums of rows with weights | [`RowSums`], [`weighted_rows`] |
 //! | the sources of all kernels | [`sources`] |
 //! | sums, copies, conversions, constants | [`add`], [`add_in_place`], [`copy`], [`convert`], [`fill`] |
 //!
@@ -49,6 +50,7 @@ mod sgd;
 mod shape;
 mod softmax;
 mod squared_error;
+mod weighted_rows;
 
 pub use activation::{activation_backward, activation_backward_in_place, activation_forward};
 pub use attention::{
@@ -56,7 +58,7 @@ pub use attention::{
     attention_forward, attention_forward_projected, attention_reads_projection, prepare_attention,
 };
 pub use embedding::{Embedding, embedding_forward, embedding_gradient};
-pub use gated::{Gate, gated_backward, gated_forward};
+pub use gated::{ClampedGate, Gate, clamped_gate_forward, gated_backward, gated_forward};
 pub use heads::{
     Rotary, SplitHeads, SplitHeadsMut, merge_heads, merge_heads_gradient, rotate, rotate_gradient, rotate_projection,
     rotate_projection_gradient, split_heads, split_heads_gradient,
@@ -78,3 +80,4 @@ pub use sgd::{SgdSettings, SgdTensors, sgd};
 pub use softmax::{softmax, softmax_gradient};
 pub use squared_error::squared_error;
 pub use twofour_cuda::raw::{adamw::AdamWSettings, elementwise::ElementFunction};
+pub use weighted_rows::{RowSums, weighted_rows};

@@ -19,12 +19,13 @@ use crate::{
 const PLAIN: ScoreOptions = ScoreOptions { window: None, scale: None, soft_cap: None };
 
 /// Sequences, heads, heads of keys, elements of a head, capacity; new tokens of each call; whether heads are rotated
-/// and normalized; what becomes of scores.
+/// and normalized; what becomes of scores; whether heads have sinks.
 struct Case {
     shape: CacheShape,
     counts: &'static [usize],
     turned: bool,
     scores: ScoreOptions,
+    sinks: bool,
 }
 
 /// Normalizes and rotates a head as the kernel is documented to.
@@ -63,6 +64,8 @@ impl Check for Case {
         let (cos, sin, gains) = (wide(&cos), wide(&sin), gains.map(|gain| wide(&gain)));
         let tables = self.turned.then_some((cos.as_slice(), sin.as_slice()));
         let of = |gain: usize| self.turned.then(|| gains[gain].as_slice());
+        let sinks = self.sinks.then(|| numbers::<f32>(heads, 13));
+        let sinks_there = sinks.as_ref().map(|sinks| up(context, sinks));
         // Every key and value so far, by sequence.
         let mut past: Vec<Vec<(Vec<f64>, Vec<f64>)>> = vec![vec![]; batch * kv_heads];
         let mut before = 0;
@@ -81,6 +84,7 @@ impl Check for Case {
                     epsilon: 1e-6,
                 }),
                 scores: self.scores,
+                sinks: sinks_there.as_ref().map(DeviceBuffer::as_slice),
                 keys: keys.as_slice_mut(),
                 values: values.as_slice_mut(),
                 out: out.as_slice_mut(),
@@ -113,7 +117,8 @@ impl Check for Case {
                         let scores: Vec<f64> = seen.iter().map(|(k, _)| dot(k)).collect();
                         let most = scores.iter().fold(f64::NEG_INFINITY, |m, s| m.max(*s));
                         let shares: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
-                        let sum: f64 = shares.iter().sum();
+                        let sink = sinks.as_ref().map_or(0.0, |sinks| (f64::from(sinks[query]) - most).exp());
+                        let sum = shares.iter().sum::<f64>() + sink;
                         for d in 0..head_dim {
                             expected.push(shares.iter().zip(seen).map(|(p, (_, v))| p * v[d]).sum::<f64>() / sum);
                         }
@@ -133,24 +138,32 @@ fn attention_over_a_cache_is_that_of_f64() {
     let cases = [
         // The first token alone, then one by one, then several; across a tile's end; heads alone and in groups of 2, 3,
         // 4, 7 and 8.
-        Case { shape: shape(1, 4, 4, 32, 80), counts: &[1, 1, 3, 60, 1, 1, 1], turned: false, scores: PLAIN },
-        Case { shape: shape(2, 4, 2, 64, 300), counts: &[70, 1, 1, 130, 1], turned: true, scores: PLAIN },
-        Case { shape: shape(3, 8, 2, 128, 520), counts: &[500, 1, 1, 5, 1], turned: true, scores: PLAIN },
-        Case { shape: shape(1, 6, 2, 64, 200), counts: &[128, 1, 63, 1], turned: false, scores: PLAIN },
-        Case { shape: shape(2, 14, 2, 64, 100), counts: &[64, 1, 1, 30, 1], turned: true, scores: PLAIN },
-        Case { shape: shape(1, 8, 1, 128, 100), counts: &[2, 1, 90, 1], turned: true, scores: PLAIN },
+        Case {
+            shape: shape(1, 4, 4, 32, 80),
+            counts: &[1, 1, 3, 60, 1, 1, 1],
+            turned: false,
+            scores: PLAIN,
+            sinks: false,
+        },
+        Case { shape: shape(2, 4, 2, 64, 300), counts: &[70, 1, 1, 130, 1], turned: true, scores: PLAIN, sinks: false },
+        Case { shape: shape(3, 8, 2, 128, 520), counts: &[500, 1, 1, 5, 1], turned: true, scores: PLAIN, sinks: false },
+        Case { shape: shape(1, 6, 2, 64, 200), counts: &[128, 1, 63, 1], turned: false, scores: PLAIN, sinks: false },
+        Case { shape: shape(2, 14, 2, 64, 100), counts: &[64, 1, 1, 30, 1], turned: true, scores: PLAIN, sinks: false },
+        Case { shape: shape(1, 8, 1, 128, 100), counts: &[2, 1, 90, 1], turned: true, scores: PLAIN, sinks: false },
         // Windows, within a tile and across tiles.
         Case {
             shape: shape(2, 4, 2, 32, 300),
             counts: &[1, 9, 60, 1, 1, 100, 1],
             turned: true,
             scores: ScoreOptions { window: Some(5), ..PLAIN },
+            sinks: false,
         },
         Case {
             shape: shape(1, 4, 1, 64, 400),
             counts: &[250, 1, 1, 100, 1],
             turned: false,
             scores: ScoreOptions { window: Some(130), ..PLAIN },
+            sinks: false,
         },
         // Scales and soft caps; heads of 256, alone and in groups of 2 and 3.
         Case {
@@ -158,17 +171,35 @@ fn attention_over_a_cache_is_that_of_f64() {
             counts: &[70, 1, 1, 90, 1],
             turned: true,
             scores: ScoreOptions { window: None, scale: Some(0.3), soft_cap: Some(0.8) },
+            sinks: false,
         },
         Case {
             shape: shape(1, 4, 2, 256, 300),
             counts: &[33, 1, 200, 1, 1],
             turned: true,
             scores: ScoreOptions { window: Some(70), scale: Some(0.0625), soft_cap: Some(50.0) },
+            sinks: false,
         },
-        Case { shape: shape(2, 3, 1, 256, 130), counts: &[1, 1, 64, 1, 60, 1], turned: false, scores: PLAIN },
-        Case { shape: shape(1, 2, 2, 256, 40), counts: &[31, 1, 1, 1], turned: false, scores: PLAIN },
+        Case {
+            shape: shape(2, 3, 1, 256, 130),
+            counts: &[1, 1, 64, 1, 60, 1],
+            turned: false,
+            scores: PLAIN,
+            sinks: false,
+        },
+        Case { shape: shape(1, 2, 2, 256, 40), counts: &[31, 1, 1, 1], turned: false, scores: PLAIN, sinks: false },
+        // Sinks, of a cache in one part and in several, with groups of heads and windows.
+        Case { shape: shape(1, 4, 4, 32, 60), counts: &[1, 1, 3, 40, 1], turned: false, scores: PLAIN, sinks: true },
+        Case {
+            shape: shape(2, 14, 2, 64, 700),
+            counts: &[64, 1, 500, 1, 1],
+            turned: true,
+            scores: ScoreOptions { window: Some(128), scale: Some(0.3), soft_cap: None },
+            sinks: true,
+        },
+        Case { shape: shape(1, 8, 1, 128, 900), counts: &[850, 1, 1], turned: true, scores: PLAIN, sinks: true },
         // Full at the end.
-        Case { shape: shape(1, 4, 1, 64, 65), counts: &[63, 1, 1], turned: true, scores: PLAIN },
+        Case { shape: shape(1, 4, 1, 64, 65), counts: &[63, 1, 1], turned: true, scores: PLAIN, sinks: false },
     ];
     for case in cases {
         for_each_type(&case);
@@ -195,6 +226,7 @@ fn a_graph_follows_the_position_in_device_memory() {
             rotary: None,
             norms: None,
             scores: PLAIN,
+            sinks: None,
             keys: keys.as_slice_mut(),
             values: values.as_slice_mut(),
             out: out.as_slice_mut(),

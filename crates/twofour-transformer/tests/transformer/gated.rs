@@ -3,7 +3,8 @@
 use twofour::Arithmetic;
 use twofour_cuda::layer::LayerContext;
 use twofour_transformer::cuda::{
-    ElementFunction, Gate, activation_backward, activation_forward, gated_backward, gated_forward,
+    ClampedGate, ElementFunction, Gate, activation_backward, activation_forward, clamped_gate_forward, gated_backward,
+    gated_forward,
 };
 
 use crate::{
@@ -89,4 +90,35 @@ impl Check for SquaredRelu {
 #[test]
 fn an_activation_by_itself_and_its_gradient_are_those_of_f64() {
     for_each_type(&SquaredRelu);
+}
+
+/// Rows and width of gpt-oss's gate.
+struct Clamped(usize, usize);
+
+impl Check for Clamped {
+    fn run<T: Arithmetic>(&self, context: &LayerContext, tolerance: f64) {
+        let Clamped(rows, width) = *self;
+        let x = numbers::<T>(rows * 2 * width, 1);
+        let (x_there, mut y) = (up(context, &x), unwritten::<T>(context, rows * width));
+        // Both bounds are reached.
+        let gate = ClampedGate { slope: 1.702, limit: 0.6 };
+        clamped_gate_forward(context, gate, (rows, width), x_there.as_slice(), y.as_slice_mut()).unwrap();
+        let (x, limit) = (wide(&x), f64::from(gate.limit));
+        let of = |row: &[f64]| -> Vec<f64> {
+            let joined = |(gate, up): (&f64, &f64)| {
+                let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
+                (up + 1.0) * gate / (1.0 + (-1.702 * gate).exp())
+            };
+            row[..width].iter().zip(&row[width..]).map(joined).collect()
+        };
+        let expected: Vec<f64> = x.chunks_exact(2 * width).flat_map(of).collect();
+        expect_close(&format!("[{rows}, {width}] {:?}", T::DTYPE), &y.to_host::<T>().unwrap(), &expected, tolerance);
+    }
+}
+
+#[test]
+fn a_clamped_gate_is_that_of_f64() {
+    for (rows, width) in [(1, 1), (3, 7), (9, 100)] {
+        for_each_type(&Clamped(rows, width));
+    }
 }

@@ -15,6 +15,7 @@ mod pointwise;
 mod reference;
 #[path = "../support/mod.rs"]
 mod support;
+mod weighted_rows;
 
 use half::{bf16, f16};
 use twofour::Arithmetic;

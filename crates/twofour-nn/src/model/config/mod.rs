@@ -470,7 +470,7 @@ impl TransformerConfig {
     /// The first option of a model that LLaMA and GPT-2 do not have, in words; none where it has none.
     pub(crate) fn beyond_llama(&self) -> Option<&'static str> {
         let AttentionConfig { scale, soft_cap, local_rope, .. } = self.attention;
-        if let Some(what) = self.cpu_only() {
+        if let Some(what) = self.untrainable() {
             return Some(what);
         }
         let embedding_scale = self.tokens().ok().and_then(|tokens| tokens.scale);
@@ -486,8 +486,8 @@ impl TransformerConfig {
         .find_map(|(has, what)| has.then_some(what))
     }
 
-    /// The first option of a model that only inference on the CPU has, in words; none where it has none.
-    pub(crate) fn cpu_only(&self) -> Option<&'static str> {
+    /// The first option of a model that training lacks, in words; none where it has none.
+    pub(crate) fn untrainable(&self) -> Option<&'static str> {
         [
             (self.experts.is_some(), "experts"),
             (self.attention.sinks, "sinks of attention"),

@@ -214,8 +214,8 @@ pub(in crate::model) fn expect_sequences(shape: BatchShape, context: usize) -> R
 /// pair of elements, and no tensor of a file vouches for them.
 pub(crate) fn expect_trainable(config: &TransformerConfig) -> Result<()> {
     const MOST_ANGLES: usize = 1 << 25;
-    if let Some(what) = config.cpu_only() {
-        let remedy = "run, score and prune such models on the CPU";
+    if let Some(what) = config.untrainable() {
+        let remedy = "run, score and prune such models";
         return Err(Error::Unsupported { engine: "training", what: what.into(), remedy });
     }
     let (context, head_dim) = (config.context(), config.attention.head_dim);

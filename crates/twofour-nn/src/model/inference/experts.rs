@@ -23,11 +23,10 @@ use crate::{
 /// The router and the experts of a layer.
 #[derive(Debug)]
 pub(crate) struct Experts<T: KernelElement> {
+    config: ExpertsConfig,
     router: Linear<T>,
     experts: Vec<HiddenLayer<T>>,
     shared: Option<Shared<T>>,
-    per_token: usize,
-    is_normalized: bool,
 }
 
 /// The expert that gets every token, with what scores it.
@@ -55,11 +54,10 @@ impl<T: KernelElement> Experts<T> {
         };
         let all = (0..experts.count).map(|expert| layer(format!("experts.{expert}"), experts.hidden));
         Ok(Experts {
+            config: experts.clone(),
             router: parts.linear(&format!("{at}.router"), (experts.count, config.width))?,
             experts: all.collect::<Result<_>>()?,
             shared: experts.shared.map(shared).transpose()?,
-            per_token: experts.per_token,
-            is_normalized: experts.is_normalized,
         })
     }
 
@@ -68,24 +66,11 @@ impl<T: KernelElement> Experts<T> {
         self.router.bytes() + self.experts.iter().map(HiddenLayer::bytes).sum::<usize>() + shared
     }
 
-    /// The tokens of each expert, and behind them those of the shared one, for inputs `x: [tokens, width]`. Of equal
-    /// scores the expert of the lower number comes first.
+    /// [`ExpertsConfig::route`] for inputs `x: [tokens, width]`.
     pub(crate) fn route(&self, x: &[T], tokens: usize) -> Result<Vec<Routed>> {
-        let mut routed = vec![vec![]; self.experts.len()];
-        let mut scores = widened(&self.router.forward(x, tokens, Activation::Identity)?);
-        for (token, scores) in scores.chunks_exact_mut(self.experts.len()).enumerate() {
-            softmax::in_place(scores);
-            let mut order: Vec<usize> = (0..scores.len()).collect();
-            order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
-            order.truncate(self.per_token);
-            let sum: f32 = if self.is_normalized { order.iter().map(|expert| scores[*expert]).sum() } else { 1.0 };
-            order.iter().for_each(|expert| routed[*expert].push((token, scores[*expert] / sum)));
-        }
-        if let Some(shared) = &self.shared {
-            let scores = widened(&shared.gate.forward(x, tokens, Activation::Identity)?);
-            routed.push(scores.iter().map(|score| 1.0 / (1.0 + (-score).exp())).enumerate().collect());
-        }
-        Ok(routed)
+        let scores = |layer: &Linear<T>| layer.forward(x, tokens, Activation::Identity).map(|scores| widened(&scores));
+        let shared = self.shared.as_ref().map(|shared| scores(&shared.gate)).transpose()?;
+        Ok(self.config.route(scores(&self.router)?, shared))
     }
 
     /// All hidden layers, the shared one last.
@@ -131,6 +116,25 @@ impl<T: KernelElement> Experts<T> {
             }
         }
         Ok(sums)
+    }
+}
+
+impl ExpertsConfig {
+    /// The tokens of each expert, and behind them those of the shared one, for the router's scores `[tokens, experts]`
+    /// and the scores of the shared one `[tokens]`. Of equal scores the expert of the lower number comes first.
+    pub(super) fn route(&self, mut scores: Vec<f32>, shared: Option<Vec<f32>>) -> Vec<Routed> {
+        let mut routed = vec![vec![]; self.count];
+        for (token, scores) in scores.chunks_exact_mut(self.count.max(1)).enumerate() {
+            softmax::in_place(scores);
+            let mut order: Vec<usize> = (0..scores.len()).collect();
+            order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+            order.truncate(self.per_token);
+            let sum: f32 = if self.is_normalized { order.iter().map(|expert| scores[*expert]).sum() } else { 1.0 };
+            order.iter().for_each(|expert| routed[*expert].push((token, scores[*expert] / sum)));
+        }
+        let sigmoid = |score: f32| 1.0 / (1.0 + (-score).exp());
+        routed.extend(shared.map(|scores| scores.into_iter().map(sigmoid).enumerate().collect()));
+        routed
     }
 }
 

@@ -84,6 +84,9 @@ pub struct CachedTokens<'a> {
     pub norms: Option<HeadNorms<'a>>,
     /// What becomes of scores.
     pub scores: ScoreOptions,
+    /// A score of each head that takes its share beside the keys' and has no value (gpt-oss), f32 `[heads]`. Neither
+    /// the scale nor the soft cap is applied to it.
+    pub sinks: Option<DeviceSlice<'a>>,
     /// The cached keys, `[batch, kv_heads, capacity, head_dim]`, which the new ones are appended to.
     pub keys: DeviceSliceMut<'a>,
     /// The cached values.
@@ -156,7 +159,7 @@ impl CachedAttention {
     pub fn run(&self, count: usize, tensors: CachedTokens<'_>) -> Result<()> {
         let (context, dtype) = (&self.context, self.dtype);
         let CacheShape { batch, heads, kv_heads, head_dim, capacity } = self.shape;
-        let CachedTokens { qkv, positions, rotary, norms, scores, keys, values, out } = tensors;
+        let CachedTokens { qkv, positions, rotary, norms, scores, sinks, keys, values, out } = tensors;
         let (tokens, cached) = (product(batch, count)?, self.shape.len()?);
         let of_token = product(heads + 2 * kv_heads, head_dim)?;
         let table = product(capacity, head_dim / 2)?;
@@ -183,6 +186,7 @@ impl CachedAttention {
                 head_dim,
             )?,
             key_gain: at_if(norms.as_ref().map(|n| &n.key), "the gain of keys", context, DataType::F32, head_dim)?,
+            sinks: at_if(sinks.as_ref(), "the sinks", context, DataType::F32, heads)?,
             partial: self.partial.as_slice().at("partial results", context, DataType::F32, self.partial.len())?,
             arrived: self.arrived.as_slice().at("counters", context, DataType::I32, self.arrived.len())?,
             batch: side("sequences", batch)?,

@@ -16,6 +16,7 @@ pub(crate) mod pointwise;
 pub(crate) mod sgd;
 pub(crate) mod softmax;
 pub(crate) mod squared_error;
+pub(crate) mod weighted_rows;
 
 use twofour_cuda::source::Source;
 
@@ -26,7 +27,7 @@ pub(crate) fn sources() -> Vec<Source> {
     let masks = keep_of_four::sources().into_iter().chain(masking::sources());
     let heads =
         heads::sources().into_iter().chain(softmax::sources()).chain(attention::sources()).chain(image::sources());
-    let elements = gated::sources().into_iter().chain(pointwise::sources());
+    let elements = gated::sources().into_iter().chain(pointwise::sources()).chain(weighted_rows::sources());
     let steps = [gradient_norm::source(), sgd::source()];
     rows.chain(masks).chain(heads).chain(elements).chain(steps).chain(decode::sources()).collect()
 }

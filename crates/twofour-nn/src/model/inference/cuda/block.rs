@@ -15,6 +15,7 @@ use twofour_transformer::{
 
 use super::{
     Build, CudaLinear, CudaNorm, FullAttention, Input,
+    feed_forward::{FeedForward, HiddenLayer},
     norm::Rows,
     stack::{CudaBlock as Around, CudaStack},
 };
@@ -64,7 +65,21 @@ impl CudaBlock {
             }
             NormPlace::Before | NormPlace::Around | NormPlace::Parallel => None,
         };
-        Ok(CudaBlock { stack: build.one_layer(index)?, index, behind, causal: RefCell::default() })
+        let block = CudaBlock { stack: build.one_layer(index)?, index, behind, causal: RefCell::default() };
+        block.hidden_layer()?;
+        Ok(block)
+    }
+
+    /// The hidden layer of the feed-forward block.
+    fn hidden_layer(&self) -> Result<&HiddenLayer> {
+        match &self.stack.layers[0].hidden {
+            FeedForward::Dense(layer) => Ok(layer),
+            FeedForward::Experts(_) => Err(Error::Unsupported {
+                engine: "calibration on a GPU",
+                what: "experts".into(),
+                remedy: "calibrate on the CPU",
+            }),
+        }
     }
 
     fn zeros(&self, len: usize) -> Result<DeviceBuffer> {
@@ -117,13 +132,13 @@ impl CudaBlock {
                 Ok((Some(self.attend(&qkv, tokens)?), None))
             }
             Role::Up => {
-                let up = self.product(&layer.up, h, (tokens, config.up_width()))?;
+                let up = self.product(&self.hidden_layer()?.up, h, (tokens, config.up_width()))?;
                 Ok((Some(self.hidden(&up, tokens)?), None))
             }
             Role::Out | Role::Down => {
                 let (linear, around, place) = match role {
                     Role::Out => (&layer.out, &layer.attention, 0),
-                    _ => (&layer.down, &layer.feed_forward, 1),
+                    _ => (&self.hidden_layer()?.down, &layer.feed_forward, 1),
                 };
                 let y = self.product(linear, h, (tokens, config.width))?;
                 let products = match shows_products {
@@ -161,7 +176,7 @@ impl CudaBlock {
             true => {
                 gated_forward(context, gate(feed_forward.activation)?, (tokens, feed_forward.hidden), from, to)?;
             }
-            false if self.stack.layers[0].up_activates => return Ok(up.copied(0..up.len())?),
+            false if self.hidden_layer()?.up_activates => return Ok(up.copied(0..up.len())?),
             false => activation_forward(context, element_function(feed_forward.activation), from, to)?,
         }
         Ok(hidden)
@@ -220,6 +235,7 @@ impl CudaBlock {
                     epsilon: config.norm.epsilon,
                 }),
                 scores: ScoreOptions { window, scale: config.attention.scale, soft_cap: config.attention.soft_cap },
+                sinks: layer.sinks.as_ref().map(DeviceBuffer::as_slice),
                 keys: causal.keys.as_slice_mut(),
                 values: causal.values.as_slice_mut(),
                 out: o.part(begin * outputs..(begin + count) * outputs)?,

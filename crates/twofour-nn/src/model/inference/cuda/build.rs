@@ -15,6 +15,7 @@ use twofour_cuda::{
 
 use super::{
     CudaInference, CudaLinear,
+    feed_forward::FeedForward,
     linear::into_dense,
     norm::CudaNorm,
     stack::{CudaBlock, CudaLayer, CudaStack},
@@ -177,6 +178,15 @@ impl<'a, T: KernelElement, P: Parts<T>> Build<'a, T, P> {
         linear.map_err(|error| naming(error, name))
     }
 
+    /// Linear layers of one input, with their shapes, as one whose outputs follow each other.
+    pub(super) fn joined(&self, layers: &[(String, (usize, usize))]) -> Result<CudaLinear> {
+        let mut all = vec![];
+        for (name, shape) in layers {
+            all.append(&mut self.parts.linear_parts(name, *shape).map_err(|error| naming(error, name))?);
+        }
+        Ok(CudaLinear::new(&self.context, all, Activation::Identity)?.0)
+    }
+
     /// The layers.
     pub(in crate::model) fn stack(self) -> Result<CudaStack> {
         let layers = (0..self.config.layers).map(|layer| self.layer(layer)).collect::<Result<_>>()?;
@@ -202,7 +212,8 @@ impl<'a, T: KernelElement, P: Parts<T>> Build<'a, T, P> {
 
     fn layer(&self, layer: usize) -> Result<CudaLayer> {
         let config = self.config;
-        let (width, head_dim) = (config.width, config.attention.head_dim);
+        let attention = &config.attention;
+        let (width, head_dim) = (config.width, attention.head_dim);
         let at = |part: &str| format!("blocks.{layer}.{part}");
         let plain = |name: &str, shape: (usize, usize)| -> Result<CudaLinear> {
             Ok(self.linear(&at(name), shape, Activation::Identity)?.0)
@@ -226,21 +237,16 @@ impl<'a, T: KernelElement, P: Parts<T>> Build<'a, T, P> {
             (NormPlace::After, 0) => ["embedding.norm".to_owned(), at("attn.norm")],
             (NormPlace::After, _) => [format!("blocks.{}.mlp.norm", layer - 1), at("attn.norm")],
         };
-        // A gate's function is of half of the outputs.
-        let fused =
-            if config.feed_forward.gated { Activation::Identity } else { fused(config.feed_forward.activation) };
-        let (up, up_activates) = self.linear(&at("mlp.up"), (config.up_width(), width), fused)?;
         Ok(CudaLayer {
             attention: self.block(&at("attn"), &before[0])?,
             qkv: plain("attn.qkv", (config.qkv_width(), width))?,
             qkv_bias: if is_cut { qkv_bias()? } else { None },
             head_norms: config.attention.head_norms.then(head_norms).transpose()?,
             relative: config.attention.relative_positions.then(relative).transpose()?,
+            sinks: attention.sinks.then(|| self.vector(&at("attn.sinks"), attention.heads)).transpose()?,
             out: plain("attn.out", (width, config.query_width()))?,
             feed_forward: self.block(&at("mlp"), &before[1])?,
-            up,
-            up_activates,
-            down: plain("mlp.down", (width, config.feed_forward.hidden))?,
+            hidden: FeedForward::build(self, layer)?,
         })
     }
 }
@@ -266,8 +272,11 @@ pub(super) fn expect_supported(config: &TransformerConfig) -> Result<()> {
     let (width, head_dim) = (config.width, attention.head_dim);
     let tokens = config.tokens().ok();
     let is_full = !attention.is_causal;
-    let bends_scores = attention.soft_cap.is_some() || attention.scale.is_some() || attention.head_norms;
+    let bends_scores =
+        attention.soft_cap.is_some() || attention.scale.is_some() || attention.head_norms || attention.sinks;
     let checks = [
+        (config.norm.place == NormPlace::Parallel, "attention and feed-forward blocks side by side".into()),
+        (attention.rotated.is_some(), "heads of which a part is rotated".into()),
         (width > MOST_WIDTH, format!("a width of {width}, but at most {MOST_WIDTH}")),
         (
             config.feed_forward.gated && config.feed_forward.activation == Nonlinearity::SquaredRelu,
@@ -287,7 +296,8 @@ pub(super) fn expect_supported(config: &TransformerConfig) -> Result<()> {
         ),
         (
             is_full && (bends_scores || attention.kv_heads != attention.heads),
-            "full attention with shared keys and values, norms of heads, or another scale or bound of scores".into(),
+            "full attention with shared keys and values, norms of heads, sinks, or another scale or bound of scores"
+                .into(),
         ),
         (
             is_full && tokens.is_some() && (config.positions != Positions::Learned || !attention.windows.is_empty()),
@@ -295,7 +305,7 @@ pub(super) fn expect_supported(config: &TransformerConfig) -> Result<()> {
         ),
     ];
     let found = checks.into_iter().find_map(|(is_unsupported, what)| is_unsupported.then_some(what));
-    match config.cpu_only().map(str::to_owned).or(found) {
+    match found {
         Some(what) => Err(Error::Unsupported { engine: "CUDA inference", what, remedy: "run the model on the CPU" }),
         None => Ok(()),
     }

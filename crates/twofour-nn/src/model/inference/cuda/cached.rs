@@ -68,6 +68,7 @@ impl CudaInference {
                 rotary: step.rotary[1].filter(|_| window.is_some()).or(step.rotary[0]),
                 norms,
                 scores: ScoreOptions { window, scale: config.attention.scale, soft_cap: config.attention.soft_cap },
+                sinks: layer.sinks.as_ref().map(DeviceBuffer::as_slice),
                 keys,
                 values,
                 out: first(o, tokens * config.query_width())?,

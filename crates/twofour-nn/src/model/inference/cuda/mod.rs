@@ -7,6 +7,8 @@ mod block;
 mod build;
 mod cached;
 mod decoder;
+mod experts;
+mod feed_forward;
 mod hidden;
 mod linear;
 mod norm;

@@ -10,6 +10,7 @@ use twofour_transformer::cuda::decode::{DenseInt8Linear, WeightOnlyLinear};
 use super::{
     CudaInference, CudaLinear, CudaNorm, CudaStack,
     build::expect_supported,
+    feed_forward::{FeedForward, HiddenLayer},
     stack::{CudaBlock, CudaLayer},
 };
 use crate::{
@@ -85,11 +86,15 @@ impl CudaInference {
                 qkv_bias: None,
                 head_norms: None,
                 relative: None,
+                sinks: None,
                 out,
                 feed_forward: block()?,
-                up,
-                up_activates: false,
-                down,
+                hidden: FeedForward::Dense(Box::new(HiddenLayer {
+                    up,
+                    up_activates: false,
+                    down,
+                    width: feed_forward,
+                })),
             })
         };
         let layers = (0..config.layers).map(layer).collect::<Result<_>>()?;

@@ -249,13 +249,13 @@ impl CudaSession<'_> {
     }
 
     /// Feeds each sequence its chosen token and chooses the next, by a replayed graph. The first call launches the step
-    /// itself, the second captures it.
+    /// itself, the second captures it. Where the host chooses experts, each call launches the step.
     ///
     /// # Errors
     /// [`Error::Setting`] where a cache is full; those of the device.
     pub fn decode(&mut self) -> Result<()> {
         self.expect_room()?;
-        if !self.is_warm {
+        if !self.is_warm || self.model.stack.is_routed() {
             self.launch_step()?;
             self.is_warm = true;
         } else {

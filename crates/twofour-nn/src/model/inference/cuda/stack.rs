@@ -3,7 +3,7 @@
 use twofour::DataType;
 use twofour_cuda::layer::{DeviceBuffer, LayerContext};
 
-use super::{CudaLinear, norm::CudaNorm};
+use super::{CudaLinear, feed_forward::FeedForward, norm::CudaNorm};
 use crate::model::config::{NormPlace, TransformerConfig};
 
 /// The layers of a decoder, an encoder or a model of images in the memory of a GPU, and the type that they compute in.
@@ -26,12 +26,11 @@ pub(in crate::model) struct CudaLayer {
     pub(super) head_norms: Option<[DeviceBuffer; 2]>,
     /// The vectors of the distances of rows and of columns, f32.
     pub(super) relative: Option<[DeviceBuffer; 2]>,
+    /// The score of each head's sink, f32.
+    pub(super) sinks: Option<DeviceBuffer>,
     pub(super) out: CudaLinear,
     pub(super) feed_forward: CudaBlock,
-    pub(super) up: CudaLinear,
-    /// Whether the GEMM of `up` applies the hidden layer's function.
-    pub(super) up_activates: bool,
-    pub(super) down: CudaLinear,
+    pub(super) hidden: FeedForward,
 }
 
 /// What is before and behind a block.
@@ -49,7 +48,7 @@ pub(super) struct CudaBlock {
 impl CudaStack {
     /// Bytes of the layers' linear weights.
     pub(in crate::model) fn weight_bytes(&self) -> usize {
-        let layer = |l: &CudaLayer| l.qkv.bytes() + l.out.bytes() + l.up.bytes() + l.down.bytes();
+        let layer = |l: &CudaLayer| l.qkv.bytes() + l.out.bytes() + l.hidden.bytes();
         self.layers.iter().map(layer).sum()
     }
 
@@ -58,9 +57,14 @@ impl CudaStack {
         self.config.norm.place == NormPlace::After
     }
 
-    /// Whether a linear layer of some layer reads integers.
-    pub(super) fn quantizes(&self, of: fn(&CudaLayer) -> &CudaLinear) -> bool {
-        self.layers.iter().any(|layer| of(layer).takes_integers())
+    /// Whether attention or the feed-forward block of some layer reads integers.
+    pub(super) fn quantizes(&self) -> bool {
+        self.layers.iter().any(|layer| layer.qkv.takes_integers() || layer.hidden.takes_integers())
+    }
+
+    /// Whether the host chooses what some layer launches.
+    pub(super) fn is_routed(&self) -> bool {
+        self.layers.iter().any(|layer| matches!(layer.hidden, FeedForward::Experts(_)))
     }
 }
 

@@ -4,24 +4,18 @@ use std::ops::Range;
 
 use twofour::DataType;
 use twofour_cuda::layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
-use twofour_transformer::cuda::{
-    activation_forward, add_in_place, convert,
-    decode::{Normalized, gate_to_i8},
-    gated_forward, scale_rows,
-};
+use twofour_transformer::cuda::{add_in_place, convert, decode::Normalized, scale_rows};
 
 use super::{
     CudaLinear,
+    experts::{ExpertsWork, at_once},
+    feed_forward::{FeedForward, HiddenWork},
     hidden::{Hidden, first},
     linear::Input,
     norm::{CudaNorm, Rows},
-    stack::{CudaBlock, CudaLayer, CudaStack},
+    stack::{CudaBlock, CudaStack},
 };
-use crate::{
-    Result,
-    engine::cuda::functions::{element_function, gate},
-    model::config::NormPlace,
-};
+use crate::{Result, model::config::NormPlace};
 
 /// The tensors between the layers, for a number of tokens.
 #[derive(Debug)]
@@ -35,9 +29,8 @@ pub(in crate::model) struct Work {
     delta: DeviceBuffer,
     /// Zeros in f32, and the output of a block behind its own norm, where blocks have one.
     normalized: Option<[DeviceBuffer; 2]>,
-    up: DeviceBuffer,
-    /// The hidden layer with its function applied, where the GEMM before it does not apply it.
-    activated: Hidden,
+    hidden: HiddenWork,
+    experts: Option<ExpertsWork>,
 }
 
 /// Launches the attention of the layer of that number: of queries, keys and values to their results.
@@ -47,12 +40,10 @@ impl Work {
     /// Tensors for up to `tokens` tokens; and whether what follows the last norm reads integers.
     pub(in crate::model) fn new(stack: &CudaStack, tokens: usize, head_takes_integers: bool) -> Result<Self> {
         let (config, context, dtype) = (&stack.config, &stack.context, stack.dtype);
-        let (width, hidden) = (config.width, config.feed_forward.hidden);
+        let width = config.width;
         let zeros = |width: usize| DeviceBuffer::zeros(context, dtype, tokens * width);
         let stream = || DeviceBuffer::zeros(context, DataType::F32, tokens * width);
-        let h = head_takes_integers || stack.quantizes(|l| &l.qkv) || stack.quantizes(|l| &l.up);
-        let activated = if stack.layers.iter().all(|layer| layer.up_activates) { 0 } else { hidden };
-        let gated = config.feed_forward.gated && stack.quantizes(|l| &l.down);
+        let h = head_takes_integers || stack.quantizes();
         Ok(Work {
             tokens,
             x: stream()?,
@@ -64,8 +55,8 @@ impl Work {
                 NormPlace::Around => Some([stream()?, zeros(width)?]),
                 NormPlace::Before | NormPlace::After | NormPlace::Parallel => None,
             },
-            up: zeros(config.up_width())?,
-            activated: Hidden::new(context, dtype, (tokens, activated), gated)?,
+            hidden: HiddenWork::new(stack, at_once(tokens))?,
+            experts: None,
         })
     }
 
@@ -86,8 +77,8 @@ impl Work {
 
     /// Launches the way of so many tokens of the residual stream through all layers; the output of the last block is
     /// left for the next norm. `adds` says whether there is something to add to the stream before the first norm.
-    /// Launches of a layer: norm, GEMM, attention, GEMM, norm, GEMM, the hidden layer's function where the GEMM does not
-    /// apply it, GEMM.
+    /// Launches of a layer without experts: norm, GEMM, attention, GEMM, norm, GEMM, the hidden layer's function where
+    /// the GEMM does not apply it, GEMM.
     pub(in crate::model) fn layers(
         &mut self,
         stack: &CudaStack,
@@ -106,42 +97,21 @@ impl Work {
             let o = Input::Floats(self.o.as_slice().part(0..tokens * config.query_width())?);
             layer.out.forward(context, o, tokens, first(&mut self.delta, tokens * width)?)?;
             self.finish_block(stack, &layer.attention, tokens)?;
-            self.normalize(stack, &layer.feed_forward.norm, layer.up.takes_integers(), (tokens, 1), true)?;
-            let input = self.h.input(&layer.up, (tokens, width))?;
-            layer.up.forward(context, input, tokens, first(&mut self.up, tokens * config.up_width())?)?;
-            self.down(stack, layer, tokens)?;
+            self.normalize(stack, &layer.feed_forward.norm, layer.hidden.takes_integers(), (tokens, 1), true)?;
+            let out = first(&mut self.delta, tokens * width)?;
+            match &layer.hidden {
+                FeedForward::Dense(layer) => {
+                    let input = self.h.input(&layer.up, (tokens, width))?;
+                    layer.forward(stack, input, tokens, &mut self.hidden, out)?;
+                }
+                FeedForward::Experts(experts) => {
+                    let x = (self.h.floats.as_slice().part(0..tokens * width)?, tokens);
+                    experts.forward(stack, x, (&mut self.experts, &mut self.hidden), out)?;
+                }
+            }
             self.finish_block(stack, &layer.feed_forward, tokens)?;
         }
         Ok(())
-    }
-
-    /// Launches the function of the hidden layer, where it is left, and the feed-forward block's last layer.
-    fn down(&mut self, stack: &CudaStack, layer: &CudaLayer, tokens: usize) -> Result<()> {
-        let (feed_forward, context) = (stack.config.feed_forward, &stack.context);
-        let (shape, len) = ((tokens, feed_forward.hidden), tokens * feed_forward.hidden);
-        let x = self.up.as_slice().part(0..tokens * stack.config.up_width())?;
-        let to = &mut self.activated;
-        let input = match (feed_forward.gated, layer.up_activates) {
-            (false, true) => Input::Floats(x),
-            (false, false) => {
-                let function = element_function(feed_forward.activation);
-                activation_forward(context, function, x, first(&mut to.floats, len)?)?;
-                // An int8 layer quantizes it itself.
-                Input::Floats(to.floats.as_slice().part(0..len)?)
-            }
-            (true, _) => {
-                let gate = gate(feed_forward.activation)?;
-                match layer.down.takes_integers() {
-                    true => {
-                        let integers = (first(&mut to.integers, len)?, first(&mut to.scales, tokens)?);
-                        gate_to_i8(context, gate, shape, x, integers)?;
-                    }
-                    false => gated_forward(context, gate, shape, x, first(&mut to.floats, len)?)?,
-                }
-                to.input(&layer.down, shape)?
-            }
-        };
-        layer.down.forward(context, input, tokens, first(&mut self.delta, tokens * stack.config.width)?)
     }
 
     /// Launches the norm of a block's output, and its multiplication by factors, where it has them.

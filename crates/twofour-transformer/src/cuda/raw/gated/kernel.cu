@@ -9,7 +9,19 @@ struct Gated {
     void* out;      // y [rows, width], or dx [rows, 2 width]
     u64 count;      // rows * width
     u32 width;
+    float slope, limit; // of the clamped gate
 };
+
+// The gate of gpt-oss: gate sigmoid(slope gate) (up + 1) of a gate of at most the limit, and of an `up` between it and
+// its negative. NaN stays NaN.
+constexpr int CLAMPED = -1;
+
+template <int F> __device__ __forceinline__ float joined(const Gated& p, float gate, float up) {
+    if (F != CLAMPED) return value<F>(gate) * up;
+    gate = gate > p.limit ? p.limit : gate;
+    up = up > p.limit ? p.limit : up < -p.limit ? -p.limit : up;
+    return (up + 1.0f) * gate * sigmoid(p.slope * gate);
+}
 
 template <int F, bool GRADIENT, int N> __device__ __forceinline__ void some(const Gated& p, u64 at) {
     const u64 row = at / p.width, gate_at = at + row * p.width;
@@ -27,7 +39,7 @@ template <int F, bool GRADIENT, int N> __device__ __forceinline__ void some(cons
         store<N>((Raw*)p.out + gate_at, gate);
         store<N>((Raw*)p.out + gate_at + p.width, up);
     } else {
-        unrolled<N>([&](auto i) { y[i.value] = value<F>(gate[i.value]) * up[i.value]; });
+        unrolled<N>([&](auto i) { y[i.value] = joined<F>(p, gate[i.value], up[i.value]); });
         store<N>((Raw*)p.out + at, y);
     }
 }
@@ -48,3 +60,5 @@ GATED(silu, SILU)
 GATED(gelu, GELU)
 GATED(tanh_gelu, TANH_GELU)
 GATED(relu, RELU)
+
+extern "C" __global__ void __launch_bounds__(256) apply_clamped(const __grid_constant__ Gated p) { gated<CLAMPED, false>(p); }

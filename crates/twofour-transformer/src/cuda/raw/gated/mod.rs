@@ -20,9 +20,11 @@ pub(crate) struct Gated {
     dtype: DataType,
     apply: [Kernel; GATES],
     gradient: [Kernel; GATES],
+    clamped: Kernel,
 }
 
 /// The kernels' parameters, in their memory layout; `kernel.cu` says what each is.
+#[derive(Default)]
 #[repr(C)]
 pub(crate) struct GatedParameters {
     pub(crate) x: DevicePtr,
@@ -30,6 +32,8 @@ pub(crate) struct GatedParameters {
     pub(crate) out: DevicePtr,
     pub(crate) count: u64,
     pub(crate) width: u32,
+    pub(crate) slope: f32,
+    pub(crate) limit: f32,
 }
 
 fn source(dtype: DataType) -> Source {
@@ -51,7 +55,12 @@ impl Gated {
             let kernel = |name: &str| device.kernel(&source, &format!("{prefix}_{name}"));
             Ok([kernel("silu")?, kernel("gelu")?, kernel("tanh_gelu")?, kernel("relu")?])
         };
-        Ok(Self { dtype, apply: kernels("apply")?, gradient: kernels("gradient")? })
+        Ok(Self {
+            dtype,
+            apply: kernels("apply")?,
+            gradient: kernels("gradient")?,
+            clamped: device.kernel(&source, "apply_clamped")?,
+        })
     }
 
     /// Launches the activation with the gate of this index, or its gradient where there is `dy`, for at least one
@@ -62,8 +71,26 @@ impl Gated {
     /// call; the stream is of this device.
     pub(crate) unsafe fn run(&self, stream: Stream, gate: usize, parameters: &GatedParameters) -> Result<()> {
         let kernels = if parameters.dy == 0 { &self.apply } else { &self.gradient };
+        // SAFETY: that of this function.
+        unsafe { self.launch(stream, &kernels[gate], parameters) }
+    }
+
+    /// Launches the activation with gpt-oss's gate, for at least one element.
+    ///
+    /// # Safety
+    /// That of [`Gated::run`].
+    pub(crate) unsafe fn clamped(&self, stream: Stream, parameters: &GatedParameters) -> Result<()> {
+        // SAFETY: that of this function.
+        unsafe { self.launch(stream, &self.clamped, parameters) }
+    }
+
+    /// Launches a kernel of this module.
+    ///
+    /// # Safety
+    /// That of [`Gated::run`].
+    unsafe fn launch(&self, stream: Stream, kernel: &Kernel, parameters: &GatedParameters) -> Result<()> {
         let blocks = blocks_of_elements(parameters.count, 16 / self.dtype.bytes() as u64)?;
         // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
-        unsafe { kernels[gate].launch(stream, Launch::simple((blocks, 1), BLOCK), parameters) }
+        unsafe { kernel.launch(stream, Launch::simple((blocks, 1), BLOCK), parameters) }
     }
 }

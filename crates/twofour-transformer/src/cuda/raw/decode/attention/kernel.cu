@@ -18,6 +18,7 @@ struct Attention {
     const float* sin;
     const float* query_gain; // [DIM]: RMS normalization of each head before the rotation, or null
     const float* key_gain;
+    const float* sinks;      // [heads]: a score of each head whose share is of no value, or null
     float* partial;          // [row blocks, splits, ROWS (DIM + 2)]
     u32* arrived;            // [row blocks]: zeros between calls
     u32 batch, count, heads, kv_heads, capacity;
@@ -277,8 +278,15 @@ template <int ROWS, bool APPENDS> __device__ __forceinline__ void attend(const A
         for (u32 w = 1; w < WARPS; w++) sum += (&parts[w][0][0])[at];
         return sum;
     };
+    // The sum of a row's shares, with its sink's.
+    const auto whole = [&](u32 r, float most, float sum) {
+        if (!p.sinks || r >= rows) return sum;
+        return sum + exp2f(p.sinks[kv_head * group + (first_row + r) % group] * 1.44269504f - most);
+    };
     if (active == 1) {
-        for (u32 at = threadIdx.x; at < ROWS * DIM; at += THREADS) write(at, total(at) / sums[at / DIM]);
+        for (u32 at = threadIdx.x; at < ROWS * DIM; at += THREADS) {
+            write(at, total(at) / whole(at / DIM, largest[at / DIM], sums[at / DIM]));
+        }
         return;
     }
     constexpr u32 SIZE = ROWS * (DIM + 2);
@@ -303,7 +311,7 @@ template <int ROWS, bool APPENDS> __device__ __forceinline__ void attend(const A
             sum += share * __ldcg(of_row + (u64)s * SIZE + ROWS);
             value += share * __ldcg(all + (u64)s * SIZE + at);
         }
-        write(at, value / sum);
+        write(at, value / whole(at / DIM, most, sum));
     }
     if (threadIdx.x == 0) p.arrived[blockIdx.x] = 0;
 }

@@ -49,6 +49,7 @@ pub(crate) struct CachedAttentionParameters {
     pub(crate) sin: DevicePtr,
     pub(crate) query_gain: DevicePtr,
     pub(crate) key_gain: DevicePtr,
+    pub(crate) sinks: DevicePtr,
     pub(crate) partial: DevicePtr,
     pub(crate) arrived: DevicePtr,
     pub(crate) batch: u32,
