@@ -1,5 +1,5 @@
-//! On a device: decoders of experts on the GPU against the CPU. Without a device the tests
-//! skip; with `TWOFOUR_REQUIRE_GPU` set they fail.
+//! On a device: decoders of experts on the GPU against the CPU. Without a device the tests skip; with
+//! `TWOFOUR_REQUIRE_GPU` set they fail.
 #![cfg(feature = "cuda")]
 
 mod support;

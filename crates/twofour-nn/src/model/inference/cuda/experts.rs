@@ -4,10 +4,7 @@
 
 use std::ops::Range;
 
-use twofour::{
-    DataType,
-    kernel::{Activation, KernelElement},
-};
+use twofour::{DataType, kernel::KernelElement};
 use twofour_cuda::layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 use twofour_transformer::cuda::{Embedding, RowSums, embedding_forward, weighted_rows};
 
