@@ -130,17 +130,10 @@ impl<T: KernelElement> BlockSparseWeight<T> {
 }
 
 /// A block-sparse weight, to be multiplied.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Blocks<'a, T> {
     weight: &'a BlockSparseWeight<T>,
 }
-
-impl<T> Clone for Blocks<'_, T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for Blocks<'_, T> {}
 
 impl<'a, T: KernelElement> Blocks<'a, T> {
     pub(super) fn rows(self) -> usize {

@@ -17,20 +17,13 @@ use super::{
 use crate::{Element, MatrixRef, Result, kernel::Engine};
 
 /// Rows of a dense weight where it lies.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct Rows<'a, T> {
     pub(super) rows: usize,
     pub(super) cols: usize,
     /// `[rows, cols]`.
     pub(super) values: &'a [T],
 }
-
-impl<T> Clone for Rows<'_, T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for Rows<'_, T> {}
 
 impl<'a, T: Element> Rows<'a, T> {
     pub(super) fn of(matrix: MatrixRef<'a, T>) -> Self {

@@ -27,7 +27,7 @@ use crate::{
 const VECTORS: usize = 4;
 
 /// A weight `[rows, cols]` whose elements are listed row by row.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Listed<'a, T> {
     rows: usize,
     cols: usize,
@@ -37,13 +37,6 @@ pub(crate) struct Listed<'a, T> {
     columns: &'a [u32],
     values: &'a [T],
 }
-
-impl<T> Clone for Listed<'_, T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for Listed<'_, T> {}
 
 impl<'a, T: KernelElement> Listed<'a, T> {
     /// A view of compressed sparse rows.
@@ -144,20 +137,13 @@ struct Listing<'a, T> {
 }
 
 /// Where lists are.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 struct View<T> {
     starts: *const usize,
     columns: *const u32,
     values: *const T,
     stride: usize,
 }
-
-impl<T> Clone for View<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for View<T> {}
 
 // SAFETY: `Listed::of_csr` checks that beginnings ascend and end with the lists, and that columns are those of the
 // weight, of each of which the panel has a line.

@@ -54,7 +54,7 @@ const TOKENS: usize = 512;
 const OUTS: usize = 256;
 
 /// A weight or its transpose, `[outs, depth]`, of which parts are prepared for a loop.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(super) enum Factor<'a, T: KernelElement> {
     /// A 2:4 weight: outputs are rows.
     KeptOfRows(StripsRef<'a, T>),
@@ -65,13 +65,6 @@ pub(super) enum Factor<'a, T: KernelElement> {
     /// Its transpose: outputs are columns.
     Columns(Rows<'a, T>),
 }
-
-impl<T: KernelElement> Clone for Factor<'_, T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T: KernelElement> Copy for Factor<'_, T> {}
 
 /// A part of a factor in the order in which its loop reads it; a factor uses one of these.
 #[derive(Debug, Default)]

@@ -48,29 +48,18 @@ unsafe impl Vector for Avx2 {
     type Four = __m256;
     type Positions = __m256i;
 
-    #[inline(always)]
-    unsafe fn zero() -> __m256 {
-        _mm256_setzero_ps()
-    }
-
-    #[inline(always)]
-    unsafe fn zero_rows() -> [__m256; 2] {
-        [_mm256_setzero_ps(); 2]
-    }
-
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> __m256 {
-        _mm256_set1_ps(value)
-    }
-
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> __m256 {
-        _mm256_loadu_ps(p)
-    }
-
-    #[inline(always)]
-    unsafe fn load_f16(p: *const f16) -> __m256 {
-        _mm256_cvtph_ps(_mm_loadu_si128(p.cast()))
+    instructions! {
+        fn zero() -> __m256 = _mm256_setzero_ps();
+        fn zero_rows() -> [__m256; 2] = [_mm256_setzero_ps(); 2];
+        fn splat(value: f32) -> __m256 = _mm256_set1_ps(value);
+        fn load(p: *const f32) -> __m256 = _mm256_loadu_ps(p);
+        fn load_f16(p: *const f16) -> __m256 = _mm256_cvtph_ps(_mm_loadu_si128(p.cast()));
+        fn store(values: __m256, p: *mut f32) = _mm256_storeu_ps(p, values);
+        fn four(p: *const f32) -> __m256 = _mm256_broadcast_ps(&*p.cast());
+        fn pick(four: __m256, positions: __m256i) -> __m256 = _mm256_permutevar_ps(four, positions);
+        fn multiply_add(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps(a, b, c);
+        fn multiply(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
+        fn transpose(columns: [*const f32; 4], rows: [*mut f32; 4]) = transposed(columns, rows);
     }
 
     #[inline(always)]
@@ -86,19 +75,9 @@ unsafe impl Vector for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn store(values: __m256, p: *mut f32) {
-        _mm256_storeu_ps(p, values);
-    }
-
-    #[inline(always)]
     unsafe fn store_pairs([first, second]: [__m256; 2], p: *mut bf16) {
         let (first, second) = (rounded(first), rounded(second));
         _mm256_storeu_si256(p.cast(), _mm256_or_si256(first, _mm256_slli_epi32::<16>(second)));
-    }
-
-    #[inline(always)]
-    unsafe fn four(p: *const f32) -> __m256 {
-        _mm256_broadcast_ps(&*p.cast())
     }
 
     #[inline(always)]
@@ -109,30 +88,10 @@ unsafe impl Vector for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn pick(four: __m256, positions: __m256i) -> __m256 {
-        _mm256_permutevar_ps(four, positions)
-    }
-
-    #[inline(always)]
-    unsafe fn multiply_add(a: __m256, b: __m256, c: __m256) -> __m256 {
-        _mm256_fmadd_ps(a, b, c)
-    }
-
-    #[inline(always)]
-    unsafe fn multiply(a: __m256, b: __m256) -> __m256 {
-        _mm256_mul_ps(a, b)
-    }
-
-    #[inline(always)]
     unsafe fn sum(values: __m256) -> f32 {
         let four = _mm_add_ps(_mm256_castps256_ps128(values), _mm256_extractf128_ps::<1>(values));
         let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
         _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
-    }
-
-    #[inline(always)]
-    unsafe fn transpose(columns: [*const f32; 4], rows: [*mut f32; 4]) {
-        transposed(columns, rows);
     }
 
     const OFFSET: i32 = 0;
@@ -144,24 +103,14 @@ unsafe impl Vector for Avx2 {
     /// A sixteenth of the scales.
     type Scales = __m256;
 
-    #[inline(always)]
-    unsafe fn zero_sums() -> __m256i {
-        _mm256_setzero_si256()
-    }
-
-    #[inline(always)]
-    unsafe fn zero_sum_rows() -> [__m256i; 2] {
-        [_mm256_setzero_si256(); 2]
-    }
-
-    #[inline(always)]
-    unsafe fn load_bytes(p: *const i8) -> __m256i {
-        _mm256_loadu_si256(p.cast())
-    }
-
-    #[inline(always)]
-    unsafe fn eight(p: *const i8) -> __m256i {
-        _mm256_set1_epi64x(p.cast::<i64>().read_unaligned())
+    instructions! {
+        fn zero_sums() -> __m256i = _mm256_setzero_si256();
+        fn zero_sum_rows() -> [__m256i; 2] = [_mm256_setzero_si256(); 2];
+        fn load_bytes(p: *const i8) -> __m256i = _mm256_loadu_si256(p.cast());
+        fn eight(p: *const i8) -> __m256i = _mm256_set1_epi64x(p.cast::<i64>().read_unaligned());
+        fn pick_bytes(eight: __m256i, places: __m256i) -> __m256i = _mm256_shuffle_epi8(eight, places);
+        fn store_sums(sums: __m256i, p: *mut i32) = _mm256_storeu_si256(p.cast(), sums);
+        fn high_nibbles(bytes: __m256i) -> __m256i = _mm256_and_si256(bytes, _mm256_set1_epi8(-16));
     }
 
     #[inline(always)]
@@ -175,21 +124,11 @@ unsafe impl Vector for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn pick_bytes(eight: __m256i, places: __m256i) -> __m256i {
-        _mm256_shuffle_epi8(eight, places)
-    }
-
-    #[inline(always)]
     unsafe fn dot(x: __m256i, w: __m256i, sums: __m256i) -> __m256i {
         // Activations are at least -127, so the sign can move from the weight to them, and two products of at most 128
         // * 127 do not saturate 16 bits.
         let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
         _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
-    }
-
-    #[inline(always)]
-    unsafe fn store_sums(sums: __m256i, p: *mut i32) {
-        _mm256_storeu_si256(p.cast(), sums);
     }
 
     #[inline(always)]
@@ -202,11 +141,6 @@ unsafe impl Vector for Avx2 {
     #[inline(always)]
     unsafe fn low_nibbles(bytes: __m256i) -> __m256i {
         _mm256_and_si256(_mm256_slli_epi16::<4>(bytes), _mm256_set1_epi8(-16))
-    }
-
-    #[inline(always)]
-    unsafe fn high_nibbles(bytes: __m256i) -> __m256i {
-        _mm256_and_si256(bytes, _mm256_set1_epi8(-16))
     }
 
     #[inline(always)]

@@ -68,29 +68,19 @@ unsafe impl Vector for Avx512 {
     type Four = __m512;
     type Positions = __m512i;
 
-    #[inline(always)]
-    unsafe fn zero() -> __m512 {
-        _mm512_setzero_ps()
-    }
-
-    #[inline(always)]
-    unsafe fn zero_rows() -> [__m512; 1] {
-        [_mm512_setzero_ps()]
-    }
-
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> __m512 {
-        _mm512_set1_ps(value)
-    }
-
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> __m512 {
-        _mm512_loadu_ps(p)
-    }
-
-    #[inline(always)]
-    unsafe fn load_f16(p: *const f16) -> __m512 {
-        _mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))
+    instructions! {
+        fn zero() -> __m512 = _mm512_setzero_ps();
+        fn zero_rows() -> [__m512; 1] = [_mm512_setzero_ps()];
+        fn splat(value: f32) -> __m512 = _mm512_set1_ps(value);
+        fn load(p: *const f32) -> __m512 = _mm512_loadu_ps(p);
+        fn load_f16(p: *const f16) -> __m512 = _mm512_cvtph_ps(_mm256_loadu_si256(p.cast()));
+        fn store(values: __m512, p: *mut f32) = _mm512_storeu_ps(p, values);
+        fn four(p: *const f32) -> __m512 = _mm512_broadcast_f32x4(_mm_loadu_ps(p));
+        fn pick(four: __m512, positions: __m512i) -> __m512 = _mm512_permutevar_ps(four, positions);
+        fn multiply_add(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
+        fn multiply(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
+        fn sum(values: __m512) -> f32 = _mm512_reduce_add_ps(values);
+        fn transpose(columns: [*const f32; 4], rows: [*mut f32; 4]) = super::avx2::transposed(columns, rows);
     }
 
     #[inline(always)]
@@ -106,19 +96,9 @@ unsafe impl Vector for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn store(values: __m512, p: *mut f32) {
-        _mm512_storeu_ps(p, values);
-    }
-
-    #[inline(always)]
     unsafe fn store_pairs([first, second]: [__m512; 2], p: *mut bf16) {
         let (first, second) = (rounded(first), rounded(second));
         _mm512_storeu_si512(p.cast(), _mm512_or_si512(first, _mm512_slli_epi32::<16>(second)));
-    }
-
-    #[inline(always)]
-    unsafe fn four(p: *const f32) -> __m512 {
-        _mm512_broadcast_f32x4(_mm_loadu_ps(p))
     }
 
     #[inline(always)]
@@ -126,31 +106,6 @@ unsafe impl Vector for Avx512 {
         // vpermilps reads the lowest two bits of each index, so nothing needs masking.
         let rows = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
         _mm512_srlv_epi32(_mm512_set1_epi32(word as i32), rows)
-    }
-
-    #[inline(always)]
-    unsafe fn pick(four: __m512, positions: __m512i) -> __m512 {
-        _mm512_permutevar_ps(four, positions)
-    }
-
-    #[inline(always)]
-    unsafe fn multiply_add(a: __m512, b: __m512, c: __m512) -> __m512 {
-        _mm512_fmadd_ps(a, b, c)
-    }
-
-    #[inline(always)]
-    unsafe fn multiply(a: __m512, b: __m512) -> __m512 {
-        _mm512_mul_ps(a, b)
-    }
-
-    #[inline(always)]
-    unsafe fn sum(values: __m512) -> f32 {
-        _mm512_reduce_add_ps(values)
-    }
-
-    #[inline(always)]
-    unsafe fn transpose(columns: [*const f32; 4], rows: [*mut f32; 4]) {
-        super::avx2::transposed(columns, rows);
     }
 
     /// The rows that keep a column are a mask of sixteen bits, by which values and offsets are compressed.
@@ -205,24 +160,15 @@ unsafe impl Vector for Avx512 {
     /// A sixteenth of the scales, and what the sums have too much.
     type Scales = (__m512, __m512i);
 
-    #[inline(always)]
-    unsafe fn zero_sums() -> __m512i {
-        _mm512_setzero_si512()
-    }
-
-    #[inline(always)]
-    unsafe fn zero_sum_rows() -> [__m512i; 1] {
-        [_mm512_setzero_si512()]
-    }
-
-    #[inline(always)]
-    unsafe fn load_bytes(p: *const i8) -> __m512i {
-        _mm512_loadu_si512(p.cast())
-    }
-
-    #[inline(always)]
-    unsafe fn eight(p: *const i8) -> __m512i {
-        _mm512_set1_epi64(p.cast::<i64>().read_unaligned())
+    instructions! {
+        fn zero_sums() -> __m512i = _mm512_setzero_si512();
+        fn zero_sum_rows() -> [__m512i; 1] = [_mm512_setzero_si512()];
+        fn load_bytes(p: *const i8) -> __m512i = _mm512_loadu_si512(p.cast());
+        fn eight(p: *const i8) -> __m512i = _mm512_set1_epi64(p.cast::<i64>().read_unaligned());
+        fn pick_bytes(eight: __m512i, places: __m512i) -> __m512i = _mm512_shuffle_epi8(eight, places);
+        fn store_sums(sums: __m512i, p: *mut i32) = _mm512_storeu_si512(p.cast(), sums);
+        fn total(sums: __m512i) -> i32 = _mm512_reduce_add_epi32(sums);
+        fn high_nibbles(bytes: __m512i) -> __m512i = _mm512_and_si512(bytes, _mm512_set1_epi8(-16));
     }
 
     #[inline(always)]
@@ -235,34 +181,14 @@ unsafe impl Vector for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn pick_bytes(eight: __m512i, places: __m512i) -> __m512i {
-        _mm512_shuffle_epi8(eight, places)
-    }
-
-    #[inline(always)]
     unsafe fn dot(x: __m512i, w: __m512i, sums: __m512i) -> __m512i {
         // Activations are unsigned here: 128 has been added to them.
         _mm512_dpbusd_epi32(sums, x, w)
     }
 
     #[inline(always)]
-    unsafe fn store_sums(sums: __m512i, p: *mut i32) {
-        _mm512_storeu_si512(p.cast(), sums);
-    }
-
-    #[inline(always)]
-    unsafe fn total(sums: __m512i) -> i32 {
-        _mm512_reduce_add_epi32(sums)
-    }
-
-    #[inline(always)]
     unsafe fn low_nibbles(bytes: __m512i) -> __m512i {
         _mm512_and_si512(_mm512_slli_epi16::<4>(bytes), _mm512_set1_epi8(-16))
-    }
-
-    #[inline(always)]
-    unsafe fn high_nibbles(bytes: __m512i) -> __m512i {
-        _mm512_and_si512(bytes, _mm512_set1_epi8(-16))
     }
 
     #[inline(always)]

@@ -2,6 +2,13 @@
 //!
 //! A further set is a file here, its `mod` and its row in the table below.
 
+/// Operations of a [`Vector`] that are one expression each: a row of the table is a method.
+macro_rules! instructions {
+    ($(fn $name:ident($($argument:tt: $type:ty),*) $(-> $result:ty)? = $value:expr;)*) => {
+        $(#[inline(always)] unsafe fn $name($($argument: $type),*) $(-> $result)? { $value })*
+    };
+}
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -33,15 +40,8 @@ instruction_sets! {
 }
 
 /// Proof that this CPU has the instructions of `V`.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct Has<V>(PhantomData<V>);
-
-impl<V> Clone for Has<V> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<V> Copy for Has<V> {}
 
 impl<V: Vector> Has<V> {
     /// The proof.

@@ -47,34 +47,18 @@ unsafe impl Vector for Neon {
     type Four = uint8x16_t;
     type Positions = uint8x16_t;
 
-    #[inline(always)]
-    unsafe fn zero() -> float32x4_t {
-        vdupq_n_f32(0.0)
-    }
-
-    #[inline(always)]
-    unsafe fn zero_rows() -> [float32x4_t; 4] {
-        [vdupq_n_f32(0.0); 4]
-    }
-
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> float32x4_t {
-        vdupq_n_f32(value)
-    }
-
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> float32x4_t {
-        vld1q_f32(p)
-    }
-
-    #[inline(always)]
-    unsafe fn load_f16(p: *const f16) -> float32x4_t {
-        vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p.cast())))
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16(p: *const bf16) -> float32x4_t {
-        vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(p.cast())))
+    instructions! {
+        fn zero() -> float32x4_t = vdupq_n_f32(0.0);
+        fn zero_rows() -> [float32x4_t; 4] = [vdupq_n_f32(0.0); 4];
+        fn splat(value: f32) -> float32x4_t = vdupq_n_f32(value);
+        fn load(p: *const f32) -> float32x4_t = vld1q_f32(p);
+        fn load_f16(p: *const f16) -> float32x4_t = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p.cast())));
+        fn load_bf16(p: *const bf16) -> float32x4_t = vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(p.cast())));
+        fn store(values: float32x4_t, p: *mut f32) = vst1q_f32(p, values);
+        fn four(p: *const f32) -> uint8x16_t = vreinterpretq_u8_f32(vld1q_f32(p));
+        fn multiply_add(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t = vfmaq_f32(c, a, b);
+        fn multiply(a: float32x4_t, b: float32x4_t) -> float32x4_t = vmulq_f32(a, b);
+        fn sum(values: float32x4_t) -> f32 = vaddvq_f32(values);
     }
 
     #[inline(always)]
@@ -85,19 +69,9 @@ unsafe impl Vector for Neon {
     }
 
     #[inline(always)]
-    unsafe fn store(values: float32x4_t, p: *mut f32) {
-        vst1q_f32(p, values);
-    }
-
-    #[inline(always)]
     unsafe fn store_pairs([first, second]: [float32x4_t; 2], p: *mut bf16) {
         let pairs = vorrq_u32(rounded(first), vshlq_n_u32::<16>(rounded(second)));
         vst1q_u16(p.cast(), vreinterpretq_u16_u32(pairs));
-    }
-
-    #[inline(always)]
-    unsafe fn four(p: *const f32) -> uint8x16_t {
-        vreinterpretq_u8_f32(vld1q_f32(p))
     }
 
     #[inline(always)]
@@ -112,21 +86,6 @@ unsafe impl Vector for Neon {
     #[inline(always)]
     unsafe fn pick(four: uint8x16_t, positions: uint8x16_t) -> float32x4_t {
         vreinterpretq_f32_u8(vqtbl1q_u8(four, positions))
-    }
-
-    #[inline(always)]
-    unsafe fn multiply_add(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
-        vfmaq_f32(c, a, b)
-    }
-
-    #[inline(always)]
-    unsafe fn multiply(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        vmulq_f32(a, b)
-    }
-
-    #[inline(always)]
-    unsafe fn sum(values: float32x4_t) -> f32 {
-        vaddvq_f32(values)
     }
 
     #[inline(always)]
@@ -150,19 +109,15 @@ unsafe impl Vector for Neon {
     /// A sixteenth of the scales.
     type Scales = float32x4_t;
 
-    #[inline(always)]
-    unsafe fn zero_sums() -> int32x4_t {
-        vdupq_n_s32(0)
-    }
-
-    #[inline(always)]
-    unsafe fn zero_sum_rows() -> [int32x4_t; 4] {
-        [vdupq_n_s32(0); 4]
-    }
-
-    #[inline(always)]
-    unsafe fn load_bytes(p: *const i8) -> int8x16_t {
-        vld1q_s8(p)
+    instructions! {
+        fn zero_sums() -> int32x4_t = vdupq_n_s32(0);
+        fn zero_sum_rows() -> [int32x4_t; 4] = [vdupq_n_s32(0); 4];
+        fn load_bytes(p: *const i8) -> int8x16_t = vld1q_s8(p);
+        fn pick_bytes(eight: int8x16_t, places: uint8x16_t) -> int8x16_t = vqtbl1q_s8(eight, places);
+        fn store_sums(sums: int32x4_t, p: *mut i32) = vst1q_s32(p, sums);
+        fn total(sums: int32x4_t) -> i32 = vaddvq_s32(sums);
+        fn low_nibbles(bytes: int8x16_t) -> int8x16_t = vshlq_n_s8::<4>(bytes);
+        fn high_nibbles(bytes: int8x16_t) -> int8x16_t = vandq_s8(bytes, vdupq_n_s8(-16));
     }
 
     #[inline(always)]
@@ -180,35 +135,10 @@ unsafe impl Vector for Neon {
     }
 
     #[inline(always)]
-    unsafe fn pick_bytes(eight: int8x16_t, places: uint8x16_t) -> int8x16_t {
-        vqtbl1q_s8(eight, places)
-    }
-
-    #[inline(always)]
     unsafe fn dot(x: int8x16_t, w: int8x16_t, sums: int32x4_t) -> int32x4_t {
         let low = vpaddlq_s16(vmull_s8(vget_low_s8(x), vget_low_s8(w)));
         let high = vpaddlq_s16(vmull_high_s8(x, w));
         vaddq_s32(sums, vpaddq_s32(low, high))
-    }
-
-    #[inline(always)]
-    unsafe fn store_sums(sums: int32x4_t, p: *mut i32) {
-        vst1q_s32(p, sums);
-    }
-
-    #[inline(always)]
-    unsafe fn total(sums: int32x4_t) -> i32 {
-        vaddvq_s32(sums)
-    }
-
-    #[inline(always)]
-    unsafe fn low_nibbles(bytes: int8x16_t) -> int8x16_t {
-        vshlq_n_s8::<4>(bytes)
-    }
-
-    #[inline(always)]
-    unsafe fn high_nibbles(bytes: int8x16_t) -> int8x16_t {
-        vandq_s8(bytes, vdupq_n_s8(-16))
     }
 
     #[inline(always)]

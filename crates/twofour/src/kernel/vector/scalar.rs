@@ -32,6 +32,22 @@ unsafe impl Vector for Scalar {
     type Four = [f32; 4];
     type Positions = usize;
 
+    instructions! {
+        fn zero_rows() -> [f32; ROWS] = [0.0; ROWS];
+        fn splat(value: f32) -> f32 = value;
+        fn load(p: *const f32) -> f32 = *p;
+        fn load_f16(p: *const f16) -> f32 = (*p).to_f32();
+        fn load_bf16(p: *const bf16) -> f32 = (*p).to_f32();
+        fn load_pairs(p: *const bf16) -> [f32; 2] = [(*p).to_f32(), (*p.add(1)).to_f32()];
+        fn store(value: f32, p: *mut f32) = *p = value;
+        fn four(p: *const f32) -> [f32; 4] = p.cast::<[f32; 4]>().read();
+        fn positions(word: u32, part: usize) -> usize = (word >> (2 * part) & 3) as usize;
+        fn pick(four: [f32; 4], position: usize) -> f32 = four[position & 3];
+        fn multiply_add(a: f32, b: f32, c: f32) -> f32 = a * b + c;
+        fn multiply(a: f32, b: f32) -> f32 = a * b;
+        fn sum(value: f32) -> f32 = value;
+    }
+
     #[inline(always)]
     unsafe fn zero() -> f32 {
         // The neutral element, as `Iterator::sum` has it.
@@ -39,73 +55,8 @@ unsafe impl Vector for Scalar {
     }
 
     #[inline(always)]
-    unsafe fn zero_rows() -> [f32; ROWS] {
-        [0.0; ROWS]
-    }
-
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> f32 {
-        value
-    }
-
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> f32 {
-        *p
-    }
-
-    #[inline(always)]
-    unsafe fn load_f16(p: *const f16) -> f32 {
-        (*p).to_f32()
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16(p: *const bf16) -> f32 {
-        (*p).to_f32()
-    }
-
-    #[inline(always)]
-    unsafe fn load_pairs(p: *const bf16) -> [f32; 2] {
-        [(*p).to_f32(), (*p.add(1)).to_f32()]
-    }
-
-    #[inline(always)]
-    unsafe fn store(value: f32, p: *mut f32) {
-        *p = value
-    }
-
-    #[inline(always)]
     unsafe fn store_pairs([first, second]: [f32; 2], p: *mut bf16) {
         (*p, *p.add(1)) = (bf16::from_f32(first), bf16::from_f32(second))
-    }
-
-    #[inline(always)]
-    unsafe fn four(p: *const f32) -> [f32; 4] {
-        p.cast::<[f32; 4]>().read()
-    }
-
-    #[inline(always)]
-    unsafe fn positions(word: u32, part: usize) -> usize {
-        (word >> (2 * part) & 3) as usize
-    }
-
-    #[inline(always)]
-    unsafe fn pick(four: [f32; 4], position: usize) -> f32 {
-        four[position & 3]
-    }
-
-    #[inline(always)]
-    unsafe fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
-        a * b + c
-    }
-
-    #[inline(always)]
-    unsafe fn multiply(a: f32, b: f32) -> f32 {
-        a * b
-    }
-
-    #[inline(always)]
-    unsafe fn sum(value: f32) -> f32 {
-        value
     }
 
     const OFFSET: i32 = 0;
@@ -116,24 +67,17 @@ unsafe impl Vector for Scalar {
     type Places = [u8; 4];
     type Scales = f32;
 
-    #[inline(always)]
-    unsafe fn zero_sums() -> i32 {
-        0
-    }
-
-    #[inline(always)]
-    unsafe fn zero_sum_rows() -> [i32; ROWS] {
-        [0; ROWS]
-    }
-
-    #[inline(always)]
-    unsafe fn load_bytes(p: *const i8) -> [i8; 4] {
-        p.cast::<[i8; 4]>().read()
-    }
-
-    #[inline(always)]
-    unsafe fn eight(p: *const i8) -> [i8; 8] {
-        p.cast::<[i8; 8]>().read()
+    instructions! {
+        fn zero_sums() -> i32 = 0;
+        fn zero_sum_rows() -> [i32; ROWS] = [0; ROWS];
+        fn load_bytes(p: *const i8) -> [i8; 4] = p.cast::<[i8; 4]>().read();
+        fn eight(p: *const i8) -> [i8; 8] = p.cast::<[i8; 8]>().read();
+        fn pick_bytes(eight: [i8; 8], places: [u8; 4]) -> [i8; 4] = places.map(|place| eight[usize::from(place & 7)]);
+        fn store_sums(sum: i32, p: *mut i32) = *p = sum;
+        fn total(sum: i32) -> i32 = sum;
+        fn low_nibbles(bytes: [i8; 4]) -> [i8; 4] = bytes.map(|byte| byte << 4);
+        fn high_nibbles(bytes: [i8; 4]) -> [i8; 4] = bytes.map(|byte| byte & -16);
+        fn add_scaled(sum: i32, scale: f32, out: *mut f32) = *out = (sum as f32).mul_add(scale, *out);
     }
 
     #[inline(always)]
@@ -148,33 +92,8 @@ unsafe impl Vector for Scalar {
     }
 
     #[inline(always)]
-    unsafe fn pick_bytes(eight: [i8; 8], places: [u8; 4]) -> [i8; 4] {
-        places.map(|place| eight[usize::from(place & 7)])
-    }
-
-    #[inline(always)]
     unsafe fn dot(x: [i8; 4], w: [i8; 4], sum: i32) -> i32 {
         x.iter().zip(w).fold(sum, |sum, (x, w)| sum + i32::from(*x) * i32::from(w))
-    }
-
-    #[inline(always)]
-    unsafe fn store_sums(sum: i32, p: *mut i32) {
-        *p = sum
-    }
-
-    #[inline(always)]
-    unsafe fn total(sum: i32) -> i32 {
-        sum
-    }
-
-    #[inline(always)]
-    unsafe fn low_nibbles(bytes: [i8; 4]) -> [i8; 4] {
-        bytes.map(|byte| byte << 4)
-    }
-
-    #[inline(always)]
-    unsafe fn high_nibbles(bytes: [i8; 4]) -> [i8; 4] {
-        bytes.map(|byte| byte & -16)
     }
 
     #[inline(always)]
@@ -185,10 +104,5 @@ unsafe impl Vector for Scalar {
     #[inline(always)]
     unsafe fn scales(header: *const u8, part: usize) -> f32 {
         header.cast::<f16>().add(part).read_unaligned().to_f32() / 16.0
-    }
-
-    #[inline(always)]
-    unsafe fn add_scaled(sum: i32, scale: f32, out: *mut f32) {
-        *out = (sum as f32).mul_add(scale, *out)
     }
 }
