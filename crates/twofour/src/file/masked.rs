@@ -149,16 +149,8 @@ impl Source for Masked {
         if self.masks.kinds.contains_key(&tensor.name) { None } else { self.source.in_memory(tensor) }
     }
 
-    fn is_safetensors(&self) -> bool {
-        self.source.is_safetensors()
-    }
-
-    fn described(&self) -> &'static [&'static str] {
-        self.source.described()
-    }
-
-    fn describe(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        self.source.describe(name)
+    fn below(&self) -> Option<&dyn Source> {
+        Some(&*self.source)
     }
 }
 

@@ -30,14 +30,19 @@ pub trait Source: fmt::Debug + Send + Sync {
     /// The tensor's bytes, where they are in memory as [`Source::read`] returns them.
     fn in_memory(&self, tensor: &TensorInfo) -> Option<&[u8]>;
 
+    /// The file that this one changes some tensors of, where it does; what it does not say itself is as there.
+    fn below(&self) -> Option<&dyn Source> {
+        None
+    }
+
     /// Whether the file is safetensors, the format that conversions write.
     fn is_safetensors(&self) -> bool {
-        false
+        self.below().is_some_and(Source::is_safetensors)
     }
 
     /// The names of the files of a model's directory that this file describes itself, such as `config.json`.
     fn described(&self) -> &'static [&'static str] {
-        &[]
+        self.below().map_or(&[], Source::described)
     }
 
     /// The contents of one of the files that [`Source::described`] names; none where the file tells nothing of it.
@@ -45,8 +50,7 @@ pub trait Source: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Error::Format`](crate::Error::Format) where it tells what cannot be written so.
     fn describe(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        let _ = name;
-        Ok(None)
+        self.below().map_or(Ok(None), |below| below.describe(name))
     }
 }
 
