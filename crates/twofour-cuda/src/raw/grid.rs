@@ -1,7 +1,10 @@
 //! Grids of kernels whose threads each handle a part of a matrix.
 
 use super::DenseWeight;
-use crate::{Error, Result};
+use crate::{
+    Error, Result, Stream,
+    device::{Kernel, Launch},
+};
 
 /// Most CTAs along a grid's second axis.
 pub const MOST_GRID_ROWS: usize = 65_535;
@@ -32,6 +35,24 @@ pub fn threads_of_row(bytes: usize, most: u32) -> u32 {
 pub fn blocks_of_elements(count: u64, each: u64) -> Result<u32> {
     let blocks = count.div_ceil(each * u64::from(BLOCK));
     if blocks <= i32::MAX as u64 { Ok(blocks as u32) } else { Err(Error::TooLarge { rows: 1, cols: count as usize }) }
+}
+
+impl Kernel {
+    /// Launches CTAs of [`BLOCK`] threads in which each thread handles `each` of `count` elements; nothing for none.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`]; those of [`Kernel::launch`].
+    ///
+    /// # Safety
+    /// That of [`Kernel::launch`].
+    pub unsafe fn launch_over<P>(&self, stream: Stream, (count, each): (u64, u64), parameter: &P) -> Result<()> {
+        if count == 0 {
+            return Ok(());
+        }
+        let launch = Launch::simple((blocks_of_elements(count, each)?, 1), BLOCK);
+        // SAFETY: this function requires the same.
+        unsafe { self.launch(stream, launch, parameter) }
+    }
 }
 
 /// Returns the CTAs of a grid with this many threads.

@@ -43,13 +43,14 @@ mod weight;
 
 pub use weight::{DenseWeight, MetaOrder, Packed};
 
+use self::float_types::FloatSource;
 use crate::source::Source;
 
 /// Returns the source of every kernel.
 pub(crate) fn sources() -> Vec<Source> {
     let weights = prune::sources().into_iter().chain(compress::sources()).chain(unpack::sources());
     let weights = weights.chain(dequantize::sources());
-    let scales = soft_threshold::sources().into_iter().chain(estimate::sources()).chain(quantize::sources());
-    let layers = elementwise::sources().into_iter().chain(column_sums::sources()).chain(adamw::sources());
-    weights.chain(scales).chain(layers).chain([flips::source(), solve::source()]).chain(gemm::sources()).collect()
+    let floats = [soft_threshold::SOURCE, estimate::SOURCE, quantize::SOURCE, elementwise::SOURCE, column_sums::SOURCE];
+    let others = weights.chain(adamw::sources()).chain([flips::source(), solve::source()]).chain(gemm::sources());
+    floats.iter().flat_map(FloatSource::all).chain(others).collect()
 }

@@ -9,11 +9,11 @@ use crate::{
     arguments::expect_pointers,
     device::{Kernel, Launch},
     raw::{
-        float_types::{FLOAT_TYPES, expect_float_type, float_source},
+        float_types::{FloatSource, expect_float_type},
         grid::{BLOCK, MOST_GRID_ROWS},
         headers,
     },
-    source::{File, Source},
+    source::File,
 };
 
 /// Columns whose chunks a CTA adds.
@@ -54,15 +54,13 @@ struct ColumnSumsParameters {
     accumulate: u32,
 }
 
-fn source(dtype: DataType) -> Source {
-    let kernel = File::new("column_sums/kernel.cu", include_str!("kernel.cu"));
-    float_source("column-sums", dtype, [headers::FUNCTIONS, kernel])
-}
-
-/// Returns every source.
-pub(crate) fn sources() -> Vec<Source> {
-    FLOAT_TYPES.into_iter().map(source).collect()
-}
+/// The source.
+pub(crate) const SOURCE: FloatSource = FloatSource {
+    name: "column-sums",
+    operation: "sums of columns",
+    contracts_fma: false,
+    files: &[headers::FUNCTIONS, File::new("column_sums/kernel.cu", include_str!("kernel.cu"))],
+};
 
 /// The destination of column sums.
 #[derive(Debug, Clone, Copy)]
@@ -83,18 +81,13 @@ impl ColumnSums {
     /// # Errors
     /// [`Error::DataType`] for other types; those of compiling and loading.
     pub fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        expect_float_type("sums of columns", dtype)?;
-        let source = source(dtype);
+        let kernel = SOURCE.load(device, dtype)?;
         Ok(Self {
             dtype,
             blocks: 8 * device.multiprocessors() as usize,
-            sum_chunks: device.kernel(&source, "sum_chunks")?,
-            gradient_chunks: [
-                device.kernel(&source, "relu_chunks")?,
-                device.kernel(&source, "gelu_chunks")?,
-                device.kernel(&source, "silu_chunks")?,
-            ],
-            sum_of_chunks: device.kernel(&source, "sum_of_chunks")?,
+            sum_chunks: kernel("sum_chunks")?,
+            gradient_chunks: [kernel("relu_chunks")?, kernel("gelu_chunks")?, kernel("silu_chunks")?],
+            sum_of_chunks: kernel("sum_of_chunks")?,
         })
     }
 

@@ -6,13 +6,9 @@
 use crate::{
     Activation, DataType, Device, DevicePtr, Error, Result, Stream,
     arguments::expect_pointers,
-    device::{Kernel, Launch},
-    raw::{
-        float_types::{FLOAT_TYPES, expect_float_type, float_source},
-        grid::{BLOCK, blocks_of_elements},
-        headers,
-    },
-    source::{File, Source},
+    device::Kernel,
+    raw::{float_types::FloatSource, headers},
+    source::File,
 };
 
 /// An element-wise function.
@@ -47,15 +43,13 @@ struct ElementwiseParameters {
     cols: u32,
 }
 
-fn source(dtype: DataType) -> Source {
-    let kernel = File::new("elementwise/kernel.cu", include_str!("kernel.cu"));
-    float_source("elementwise", dtype, [headers::FUNCTIONS, kernel])
-}
-
-/// Returns every source.
-pub(crate) fn sources() -> Vec<Source> {
-    FLOAT_TYPES.into_iter().map(source).collect()
-}
+/// The source.
+pub(crate) const SOURCE: FloatSource = FloatSource {
+    name: "elementwise",
+    operation: "an element-wise pass",
+    contracts_fma: false,
+    files: &[headers::FUNCTIONS, File::new("elementwise/kernel.cu", include_str!("kernel.cu"))],
+};
 
 /// The pointers of a gradient through a function.
 #[derive(Debug, Clone, Copy)]
@@ -76,10 +70,9 @@ impl Elementwise {
     /// # Errors
     /// [`Error::DataType`] for other types; those of compiling and loading.
     pub fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        expect_float_type("an element-wise pass", dtype)?;
-        let source = source(dtype);
+        let kernel = SOURCE.load(device, dtype)?;
         let kernels = |prefix: &str| -> Result<[Kernel; 6]> {
-            let kernel = |name: &str| device.kernel(&source, &format!("{prefix}_{name}"));
+            let kernel = |name: &str| kernel(&format!("{prefix}_{name}"));
             Ok([
                 kernel("identity")?,
                 kernel("relu")?,
@@ -90,7 +83,7 @@ impl Elementwise {
             ])
         };
         let (apply, gradient) = (kernels("apply")?, kernels("gradient")?);
-        let (add_where_kept, fill) = (device.kernel(&source, "add_where_kept")?, device.kernel(&source, "fill")?);
+        let (add_where_kept, fill) = (kernel("add_where_kept")?, kernel("fill")?);
         Ok(Self { dtype, apply, gradient, add_where_kept, fill })
     }
 
@@ -166,10 +159,9 @@ impl Elementwise {
             ("output", out, self.dtype.bytes() as u64),
         ])?;
         let parameters = ElementwiseParameters { input: addend, gradient: 0, out, tiles, count, cols };
-        let launch = Launch::simple((blocks_of_elements(count, 1)?, 1), BLOCK);
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
         // as this function requires.
-        unsafe { self.add_where_kept.launch(stream, launch, &parameters) }
+        unsafe { self.add_where_kept.launch_over(stream, (count, 1), &parameters) }
     }
 
     /// Writes numbers between -1 and 1 that look random, the same ones at every call: to time GEMMs on.
@@ -186,10 +178,9 @@ impl Elementwise {
         expect_pointers(&[("output", out, self.dtype.bytes() as u64)])?;
         let count = count as u64;
         let parameters = ElementwiseParameters { input: 0, gradient: 0, out, tiles: 0, count, cols: 1 };
-        let launch = Launch::simple((blocks_of_elements(count, 1)?, 1), BLOCK);
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
         // as this function requires.
-        unsafe { self.fill.launch(stream, launch, &parameters) }
+        unsafe { self.fill.launch_over(stream, (count, 1), &parameters) }
     }
 
     /// # Safety
@@ -207,10 +198,10 @@ impl Elementwise {
         for (what, pointer) in pointers {
             expect_pointers(&[(what, *pointer, self.dtype.bytes() as u64)])?;
         }
-        let launch = Launch::simple((blocks_of_elements(parameters.count, 16 / self.dtype.bytes() as u64)?, 1), BLOCK);
+        let over = (parameters.count, 16 / self.dtype.bytes() as u64);
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
         // as this function requires.
-        unsafe { kernel.launch(stream, launch, &parameters) }
+        unsafe { kernel.launch_over(stream, over, &parameters) }
     }
 }
 

@@ -10,11 +10,11 @@ use crate::{
     device::{Kernel, Launch},
     raw::{
         DenseWeight,
-        float_types::{FLOAT_TYPES, expect_float_type, float_source},
+        float_types::FloatSource,
         grid::{BLOCK, blocks, shape},
         headers,
     },
-    source::{File, Source},
+    source::File,
 };
 
 /// The kernels for matrices of one data type, on one device.
@@ -48,15 +48,18 @@ pub struct EstimateTarget {
     pub seed: Option<DevicePtr>,
 }
 
-fn source(dtype: DataType) -> Source {
-    let kernel = File::new("estimate/kernel.cu", include_str!("kernel.cu"));
-    float_source("estimate", dtype, [headers::CODES, headers::PAIRS, headers::ESTIMATE, kernel])
-}
-
-/// Returns every source.
-pub(crate) fn sources() -> Vec<Source> {
-    FLOAT_TYPES.into_iter().map(source).collect()
-}
+/// The source.
+pub(crate) const SOURCE: FloatSource = FloatSource {
+    name: "estimate",
+    operation: "an estimate",
+    contracts_fma: false,
+    files: &[
+        headers::CODES,
+        headers::PAIRS,
+        headers::ESTIMATE,
+        File::new("estimate/kernel.cu", include_str!("kernel.cu")),
+    ],
+};
 
 impl DenseEstimator {
     /// Loads the kernels for matrices of f32, f16 or bf16.
@@ -64,9 +67,7 @@ impl DenseEstimator {
     /// # Errors
     /// [`Error::DataType`](crate::Error::DataType) for other types; those of compiling and loading.
     pub fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        expect_float_type("an estimate", dtype)?;
-        let source = source(dtype);
-        let kernel = |name: &str| device.kernel(&source, name);
+        let kernel = SOURCE.load(device, dtype)?;
         let kernels = [
             kernel("estimate_magnitude")?,
             kernel("estimate_soft_threshold")?,

@@ -12,12 +12,8 @@ use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
     arguments::expect_pointers,
     device::{Kernel, Launch},
-    raw::{
-        float_types::{FLOAT_TYPES, expect_float_type, float_source},
-        grid::BLOCK,
-        headers,
-    },
-    source::{File, Source, Support},
+    raw::{float_types::FloatSource, grid::BLOCK, headers},
+    source::{File, Support},
 };
 
 /// The kernels for matrices of one data type, on one device.
@@ -59,15 +55,18 @@ struct WholeParameters {
     output: u32,
 }
 
-fn source(dtype: DataType) -> Source {
-    let kernel = File::new("quantize/kernel.cu", include_str!("kernel.cu"));
-    float_source("quantize", dtype, [headers::ROWS, headers::ROW_SCALE, headers::QUANTIZED_ROW, kernel])
-}
-
-/// Returns every source.
-pub(crate) fn sources() -> Vec<Source> {
-    FLOAT_TYPES.into_iter().map(source).collect()
-}
+/// The source.
+pub(crate) const SOURCE: FloatSource = FloatSource {
+    name: "quantize",
+    operation: "quantization",
+    contracts_fma: false,
+    files: &[
+        headers::ROWS,
+        headers::ROW_SCALE,
+        headers::QUANTIZED_ROW,
+        File::new("quantize/kernel.cu", include_str!("kernel.cu")),
+    ],
+};
 
 /// The device pointers of a matrix's scale in 8-bit floats.
 #[derive(Debug, Clone, Copy)]
@@ -88,9 +87,7 @@ impl Quantizer {
     /// # Errors
     /// [`Error::DataType`] for other types; those of compiling and loading.
     pub fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        expect_float_type("quantization", dtype)?;
-        let source = source(dtype);
-        let kernel = |name: &str| device.kernel(&source, name);
+        let kernel = SOURCE.load(device, dtype)?;
         let has_floats = Support::FLOAT8.includes(device.architecture());
         let floats = if has_floats { Some([kernel("to_e4m3")?, kernel("to_e5m2")?]) } else { None };
         Ok(Self {

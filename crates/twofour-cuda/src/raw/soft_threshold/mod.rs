@@ -10,10 +10,10 @@ use crate::{
     device::{Kernel, Launch},
     raw::{
         DenseWeight,
-        float_types::{FLOAT_TYPES, expect_float_type, float_source},
+        float_types::FloatSource,
         grid::{BLOCK, shape},
     },
-    source::{File, Source},
+    source::File,
 };
 
 /// CTAs that sum parts of a weight: few, because one thread adds their partial sums.
@@ -38,15 +38,13 @@ struct SoftThresholdParameters {
     blocks: u32,
 }
 
-fn source(dtype: DataType) -> Source {
-    let kernel = File::new("soft_threshold/kernel.cu", include_str!("kernel.cu"));
-    float_source("soft-threshold", dtype, [kernel])
-}
-
-/// Returns every source.
-pub(crate) fn sources() -> Vec<Source> {
-    FLOAT_TYPES.into_iter().map(source).collect()
-}
+/// The source.
+pub(crate) const SOURCE: FloatSource = FloatSource {
+    name: "soft-threshold",
+    operation: "the scale of a soft threshold",
+    contracts_fma: false,
+    files: &[File::new("soft_threshold/kernel.cu", include_str!("kernel.cu"))],
+};
 
 impl SoftThresholdScale {
     /// Bytes of workspace of a call.
@@ -57,10 +55,8 @@ impl SoftThresholdScale {
     /// # Errors
     /// [`Error::DataType`](crate::Error::DataType) for other types; those of compiling and loading.
     pub fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        expect_float_type("the scale of a soft threshold", dtype)?;
-        let source = source(dtype);
-        let (sum_parts, scale_of_parts) =
-            (device.kernel(&source, "sum_parts")?, device.kernel(&source, "scale_of_parts")?);
+        let kernel = SOURCE.load(device, dtype)?;
+        let (sum_parts, scale_of_parts) = (kernel("sum_parts")?, kernel("scale_of_parts")?);
         Ok(Self { dtype, sum_parts, scale_of_parts })
     }
 

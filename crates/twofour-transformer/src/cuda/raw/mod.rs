@@ -18,16 +18,33 @@ pub(crate) mod softmax;
 pub(crate) mod squared_error;
 pub(crate) mod weighted_rows;
 
-use twofour_cuda::source::Source;
+use twofour_cuda::{raw::float_types::FloatSource, source::Source};
+
+/// The sources that are compiled for each type of floats.
+const FLOAT_SOURCES: [FloatSource; 17] = [
+    norm::SOURCE,
+    cross_entropy::SOURCE,
+    squared_error::SOURCE,
+    embedding::SOURCE,
+    keep_of_four::SOURCE,
+    masking::SOURCE,
+    heads::SOURCE,
+    softmax::SOURCE,
+    image::grid::SOURCE,
+    image::windows::SOURCE,
+    gated::SOURCE,
+    pointwise::SOURCE,
+    weighted_rows::SOURCE,
+    decode::norm::SOURCE,
+    decode::gate::SOURCE,
+    decode::embed::SOURCE,
+    decode::choice::SOURCE,
+];
 
 /// Returns the source of every kernel.
 pub(crate) fn sources() -> Vec<Source> {
-    let losses = cross_entropy::sources().into_iter().chain(squared_error::sources());
-    let rows = norm::sources().into_iter().chain(losses).chain(embedding::sources());
-    let masks = keep_of_four::sources().into_iter().chain(masking::sources());
-    let heads =
-        heads::sources().into_iter().chain(softmax::sources()).chain(attention::sources()).chain(image::sources());
-    let elements = gated::sources().into_iter().chain(pointwise::sources()).chain(weighted_rows::sources());
     let steps = [gradient_norm::source(), sgd::source()];
-    rows.chain(masks).chain(heads).chain(elements).chain(steps).chain(decode::sources()).collect()
+    let attention = attention::sources().into_iter().chain(decode::attention::sources());
+    let others = attention.chain(decode::dense::sources()).chain(steps);
+    FLOAT_SOURCES.iter().flat_map(FloatSource::all).chain(others).collect()
 }

@@ -3,11 +3,8 @@
 use twofour_cuda::{
     DataType, Device, DevicePtr, Result, Stream,
     device::{Kernel, Launch},
-    raw::{
-        float_types::{FLOAT_TYPES, expect_float_type, row_source},
-        grid::threads_of_row,
-    },
-    source::{File, Source},
+    raw::{float_types::FloatSource, grid::threads_of_row},
+    source::File,
 };
 
 /// The kernels for logits of one data type, on one device.
@@ -41,21 +38,18 @@ pub(crate) struct CrossEntropyParameters {
 /// The sum of the losses of rows, by one CTA of 1024 threads.
 pub(crate) const SUM: File = File::new("cross_entropy/sum.cuh", include_str!("sum.cuh"));
 
-fn source(dtype: DataType) -> Source {
-    row_source("cross-entropy", dtype, [SUM, File::new("cross_entropy/kernel.cu", include_str!("kernel.cu"))])
-}
-
-/// Returns every source.
-pub(crate) fn sources() -> Vec<Source> {
-    FLOAT_TYPES.into_iter().map(source).collect()
-}
+/// The source.
+pub(crate) const SOURCE: FloatSource = FloatSource {
+    name: "cross-entropy",
+    operation: "cross-entropy",
+    contracts_fma: true,
+    files: &[SUM, File::new("cross_entropy/kernel.cu", include_str!("kernel.cu"))],
+};
 
 impl CrossEntropy {
     /// Loads the kernels for logits of f32, f16 or bf16.
     pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        expect_float_type("cross-entropy", dtype)?;
-        let source = source(dtype);
-        let kernel = |name: &str| device.kernel(&source, name);
+        let kernel = SOURCE.load(device, dtype)?;
         Ok(Self { dtype, rows: kernel("rows")?, student: kernel("student")?, sum_losses: kernel("sum_losses")? })
     }
 

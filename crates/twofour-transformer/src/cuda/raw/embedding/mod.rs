@@ -4,10 +4,10 @@ use twofour_cuda::{
     DataType, Device, DevicePtr, Result, Stream,
     device::{Kernel, Launch},
     raw::{
-        float_types::{FLOAT_TYPES, expect_float_type, row_source},
+        float_types::FloatSource,
         grid::{BLOCK, threads_of_row},
     },
-    source::{File, Source},
+    source::File,
 };
 
 /// The kernels for tables of one data type, on one device.
@@ -46,21 +46,18 @@ pub(crate) struct EmbeddingParameters {
     pub(crate) adds: u32,
 }
 
-fn source(dtype: DataType) -> Source {
-    row_source("embedding", dtype, [File::new("embedding/kernel.cu", include_str!("kernel.cu"))])
-}
-
-/// Returns every source.
-pub(crate) fn sources() -> Vec<Source> {
-    FLOAT_TYPES.into_iter().map(source).collect()
-}
+/// The source.
+pub(crate) const SOURCE: FloatSource = FloatSource {
+    name: "embedding",
+    operation: "an embedding",
+    contracts_fma: true,
+    files: &[File::new("embedding/kernel.cu", include_str!("kernel.cu"))],
+};
 
 impl Embeddings {
     /// Loads the kernels for tables of f32, f16 or bf16.
     pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        expect_float_type("an embedding", dtype)?;
-        let source = source(dtype);
-        let kernel = |name: &str| device.kernel(&source, name);
+        let kernel = SOURCE.load(device, dtype)?;
         Ok(Self {
             dtype,
             gather: kernel("gather")?,

@@ -2,13 +2,9 @@
 
 use twofour_cuda::{
     DataType, Device, DevicePtr, Result, Stream,
-    device::{Kernel, Launch},
-    raw::{
-        float_types::{FLOAT_TYPES, expect_float_type, row_source},
-        grid::{BLOCK, blocks_of_elements},
-        headers,
-    },
-    source::{File, Source},
+    device::Kernel,
+    raw::{float_types::FloatSource, headers},
+    source::File,
 };
 
 /// The number of gates.
@@ -36,30 +32,27 @@ pub(crate) struct GatedParameters {
     pub(crate) limit: f32,
 }
 
-fn source(dtype: DataType) -> Source {
-    let kernel = File::new("gated/kernel.cu", include_str!("kernel.cu"));
-    row_source("gated", dtype, [headers::FUNCTIONS, kernel])
-}
-
-/// Returns every source.
-pub(crate) fn sources() -> Vec<Source> {
-    FLOAT_TYPES.into_iter().map(source).collect()
-}
+/// The source.
+pub(crate) const SOURCE: FloatSource = FloatSource {
+    name: "gated",
+    operation: "a gated activation",
+    contracts_fma: true,
+    files: &[headers::FUNCTIONS, File::new("gated/kernel.cu", include_str!("kernel.cu"))],
+};
 
 impl Gated {
     /// Loads the kernels for tensors of f32, f16 or bf16.
     pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        expect_float_type("a gated activation", dtype)?;
-        let source = source(dtype);
+        let kernel = SOURCE.load(device, dtype)?;
         let kernels = |prefix: &str| -> Result<[Kernel; GATES]> {
-            let kernel = |name: &str| device.kernel(&source, &format!("{prefix}_{name}"));
+            let kernel = |name: &str| kernel(&format!("{prefix}_{name}"));
             Ok([kernel("silu")?, kernel("gelu")?, kernel("tanh_gelu")?, kernel("relu")?])
         };
         Ok(Self {
             dtype,
             apply: kernels("apply")?,
             gradient: kernels("gradient")?,
-            clamped: device.kernel(&source, "apply_clamped")?,
+            clamped: kernel("apply_clamped")?,
         })
     }
 
@@ -89,8 +82,8 @@ impl Gated {
     /// # Safety
     /// That of [`Gated::run`].
     unsafe fn launch(&self, stream: Stream, kernel: &Kernel, parameters: &GatedParameters) -> Result<()> {
-        let blocks = blocks_of_elements(parameters.count, 16 / self.dtype.bytes() as u64)?;
+        let over = (parameters.count, 16 / self.dtype.bytes() as u64);
         // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
-        unsafe { kernel.launch(stream, Launch::simple((blocks, 1), BLOCK), parameters) }
+        unsafe { kernel.launch_over(stream, over, parameters) }
     }
 }

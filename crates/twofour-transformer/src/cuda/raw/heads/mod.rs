@@ -1,13 +1,7 @@
 //! The fused projection of tokens to heads, with rotary embedding, and back.
 
 use twofour_cuda::{
-    DataType, Device, DevicePtr, Result, Stream,
-    device::{Kernel, Launch},
-    raw::{
-        float_types::{FLOAT_TYPES, expect_float_type, row_source},
-        grid::{BLOCK, blocks_of_elements},
-    },
-    source::{File, Source},
+    DataType, Device, DevicePtr, Result, Stream, device::Kernel, raw::float_types::FloatSource, source::File,
 };
 
 /// The kernels for tensors of one data type, on one device.
@@ -52,23 +46,20 @@ pub(crate) struct HeadsParameters {
     pub(crate) dim: u32,
 }
 
-fn source(dtype: DataType) -> Source {
-    row_source("heads", dtype, [File::new("heads/kernel.cu", include_str!("kernel.cu"))])
-}
-
-/// Returns every source.
-pub(crate) fn sources() -> Vec<Source> {
-    FLOAT_TYPES.into_iter().map(source).collect()
-}
+/// The source.
+pub(crate) const SOURCE: FloatSource = FloatSource {
+    name: "heads",
+    operation: "splitting into heads",
+    contracts_fma: true,
+    files: &[File::new("heads/kernel.cu", include_str!("kernel.cu"))],
+};
 
 impl Heads {
     /// Loads the kernels for tensors of f32, f16 or bf16.
     pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        expect_float_type("splitting into heads", dtype)?;
-        let source = source(dtype);
-        let kernels = |name: &str| -> Result<[Kernel; 2]> {
-            Ok([device.kernel(&source, name)?, device.kernel(&source, &format!("{name}_one_by_one"))?])
-        };
+        let kernel = SOURCE.load(device, dtype)?;
+        let kernels =
+            |name: &str| -> Result<[Kernel; 2]> { Ok([kernel(name)?, kernel(&format!("{name}_one_by_one"))?]) };
         Ok(Self {
             dtype,
             split: kernels("split")?,
@@ -96,8 +87,7 @@ impl Heads {
             HeadsTask::RotateForth => &self.rotate_forth,
             HeadsTask::RotateBack => &self.rotate_back,
         };
-        let launch = Launch::simple((blocks_of_elements(parameters.count, 1)?, 1), BLOCK);
         // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
-        unsafe { kernels[usize::from(!aligned)].launch(stream, launch, &parameters) }
+        unsafe { kernels[usize::from(!aligned)].launch_over(stream, (parameters.count, 1), &parameters) }
     }
 }

@@ -3,11 +3,8 @@
 use twofour_cuda::{
     DataType, Device, DevicePtr, Result, Stream,
     device::{Kernel, Launch},
-    raw::{
-        float_types::{FLOAT_TYPES, expect_float_type, row_source},
-        grid::BLOCK,
-    },
-    source::{File, Source},
+    raw::{float_types::FloatSource, grid::BLOCK},
+    source::File,
 };
 
 /// The kernels for tensors of one data type, on one device.
@@ -31,22 +28,20 @@ pub(crate) struct GridParameters {
     pub(crate) channels: u32,
 }
 
-fn source(dtype: DataType) -> Source {
-    row_source("image-grid", dtype, [File::new("image/grid.cu", include_str!("grid.cu"))])
-}
-
-/// Returns every source.
-pub(super) fn sources() -> Vec<Source> {
-    FLOAT_TYPES.into_iter().map(source).collect()
-}
+/// The source.
+pub(crate) const SOURCE: FloatSource = FloatSource {
+    name: "image-grid",
+    operation: "a pass over an image's tokens",
+    contracts_fma: true,
+    files: &[File::new("image/grid.cu", include_str!("grid.cu"))],
+};
 
 impl ImageGrid {
     /// Loads the kernels for tensors of f32, f16 or bf16.
     pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        expect_float_type("a pass over an image's tokens", dtype)?;
-        let source = source(dtype);
-        let around = super::vectors_and_one_by_one(device, &source, "around")?;
-        Ok(Self { dtype, around, scale: device.kernel(&source, "scale")? })
+        let kernel = SOURCE.load(device, dtype)?;
+        let around = super::vectors_and_one_by_one(&kernel, "around")?;
+        Ok(Self { dtype, around, scale: kernel("scale")? })
     }
 
     /// Launches the gathering of neighbours for so many places, at least one.

@@ -1,20 +1,15 @@
 //! Tokens of images: windows, relative positions, neighbours.
 
-mod grid;
-mod windows;
+pub(crate) mod grid;
+pub(crate) mod windows;
 
 pub(crate) use grid::{GridParameters, ImageGrid};
-use twofour_cuda::{DataType, Device, DevicePtr, Result, device::Kernel, source::Source};
+use twofour_cuda::{DataType, DevicePtr, Result, device::Kernel};
 pub(crate) use windows::{ImageWindows, MOST_HEAD_DIM, WindowParameters};
 
-/// Returns every source.
-pub(crate) fn sources() -> impl Iterator<Item = Source> {
-    windows::sources().into_iter().chain(grid::sources())
-}
-
 /// Loads a kernel that moves vectors of 16 bytes, and the one for elements one by one.
-fn vectors_and_one_by_one(device: &Device, source: &Source, name: &str) -> Result<[Kernel; 2]> {
-    Ok([device.kernel(source, &format!("{name}_vectors"))?, device.kernel(source, &format!("{name}_one_by_one"))?])
+fn vectors_and_one_by_one(kernel: impl Fn(&str) -> Result<Kernel>, name: &str) -> Result<[Kernel; 2]> {
+    Ok([kernel(&format!("{name}_vectors"))?, kernel(&format!("{name}_one_by_one"))?])
 }
 
 /// Whether sizes and addresses allow vectors.

@@ -3,11 +3,8 @@
 use twofour_cuda::{
     DataType, Device, DevicePtr, Result, Stream,
     device::{Kernel, Launch},
-    raw::{
-        float_types::{FLOAT_TYPES, expect_float_type, row_source},
-        grid::BLOCK,
-    },
-    source::{File, Source},
+    raw::{float_types::FloatSource, grid::BLOCK},
+    source::File,
 };
 
 /// Most elements of a head that terms for relative positions are computed for.
@@ -54,22 +51,20 @@ pub(crate) struct WindowParameters {
     pub(crate) term_factor: f32,
 }
 
-fn source(dtype: DataType) -> Source {
-    row_source("image-windows", dtype, [File::new("image/windows.cu", include_str!("windows.cu"))])
-}
-
-/// Returns every source.
-pub(super) fn sources() -> Vec<Source> {
-    FLOAT_TYPES.into_iter().map(source).collect()
-}
+/// The source.
+pub(crate) const SOURCE: FloatSource = FloatSource {
+    name: "image-windows",
+    operation: "attention over images",
+    contracts_fma: true,
+    files: &[File::new("image/windows.cu", include_str!("windows.cu"))],
+};
 
 impl ImageWindows {
     /// Loads the kernels for tensors of f32, f16 or bf16.
     pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        expect_float_type("attention over images", dtype)?;
-        let source = source(dtype);
-        let pair = |name: &str| super::vectors_and_one_by_one(device, &source, name);
-        Ok(Self { dtype, split: pair("split")?, merge: pair("merge")?, terms: device.kernel(&source, "terms")? })
+        let kernel = SOURCE.load(device, dtype)?;
+        let pair = |name: &str| super::vectors_and_one_by_one(&kernel, name);
+        Ok(Self { dtype, split: pair("split")?, merge: pair("merge")?, terms: kernel("terms")? })
     }
 
     /// Launches the way of the fused projection to the heads of so many sequences, and the terms for relative positions

@@ -1,13 +1,7 @@
 //! Pruning to `N:4` in one pass: what a dense GEMM reads in the stages of gradual pruning that are not 2:4 yet.
 
 use twofour_cuda::{
-    DataType, Device, DevicePtr, Result, Stream,
-    device::{Kernel, Launch},
-    raw::{
-        float_types::{FLOAT_TYPES, expect_float_type, row_source},
-        grid::{BLOCK, blocks_of_elements},
-    },
-    source::{File, Source},
+    DataType, Device, DevicePtr, Result, Stream, device::Kernel, raw::float_types::FloatSource, source::File,
 };
 
 /// The kernel for results of one data type, on one device.
@@ -27,20 +21,18 @@ pub(crate) struct KeepOfFourParameters {
     pub(crate) count: u32,
 }
 
-fn source(dtype: DataType) -> Source {
-    row_source("keep-of-four", dtype, [File::new("keep_of_four/kernel.cu", include_str!("kernel.cu"))])
-}
-
-/// Returns every source.
-pub(crate) fn sources() -> Vec<Source> {
-    FLOAT_TYPES.into_iter().map(source).collect()
-}
+/// The source.
+pub(crate) const SOURCE: FloatSource = FloatSource {
+    name: "keep-of-four",
+    operation: "pruning to N:4",
+    contracts_fma: true,
+    files: &[File::new("keep_of_four/kernel.cu", include_str!("kernel.cu"))],
+};
 
 impl KeepOfFour {
     /// Loads the kernel for results of f32, f16 or bf16.
     pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        expect_float_type("pruning to N:4", dtype)?;
-        Ok(Self { kernel: device.kernel(&source(dtype), "keep")? })
+        Ok(Self { kernel: SOURCE.load(device, dtype)?("keep")? })
     }
 
     /// Launches the kernel.
@@ -49,11 +41,7 @@ impl KeepOfFour {
     /// The pointers are valid for the groups' elements until the stream has passed this call; the stream is of this
     /// device.
     pub(crate) unsafe fn run(&self, stream: Stream, parameters: &KeepOfFourParameters) -> Result<()> {
-        if parameters.groups == 0 {
-            return Ok(());
-        }
-        let blocks = blocks_of_elements(parameters.groups, 1)?;
         // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
-        unsafe { self.kernel.launch(stream, Launch::simple((blocks, 1), BLOCK), parameters) }
+        unsafe { self.kernel.launch_over(stream, (parameters.groups, 1), parameters) }
     }
 }

@@ -1,13 +1,7 @@
 //! A weight under a mask in one pass: what a dense GEMM reads where masks follow no pattern that sparse GEMMs have.
 
 use twofour_cuda::{
-    DataType, Device, DevicePtr, Result, Stream,
-    device::{Kernel, Launch},
-    raw::{
-        float_types::{FLOAT_TYPES, expect_float_type, row_source},
-        grid::{BLOCK, blocks_of_elements},
-    },
-    source::{File, Source},
+    DataType, Device, DevicePtr, Result, Stream, device::Kernel, raw::float_types::FloatSource, source::File,
 };
 
 /// The kernel for results of one data type, on one device.
@@ -28,20 +22,18 @@ pub(crate) struct MaskingParameters {
     pub(crate) words_of_row: u32,
 }
 
-fn source(dtype: DataType) -> Source {
-    row_source("masking", dtype, [File::new("masking/kernel.cu", include_str!("kernel.cu"))])
-}
-
-/// Returns every source.
-pub(crate) fn sources() -> Vec<Source> {
-    FLOAT_TYPES.into_iter().map(source).collect()
-}
+/// The source.
+pub(crate) const SOURCE: FloatSource = FloatSource {
+    name: "masking",
+    operation: "applying a mask",
+    contracts_fma: true,
+    files: &[File::new("masking/kernel.cu", include_str!("kernel.cu"))],
+};
 
 impl Masking {
     /// Loads the kernel for results of f32, f16 or bf16.
     pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        expect_float_type("applying a mask", dtype)?;
-        Ok(Self { kernel: device.kernel(&source(dtype), "mask")? })
+        Ok(Self { kernel: SOURCE.load(device, dtype)?("mask")? })
     }
 
     /// Launches the kernel.
@@ -50,11 +42,7 @@ impl Masking {
     /// The pointers are valid for the groups' elements and for the mask's words of their rows until the stream has
     /// passed this call; the stream is of this device. `masked` overlaps `weight` only where it is the same f32 memory.
     pub(crate) unsafe fn run(&self, stream: Stream, parameters: &MaskingParameters) -> Result<()> {
-        if parameters.groups == 0 {
-            return Ok(());
-        }
-        let blocks = blocks_of_elements(parameters.groups, 1)?;
         // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
-        unsafe { self.kernel.launch(stream, Launch::simple((blocks, 1), BLOCK), parameters) }
+        unsafe { self.kernel.launch_over(stream, (parameters.groups, 1), parameters) }
     }
 }

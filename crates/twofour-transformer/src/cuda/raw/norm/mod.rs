@@ -4,10 +4,10 @@ use twofour_cuda::{
     DataType, Device, DevicePtr, Result, Stream,
     device::{Kernel, Launch},
     raw::{
-        float_types::{FLOAT_TYPES, expect_float_type, row_source},
+        float_types::FloatSource,
         grid::{BLOCK, MOST_GRID_ROWS, threads_of_row},
     },
-    source::{File, Source},
+    source::File,
 };
 
 /// Columns whose chunks a CTA adds.
@@ -61,22 +61,20 @@ pub(crate) struct NormParameters {
     pub(crate) epsilon: f32,
 }
 
-fn source(dtype: DataType) -> Source {
-    row_source("norm", dtype, [File::new("norm/kernel.cu", include_str!("kernel.cu"))])
-}
-
-/// Returns every source.
-pub(crate) fn sources() -> Vec<Source> {
-    FLOAT_TYPES.into_iter().map(source).collect()
-}
+/// The source.
+pub(crate) const SOURCE: FloatSource = FloatSource {
+    name: "norm",
+    operation: "normalization",
+    contracts_fma: true,
+    files: &[File::new("norm/kernel.cu", include_str!("kernel.cu"))],
+};
 
 impl Norms {
     /// Loads the kernels for tensors of f32, f16 or bf16.
     pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        expect_float_type("normalization", dtype)?;
-        let source = source(dtype);
+        let kernel = SOURCE.load(device, dtype)?;
         let kernels = |name: &str| -> Result<NormKernels> {
-            let kernel = |part: &str| device.kernel(&source, &format!("{name}_{part}"));
+            let kernel = |part: &str| kernel(&format!("{name}_{part}"));
             Ok(NormKernels {
                 forward: kernel("forward")?,
                 backward: kernel("backward")?,
@@ -85,7 +83,7 @@ impl Norms {
         };
         let blocks = 8 * device.multiprocessors() as usize;
         let (layer, rms) = (kernels("layer")?, kernels("rms")?);
-        Ok(Self { dtype, blocks, layer, rms, add_chunks: device.kernel(&source, "add_chunks")? })
+        Ok(Self { dtype, blocks, layer, rms, add_chunks: kernel("add_chunks")? })
     }
 
     fn kernels(&self, centered: bool) -> &NormKernels {

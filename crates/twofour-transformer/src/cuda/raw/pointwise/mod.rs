@@ -1,13 +1,7 @@
 //! Sums, conversions and constants, element by element.
 
 use twofour_cuda::{
-    DataType, Device, DevicePtr, Result, Stream,
-    device::{Kernel, Launch},
-    raw::{
-        float_types::{FLOAT_TYPES, expect_float_type, row_source},
-        grid::{BLOCK, blocks_of_elements},
-    },
-    source::{File, Source},
+    DataType, Device, DevicePtr, Result, Stream, device::Kernel, raw::float_types::FloatSource, source::File,
 };
 
 /// An operation on each element.
@@ -50,21 +44,19 @@ pub(crate) struct PointwiseParameters {
     pub(crate) value: f32,
 }
 
-fn source(dtype: DataType) -> Source {
-    row_source("pointwise", dtype, [File::new("pointwise/kernel.cu", include_str!("kernel.cu"))])
-}
-
-/// Returns every source.
-pub(crate) fn sources() -> Vec<Source> {
-    FLOAT_TYPES.into_iter().map(source).collect()
-}
+/// The source.
+pub(crate) const SOURCE: FloatSource = FloatSource {
+    name: "pointwise",
+    operation: "an element-wise operation",
+    contracts_fma: true,
+    files: &[File::new("pointwise/kernel.cu", include_str!("kernel.cu"))],
+};
 
 impl Pointwise {
     /// Loads the kernels for tensors of f32, f16 or bf16.
     pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        expect_float_type("an element-wise operation", dtype)?;
-        let source = source(dtype);
-        let kernels = KERNELS.iter().map(|name| device.kernel(&source, name)).collect::<Result<_>>()?;
+        let kernel = SOURCE.load(device, dtype)?;
+        let kernels = KERNELS.iter().map(|name| kernel(name)).collect::<Result<_>>()?;
         Ok(Self { dtype, kernels })
     }
 
@@ -79,11 +71,8 @@ impl Pointwise {
         operation: PointwiseOperation,
         parameters: &PointwiseParameters,
     ) -> Result<()> {
-        if parameters.count == 0 {
-            return Ok(());
-        }
-        let blocks = blocks_of_elements(parameters.count, 16 / self.dtype.bytes() as u64)?;
+        let over = (parameters.count, 16 / self.dtype.bytes() as u64);
         // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
-        unsafe { self.kernels[operation as usize].launch(stream, Launch::simple((blocks, 1), BLOCK), parameters) }
+        unsafe { self.kernels[operation as usize].launch_over(stream, over, parameters) }
     }
 }

@@ -4,11 +4,8 @@
 
 use twofour_cuda::{
     Device, DevicePtr, Result, Stream,
-    device::{Kernel, Launch},
-    raw::{
-        grid::{BLOCK, blocks_of_elements},
-        headers,
-    },
+    device::Kernel,
+    raw::headers,
     source::{File, Source, Support},
 };
 
@@ -56,11 +53,7 @@ impl Sgd {
     /// The pointers are valid for `count` elements (the mask for its tiles, whose columns are a multiple of 4) until
     /// the stream has passed this call, and nothing else writes there; the stream is of this device.
     pub(crate) unsafe fn run(&self, stream: Stream, parameters: &SgdParameters) -> Result<()> {
-        if parameters.count == 0 {
-            return Ok(());
-        }
-        let blocks = blocks_of_elements(parameters.count, 4)?;
         // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
-        unsafe { self.kernel.launch(stream, Launch::simple((blocks, 1), BLOCK), parameters) }
+        unsafe { self.kernel.launch_over(stream, (parameters.count, 4), parameters) }
     }
 }

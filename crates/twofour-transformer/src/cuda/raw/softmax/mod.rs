@@ -4,10 +4,10 @@ use twofour_cuda::{
     DataType, Device, DevicePtr, Result, Stream,
     device::{Kernel, Launch},
     raw::{
-        float_types::{FLOAT_TYPES, expect_float_type, row_source},
+        float_types::FloatSource,
         grid::{BLOCK, threads_of_row},
     },
-    source::{File, Source},
+    source::File,
 };
 
 /// The kernels for probabilities of one data type, on one device.
@@ -32,21 +32,19 @@ pub(crate) struct SoftmaxParameters {
     pub(crate) soft_cap: f32,
 }
 
-fn source(dtype: DataType) -> Source {
-    row_source("softmax", dtype, [File::new("softmax/kernel.cu", include_str!("kernel.cu"))])
-}
-
-/// Returns every source.
-pub(crate) fn sources() -> Vec<Source> {
-    FLOAT_TYPES.into_iter().map(source).collect()
-}
+/// The source.
+pub(crate) const SOURCE: FloatSource = FloatSource {
+    name: "softmax",
+    operation: "softmax",
+    contracts_fma: true,
+    files: &[File::new("softmax/kernel.cu", include_str!("kernel.cu"))],
+};
 
 impl Softmax {
     /// Loads the kernels for probabilities of f32, f16 or bf16.
     pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        expect_float_type("softmax", dtype)?;
-        let source = source(dtype);
-        Ok(Self { forward: device.kernel(&source, "forward")?, backward: device.kernel(&source, "backward")? })
+        let kernel = SOURCE.load(device, dtype)?;
+        Ok(Self { forward: kernel("forward")?, backward: kernel("backward")? })
     }
 
     /// Launches the softmax of `rows` rows, or its gradient, for at least one row.

@@ -3,11 +3,8 @@
 use twofour_cuda::{
     DataType, Device, DevicePtr, Result, Stream,
     device::{Kernel, Launch},
-    raw::{
-        float_types::{FLOAT_TYPES, expect_float_type, row_source},
-        grid::threads_of_row,
-    },
-    source::{File, Source},
+    raw::{float_types::FloatSource, grid::threads_of_row},
+    source::File,
 };
 
 use super::cross_entropy::SUM;
@@ -35,22 +32,19 @@ pub(crate) struct SquaredErrorParameters {
     pub(crate) is_relative: u32,
 }
 
-fn source(dtype: DataType) -> Source {
-    let kernel = File::new("squared_error/kernel.cu", include_str!("kernel.cu"));
-    row_source("squared-error", dtype, [SUM, kernel])
-}
-
-/// Returns every source.
-pub(crate) fn sources() -> Vec<Source> {
-    FLOAT_TYPES.into_iter().map(source).collect()
-}
+/// The source.
+pub(crate) const SOURCE: FloatSource = FloatSource {
+    name: "squared-error",
+    operation: "the error of rows",
+    contracts_fma: true,
+    files: &[SUM, File::new("squared_error/kernel.cu", include_str!("kernel.cu"))],
+};
 
 impl SquaredError {
     /// Loads the kernels for rows of f32, f16 or bf16.
     pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        expect_float_type("the error of rows", dtype)?;
-        let source = source(dtype);
-        let (rows, sum_errors) = (device.kernel(&source, "rows")?, device.kernel(&source, "sum_errors")?);
+        let kernel = SOURCE.load(device, dtype)?;
+        let (rows, sum_errors) = (kernel("rows")?, kernel("sum_errors")?);
         Ok(Self { dtype, rows, sum_errors })
     }
 

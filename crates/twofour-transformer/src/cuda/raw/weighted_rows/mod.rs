@@ -3,11 +3,8 @@
 use twofour_cuda::{
     DataType, Device, DevicePtr, Result, Stream,
     device::{Kernel, Launch},
-    raw::{
-        float_types::{FLOAT_TYPES, expect_float_type, row_source},
-        grid::threads_of_row,
-    },
-    source::{File, Source},
+    raw::{float_types::FloatSource, grid::threads_of_row},
+    source::File,
 };
 
 /// The kernel for rows of one data type, on one device.
@@ -29,20 +26,18 @@ pub(crate) struct WeightedRowsParameters {
     pub(crate) width: u32,
 }
 
-fn source(dtype: DataType) -> Source {
-    row_source("weighted-rows", dtype, [File::new("weighted_rows/kernel.cu", include_str!("kernel.cu"))])
-}
-
-/// Returns every source.
-pub(crate) fn sources() -> Vec<Source> {
-    FLOAT_TYPES.into_iter().map(source).collect()
-}
+/// The source.
+pub(crate) const SOURCE: FloatSource = FloatSource {
+    name: "weighted-rows",
+    operation: "sums of rows",
+    contracts_fma: true,
+    files: &[File::new("weighted_rows/kernel.cu", include_str!("kernel.cu"))],
+};
 
 impl WeightedRows {
     /// Loads the kernel for rows of f32, f16 or bf16.
     pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        expect_float_type("sums of rows", dtype)?;
-        Ok(Self { dtype, sum: device.kernel(&source(dtype), "sum")? })
+        Ok(Self { dtype, sum: SOURCE.load(device, dtype)?("sum")? })
     }
 
     /// Launches the sums of so many tokens, at least one, for a width of at least 1.

@@ -80,7 +80,7 @@ pub(crate) fn row_blocks(dim: usize, rows: usize) -> (usize, usize) {
 
 fn source(dtype: DataType, dim: usize) -> Source {
     let kernel = File::new("decode/attention/kernel.cu", include_str!("kernel.cu"));
-    row_source(&format!("decode-attention-{dim}"), dtype, []).define(format!("#define DIM {dim}\n")).with([kernel])
+    row_source(&format!("decode-attention-{dim}"), dtype, &[]).define(format!("#define DIM {dim}\n")).with([kernel])
 }
 
 /// Returns every source.

@@ -3,8 +3,8 @@
 use twofour_cuda::{
     DataType, Device, DevicePtr, Result, Stream,
     device::{Kernel, Launch},
-    raw::float_types::{FLOAT_TYPES, expect_float_type, row_source},
-    source::{File, Source},
+    raw::float_types::FloatSource,
+    source::File,
 };
 
 /// The kernel for logits of one data type, on one device.
@@ -22,20 +22,18 @@ pub(crate) struct ChoiceParameters {
     pub(crate) capacity: u32,
 }
 
-fn source(dtype: DataType) -> Source {
-    row_source("decode-choice", dtype, [File::new("decode/choice/kernel.cu", include_str!("kernel.cu"))])
-}
-
-/// Returns every source.
-pub(crate) fn sources() -> Vec<Source> {
-    FLOAT_TYPES.into_iter().map(source).collect()
-}
+/// The source.
+pub(crate) const SOURCE: FloatSource = FloatSource {
+    name: "decode-choice",
+    operation: "choosing a token",
+    contracts_fma: true,
+    files: &[File::new("decode/choice/kernel.cu", include_str!("kernel.cu"))],
+};
 
 impl Choices {
     /// Loads the kernel for logits of f32, f16 or bf16.
     pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        expect_float_type("choosing a token", dtype)?;
-        Ok(Self(device.kernel(&source(dtype), "choose")?))
+        Ok(Self(SOURCE.load(device, dtype)?("choose")?))
     }
 
     /// Launches the choice for `batch` sequences, at least one.

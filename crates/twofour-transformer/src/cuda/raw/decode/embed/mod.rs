@@ -3,8 +3,8 @@
 use twofour_cuda::{
     DataType, Device, DevicePtr, Result, Stream,
     device::{Kernel, Launch},
-    raw::float_types::{FLOAT_TYPES, expect_float_type, row_source},
-    source::{File, Source},
+    raw::float_types::FloatSource,
+    source::File,
 };
 
 /// The kernel for tables of one data type, on one device.
@@ -25,20 +25,18 @@ pub(crate) struct EmbedParameters {
     pub(crate) context: u32,
 }
 
-fn source(dtype: DataType) -> Source {
-    row_source("decode-embed", dtype, [File::new("decode/embed/kernel.cu", include_str!("kernel.cu"))])
-}
-
-/// Returns every source.
-pub(crate) fn sources() -> Vec<Source> {
-    FLOAT_TYPES.into_iter().map(source).collect()
-}
+/// The source.
+pub(crate) const SOURCE: FloatSource = FloatSource {
+    name: "decode-embed",
+    operation: "an embedding",
+    contracts_fma: true,
+    files: &[File::new("decode/embed/kernel.cu", include_str!("kernel.cu"))],
+};
 
 impl Embeds {
     /// Loads the kernel for tables of f32, f16 or bf16.
     pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        expect_float_type("an embedding", dtype)?;
-        Ok(Self(device.kernel(&source(dtype), "embed")?))
+        Ok(Self(SOURCE.load(device, dtype)?("embed")?))
     }
 
     /// Launches the copy of `tokens` rows, at least one.

@@ -3,12 +3,8 @@
 use twofour_cuda::{
     DataType, Device, DevicePtr, Result, Stream,
     device::Kernel,
-    raw::{
-        float_types::{FLOAT_TYPES, expect_float_type, row_source},
-        headers,
-        quantize::RowCtas,
-    },
-    source::{File, Source},
+    raw::{float_types::FloatSource, headers, quantize::RowCtas},
+    source::File,
 };
 
 /// Vectors of a row from which on another CTA is worth its share of a cluster's barriers, where each takes eight
@@ -31,22 +27,23 @@ pub(crate) struct QuantizedGateParameters {
     pub(crate) width: u32,
 }
 
-fn source(dtype: DataType) -> Source {
-    let kernel = File::new("decode/gate/kernel.cu", include_str!("kernel.cu"));
-    row_source("decode-gate", dtype, [headers::FUNCTIONS, headers::ROW_SCALE, headers::QUANTIZED_ROW, kernel])
-}
-
-/// Returns every source.
-pub(crate) fn sources() -> Vec<Source> {
-    FLOAT_TYPES.into_iter().map(source).collect()
-}
+/// The source.
+pub(crate) const SOURCE: FloatSource = FloatSource {
+    name: "decode-gate",
+    operation: "a gated activation",
+    contracts_fma: true,
+    files: &[
+        headers::FUNCTIONS,
+        headers::ROW_SCALE,
+        headers::QUANTIZED_ROW,
+        File::new("decode/gate/kernel.cu", include_str!("kernel.cu")),
+    ],
+};
 
 impl QuantizedGates {
     /// Loads the kernels for f32, f16 or bf16.
     pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        expect_float_type("a gated activation", dtype)?;
-        let source = source(dtype);
-        let kernel = |name: &str| device.kernel(&source, name);
+        let kernel = SOURCE.load(device, dtype)?;
         let kernels = [kernel("silu")?, kernel("gelu")?, kernel("tanh_gelu")?, kernel("relu")?];
         Ok(Self { kernels, rows: RowCtas::new(device, dtype, LEAST_VECTORS) })
     }

@@ -3,11 +3,8 @@
 use twofour_cuda::{
     DataType, Device, DevicePtr, Error, Result, Stream,
     device::{Kernel, Launch},
-    raw::{
-        float_types::{FLOAT_TYPES, expect_float_type, row_source},
-        headers,
-    },
-    source::{File, Source},
+    raw::{float_types::FloatSource, headers},
+    source::File,
 };
 
 /// Elements of a thread, and most threads of a CTA: of more elements there are fewer threads, which have more
@@ -45,24 +42,20 @@ pub(crate) struct TokenNormParameters {
     pub(crate) replaces: u32,
 }
 
-fn source(dtype: DataType) -> Source {
-    let kernel = File::new("decode/norm/kernel.cu", include_str!("kernel.cu"));
-    row_source("decode-norm", dtype, [headers::ROW_SCALE, kernel])
-}
-
-/// Returns every source.
-pub(crate) fn sources() -> Vec<Source> {
-    FLOAT_TYPES.into_iter().map(source).collect()
-}
+/// The source.
+pub(crate) const SOURCE: FloatSource = FloatSource {
+    name: "decode-norm",
+    operation: "normalization",
+    contracts_fma: true,
+    files: &[headers::ROW_SCALE, File::new("decode/norm/kernel.cu", include_str!("kernel.cu"))],
+};
 
 impl TokenNorms {
     /// Loads the kernels for f32, f16 or bf16.
     pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        expect_float_type("normalization", dtype)?;
-        let source = source(dtype);
-        let sizes = |name: &str| -> Result<BySize> {
-            Ok([device.kernel(&source, &format!("{name}_4"))?, device.kernel(&source, &format!("{name}_16"))?])
-        };
+        let kernel = SOURCE.load(device, dtype)?;
+        let sizes =
+            |name: &str| -> Result<BySize> { Ok([kernel(&format!("{name}_4"))?, kernel(&format!("{name}_16"))?]) };
         Ok(Self { plain: [sizes("rms")?, sizes("layer")?], to_i8: [sizes("rms_to_i8")?, sizes("layer_to_i8")?] })
     }
 
