@@ -67,6 +67,9 @@ pub struct TokenInput {
     pub is_normalized: bool,
     /// What embeddings are multiplied by.
     pub scale: Option<f32>,
+    /// Whether every window of a text must begin with the token that texts begin with: the model predicts badly
+    /// without it.
+    pub begins_windows: bool,
 }
 
 /// Embeddings of the patches of images of one size, behind learned tokens.
@@ -222,6 +225,13 @@ pub enum ImageHeadInput {
     ClassTokenAndMean,
     /// The mean of the patches.
     Mean,
+}
+
+impl TokenInput {
+    /// Embeddings of tokens alone, as they are.
+    pub fn plain(vocabulary: usize, context: usize) -> Self {
+        TokenInput { vocabulary, context, token_types: 0, is_normalized: false, scale: None, begins_windows: false }
+    }
 }
 
 impl ImageHeadInput {
@@ -437,10 +447,9 @@ impl TransformerConfig {
         }
     }
 
-    /// Whether every window of a text must begin with the token that texts begin with: of Gemma's models, which are
-    /// the ones whose embeddings are scaled. They predict badly without it.
+    /// Whether every window of a text must begin with the token that texts begin with.
     pub fn begins_windows(&self) -> bool {
-        matches!(self.input, ModelInput::Tokens(TokenInput { scale: Some(_), .. }))
+        matches!(self.input, ModelInput::Tokens(TokenInput { begins_windows: true, .. }))
     }
 
     /// The same with another longest sequence of tokens.
@@ -644,13 +653,7 @@ impl TransformerConfig {
     pub fn llama(sizes: &GptConfig, kv_heads: usize, vocabulary: usize) -> Self {
         let GptConfig { layers, width, heads, context, feed_forward } = *sizes;
         TransformerConfig {
-            input: ModelInput::Tokens(TokenInput {
-                vocabulary,
-                context,
-                token_types: 0,
-                is_normalized: false,
-                scale: None,
-            }),
+            input: ModelInput::Tokens(TokenInput::plain(vocabulary, context)),
             positions: Positions::Rotary(Rope { base: 10_000.0, scaling: None }),
             layers,
             width,
@@ -673,11 +676,9 @@ impl TransformerConfig {
         let GptConfig { layers, width, heads, context, feed_forward } = *sizes;
         TransformerConfig {
             input: ModelInput::Tokens(TokenInput {
-                vocabulary,
-                context,
                 token_types: 2,
                 is_normalized: true,
-                scale: None,
+                ..TokenInput::plain(vocabulary, context)
             }),
             positions: Positions::Learned,
             layers,

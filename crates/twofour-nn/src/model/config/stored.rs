@@ -33,6 +33,9 @@ struct StoredDecoder {
     norm_place: Option<NormPlace>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     embedding_scale: Option<f32>,
+    /// Where it is another than whether embeddings are scaled, as Gemma's are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    begins_windows: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     attention_scale: Option<f32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -72,7 +75,11 @@ impl From<StoredDecoder> for TransformerConfig {
         let Biases { qkv, out, feed_forward } = stored.biases;
         let scale = stored.embedding_scale;
         TransformerConfig {
-            input: ModelInput::Tokens(TokenInput { vocabulary, context, token_types: 0, is_normalized: false, scale }),
+            input: ModelInput::Tokens(TokenInput {
+                scale,
+                begins_windows: stored.begins_windows.unwrap_or(scale.is_some()),
+                ..TokenInput::plain(vocabulary, context)
+            }),
             positions: stored.positions,
             layers: stored.layers,
             width: stored.width,
@@ -110,11 +117,9 @@ impl From<StoredEncoder> for TransformerConfig {
         let bert = TransformerConfig::bert(&GptConfig { layers, width, heads, context, feed_forward }, vocabulary);
         TransformerConfig {
             input: ModelInput::Tokens(TokenInput {
-                vocabulary,
-                context,
                 token_types,
                 is_normalized: true,
-                scale: None,
+                ..TokenInput::plain(vocabulary, context)
             }),
             norm: NormConfig { epsilon: stored.epsilon, ..bert.norm },
             feed_forward: FeedForwardConfig { activation: stored.activation, ..bert.feed_forward },
@@ -150,6 +155,7 @@ impl StoredDecoder {
             windows: config.attention.windows.clone(),
             norm_place: Some(config.norm.place).filter(|place| *place != NormPlace::Before),
             embedding_scale: input.scale,
+            begins_windows: Some(input.begins_windows).filter(|begins| *begins != input.scale.is_some()),
             attention_scale: config.attention.scale,
             attention_soft_cap: config.attention.soft_cap,
             logit_soft_cap: soft_cap,

@@ -1,16 +1,11 @@
 //! BERT.
 
-use super::{
-    Family, Kind, Source,
-    fields::Fields,
-    layout::{Layout, StoredLinear},
-    llama::activation,
-};
+use super::{Family, Kind, Source, fields::Fields, layout::Layout, llama::activation};
 use crate::{
     Result,
     model::{
         CheckpointError, EncoderTask,
-        config::{GptConfig, ModelInput, TokenInput, TransformerConfig},
+        config::{ModelInput, TokenInput, TransformerConfig},
     },
 };
 
@@ -51,8 +46,8 @@ fn layout_of_source(source: &Source<'_>, config: &TransformerConfig) -> Result<L
     let mut layout = layout(config, source.prefix, has_pooler, shape_of)?;
     add_heads(&mut layout, config, shape_of);
     if layout.linears.contains_key(MASKED_TRANSFORM) && has_own_decoder(source)? {
-        let decoder = linear_of(MASKED_DECODER, config.vocabulary(), config.width);
-        layout.linear(OWN_DECODER, StoredLinear { has_bias: false, ..decoder });
+        let decoder = vec![(MASKED_DECODER.to_owned(), config.vocabulary())];
+        layout.parts(OWN_DECODER, decoder, config.width, false);
     }
     Ok(layout)
 }
@@ -75,13 +70,7 @@ fn config(fields: &Fields) -> std::result::Result<TransformerConfig, CheckpointE
     if fields.text_if("position_embedding_type")?.is_some_and(|kind| kind != "absolute") {
         return Err(fields.unsupported("position_embedding_type", "positions are absolute"));
     }
-    let sizes = GptConfig {
-        layers: fields.layers("num_hidden_layers")?,
-        width: fields.size("hidden_size")?,
-        heads: fields.size("num_attention_heads")?,
-        context: fields.size("max_position_embeddings")?,
-        feed_forward: fields.size("intermediate_size")?,
-    };
+    let sizes = fields.sizes()?;
     let mut bert = TransformerConfig::bert(&sizes, fields.size("vocab_size")?);
     if let (ModelInput::Tokens(tokens), Some(types)) = (&mut bert.input, fields.size_if("type_vocab_size")?) {
         tokens.token_types = types;
@@ -120,25 +109,19 @@ fn layout(config: &TransformerConfig, prefix: &str, has_pooler: bool, shape_of: 
         }
     };
     norm(&mut layout, "embedding.norm".to_owned(), embeddings("LayerNorm"));
-    let linear = |parts: Vec<(String, usize)>, inputs: usize| StoredLinear {
-        parts,
-        inputs,
-        has_bias: true,
-        is_transposed: false,
-    };
     for layer in 0..config.layers {
         let ours = |part: &str| format!("blocks.{layer}.{part}");
         let theirs = |part: &str| format!("{prefix}encoder.layer.{layer}.{part}");
         let qkv = ["query", "key", "value"].map(|part| (theirs(&format!("attention.self.{part}")), width));
-        layout.linear(ours("attn.qkv"), linear(qkv.to_vec(), width));
-        layout.linear(ours("attn.out"), linear(vec![(theirs("attention.output.dense"), width)], width));
+        layout.parts(ours("attn.qkv"), qkv.to_vec(), width, true);
+        layout.one_linear(ours("attn.out"), theirs("attention.output.dense"), (width, width));
         norm(&mut layout, ours("attn.norm"), theirs("attention.output.LayerNorm"));
-        layout.linear(ours("mlp.up"), linear(vec![(theirs("intermediate.dense"), feed_forward)], width));
-        layout.linear(ours("mlp.down"), linear(vec![(theirs("output.dense"), width)], feed_forward));
+        layout.one_linear(ours("mlp.up"), theirs("intermediate.dense"), (feed_forward, width));
+        layout.one_linear(ours("mlp.down"), theirs("output.dense"), (width, feed_forward));
         norm(&mut layout, ours("mlp.norm"), theirs("output.LayerNorm"));
     }
     if has_pooler {
-        layout.linear("pooler", linear(vec![(format!("{prefix}pooler.dense"), width)], width));
+        layout.one_linear("pooler", format!("{prefix}pooler.dense"), (width, width));
     }
     Ok(layout)
 }
@@ -175,19 +158,15 @@ pub(in crate::model) fn layout_of_task(
     }
 }
 
-fn linear_of(name: &str, outputs: usize, inputs: usize) -> StoredLinear {
-    StoredLinear { parts: vec![(name.to_owned(), outputs)], inputs, has_bias: true, is_transposed: false }
-}
-
 /// Adds the head of answers.
 fn add_answers(layout: &mut Layout, config: &TransformerConfig) {
-    layout.linear(ANSWERS, linear_of("qa_outputs", 2, config.width));
+    layout.one_linear(ANSWERS, "qa_outputs", (2, config.width));
 }
 
 /// Adds the head of masked tokens, whose decoder is the embedding of tokens.
 fn add_masked(layout: &mut Layout, config: &TransformerConfig, shape_of: ShapeOf<'_>) {
     let (vocabulary, width) = (config.vocabulary(), config.width);
-    layout.linear(MASKED_TRANSFORM, linear_of(TRANSFORM, width, width));
+    layout.one_linear(MASKED_TRANSFORM, TRANSFORM, (width, width));
     for (part, name) in norm_names(MASKED_NORM, shape_of) {
         layout.tensor(format!("head.norm.{part}"), name, [width]);
     }

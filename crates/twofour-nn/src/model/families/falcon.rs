@@ -71,7 +71,7 @@ fn config(fields: &Fields) -> Result<TransformerConfig, CheckpointError> {
 /// Where the tensors lie. Queries, keys and values are in groups of heads that share keys and values. Blocks side by
 /// side have a norm each, or share one.
 fn layout(source: &Source<'_>, config: &TransformerConfig) -> crate::Result<Layout> {
-    let (width, hidden, vocabulary) = (config.width, config.feed_forward.hidden, config.vocabulary());
+    let (width, hidden) = (config.width, config.feed_forward.hidden);
     let AttentionConfig { heads, kv_heads, head_dim, qkv_bias: bias, .. } = config.attention;
     let prefix = source.prefix;
     let mut layout = Layout { ignored: vec!["rotary_emb.inv_freq"], ..Layout::default() };
@@ -94,6 +94,6 @@ fn layout(source: &Source<'_>, config: &TransformerConfig) -> crate::Result<Layo
         layout.parts(ours("mlp.down"), vec![(theirs("mlp.dense_4h_to_h"), width)], hidden, bias);
     }
     layout.norm("norm", &format!("{prefix}ln_f"), width);
-    layout.vocabulary(config, &format!("{prefix}word_embeddings"), "lm_head.weight", vocabulary);
+    layout.vocabulary(config, &format!("{prefix}word_embeddings"), "lm_head.weight");
     Ok(layout)
 }

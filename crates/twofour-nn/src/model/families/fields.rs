@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::model::CheckpointError;
+use crate::model::{CheckpointError, config::GptConfig};
 
 /// An object of a configuration, with the place that errors name.
 #[derive(Debug, Clone)]
@@ -105,6 +105,17 @@ impl Fields {
             layers if layers <= Self::MOST_LAYERS => Ok(layers),
             _ => Err(self.unsupported(field, "no model has as many layers")),
         }
+    }
+
+    /// The sizes of a model, by the names that most families have for them.
+    pub(super) fn sizes(&self) -> Result<GptConfig> {
+        Ok(GptConfig {
+            layers: self.layers("num_hidden_layers")?,
+            width: self.size("hidden_size")?,
+            heads: self.size("num_attention_heads")?,
+            context: self.size("max_position_embeddings")?,
+            feed_forward: self.size("intermediate_size")?,
+        })
     }
 
     /// Height and width: one number for both, or a list of two; `default` where the field is absent.

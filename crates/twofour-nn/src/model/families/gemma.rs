@@ -9,7 +9,7 @@ use super::{
 use crate::model::{
     CheckpointError, ModelInput,
     config::{
-        AttentionConfig, FeedForwardConfig, GptConfig, ModelOutput, NormConfig, NormPlace, Positions, Rope, TokenInput,
+        AttentionConfig, FeedForwardConfig, ModelOutput, NormConfig, NormPlace, Positions, Rope, TokenInput,
         TransformerConfig,
     },
 };
@@ -54,14 +54,8 @@ type Result<T> = std::result::Result<T, CheckpointError>;
 /// What both have: every `pattern`-th layer attends to the whole sequence, the others in windows.
 fn common(fields: &Fields, pattern: usize, logit_soft_cap: Option<f64>) -> Result<TransformerConfig> {
     fields.expect_flag("use_bidirectional_attention", false, "attention is causal")?;
-    let (layers, width) = (fields.layers("num_hidden_layers")?, fields.size("hidden_size")?);
-    let sizes = GptConfig {
-        layers,
-        width,
-        heads: fields.size("num_attention_heads")?,
-        context: fields.size("max_position_embeddings")?,
-        feed_forward: fields.size("intermediate_size")?,
-    };
+    let sizes = fields.sizes()?;
+    let (layers, width) = (sizes.layers, sizes.width);
     let vocabulary = fields.size("vocab_size")?;
     let llama = TransformerConfig::llama(&sizes, fields.size_if("num_key_value_heads")?.unwrap_or(4), vocabulary);
     let window = fields.size_if("sliding_window")?.unwrap_or(4096);
@@ -72,14 +66,11 @@ fn common(fields: &Fields, pattern: usize, logit_soft_cap: Option<f64>) -> Resul
     };
     let bias = fields.flag("attention_bias", false)?;
     let per_score = fields.positive("query_pre_attn_scalar", 256.0)?;
-    let scale = Some((width as f32).sqrt());
     Ok(TransformerConfig {
         input: ModelInput::Tokens(TokenInput {
-            vocabulary,
-            context: sizes.context,
-            token_types: 0,
-            is_normalized: false,
-            scale,
+            scale: Some((width as f32).sqrt()),
+            begins_windows: true,
+            ..TokenInput::plain(vocabulary, sizes.context)
         }),
         norm: NormConfig {
             place: NormPlace::Around,

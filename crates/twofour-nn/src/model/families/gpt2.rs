@@ -6,8 +6,10 @@ use super::{
     layout::{Layout, StoredLinear},
     llama::activation,
 };
-use crate::model::CheckpointError;
-use crate::model::config::{FeedForwardConfig, GptConfig, ModelOutput, NormConfig, Positions, TransformerConfig};
+use crate::model::{
+    CheckpointError,
+    config::{FeedForwardConfig, GptConfig, ModelOutput, NormConfig, Positions, TransformerConfig},
+};
 
 pub(super) const FAMILIES: &[Family] = &[Family {
     name: "gpt2",
@@ -47,19 +49,14 @@ fn config(fields: &Fields) -> Result<TransformerConfig, CheckpointError> {
 
 /// Where the tensors lie; `prefix` is `transformer.`, or nothing where the model was stored without its head's class.
 fn layout(config: &TransformerConfig, prefix: &str) -> Layout {
-    let (width, vocabulary, context) = (config.width, config.vocabulary(), config.context());
+    let (width, context) = (config.width, config.context());
     let feed_forward = config.feed_forward.hidden;
     let mut layout = Layout { ignored: vec![".attn.bias", ".attn.masked_bias"], ..Layout::default() };
-    let norm = |layout: &mut Layout, ours: String, theirs: String| {
-        for part in ["weight", "bias"] {
-            layout.tensor(format!("{ours}.{part}"), format!("{theirs}.{part}"), [width]);
-        }
-    };
     for layer in 0..config.layers {
         let (ours, theirs) =
             (|part: &str| format!("blocks.{layer}.{part}"), |part: &str| format!("{prefix}h.{layer}.{part}"));
-        norm(&mut layout, ours("attn.norm"), theirs("ln_1"));
-        norm(&mut layout, ours("mlp.norm"), theirs("ln_2"));
+        layout.norm(&ours("attn.norm"), &theirs("ln_1"), width);
+        layout.norm(&ours("mlp.norm"), &theirs("ln_2"), width);
         for (part, name, outputs, inputs) in [
             ("attn.qkv", "attn.c_attn", 3 * width, width),
             ("attn.out", "attn.c_proj", width, width),
@@ -70,20 +67,8 @@ fn layout(config: &TransformerConfig, prefix: &str) -> Layout {
             layout.linear(ours(part), StoredLinear { parts, inputs, has_bias: true, is_transposed: true });
         }
     }
-    norm(&mut layout, "norm".to_owned(), format!("{prefix}ln_f"));
+    layout.norm("norm", &format!("{prefix}ln_f"), width);
     layout.tensor("positions.weight", format!("{prefix}wpe.weight"), [context, width]);
-    let head = |name: String| StoredLinear {
-        parts: vec![(name, vocabulary)],
-        inputs: width,
-        has_bias: false,
-        is_transposed: false,
-    };
-    if config.is_tied() {
-        layout.ignored.push("lm_head.weight");
-        layout.linear("head", head(format!("{prefix}wte")));
-    } else {
-        layout.tensor("embedding.weight", format!("{prefix}wte.weight"), [vocabulary, width]);
-        layout.linear("head", head("lm_head".to_owned()));
-    }
+    layout.vocabulary(config, &format!("{prefix}wte"), "lm_head.weight");
     layout
 }

@@ -8,9 +8,7 @@ use super::{
 };
 use crate::model::{
     CheckpointError,
-    config::{
-        AttentionConfig, FeedForwardConfig, GptConfig, ModelOutput, NormConfig, NormPlace, Positions, TransformerConfig,
-    },
+    config::{AttentionConfig, FeedForwardConfig, ModelOutput, NormConfig, NormPlace, Positions, TransformerConfig},
 };
 
 pub(super) const FAMILIES: &[Family] = &[Family {
@@ -23,13 +21,7 @@ pub(super) const FAMILIES: &[Family] = &[Family {
 }];
 
 fn config(fields: &Fields) -> Result<TransformerConfig, CheckpointError> {
-    let sizes = GptConfig {
-        layers: fields.layers("num_hidden_layers")?,
-        width: fields.size("hidden_size")?,
-        heads: fields.size("num_attention_heads")?,
-        context: fields.size("max_position_embeddings")?,
-        feed_forward: fields.size("intermediate_size")?,
-    };
+    let sizes = fields.sizes()?;
     let llama = TransformerConfig::llama(&sizes, sizes.heads, fields.size("vocab_size")?);
     let gpt = TransformerConfig { input: llama.input, ..TransformerConfig::from(&sizes) };
     let parameters = rope_parameters(fields)?;
@@ -63,7 +55,7 @@ fn config(fields: &Fields) -> Result<TransformerConfig, CheckpointError> {
 }
 
 fn layout(config: &TransformerConfig, prefix: &str) -> Layout {
-    let (width, hidden, vocabulary) = (config.width, config.feed_forward.hidden, config.vocabulary());
+    let (width, hidden) = (config.width, config.feed_forward.hidden);
     let AttentionConfig { heads, head_dim, qkv_bias, out_bias, .. } = config.attention;
     let ignored = vec!["attention.bias", "attention.masked_bias", "rotary_emb.inv_freq"];
     let mut layout = Layout { ignored, ..Layout::default() };
@@ -80,6 +72,6 @@ fn layout(config: &TransformerConfig, prefix: &str) -> Layout {
         layout.one_linear(ours("mlp.down"), theirs("mlp.dense_4h_to_h"), (width, hidden));
     }
     layout.norm("norm", &format!("{prefix}final_layer_norm"), width);
-    layout.vocabulary(config, &format!("{prefix}embed_in"), "embed_out.weight", vocabulary);
+    layout.vocabulary(config, &format!("{prefix}embed_in"), "embed_out.weight");
     layout
 }

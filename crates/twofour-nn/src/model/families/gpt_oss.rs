@@ -8,6 +8,7 @@ use super::{
     fields::Fields,
     layout::{BiasRow, Layout},
     llama::{self, Kin},
+    mixtral,
 };
 use crate::model::{
     CheckpointError,
@@ -49,16 +50,11 @@ fn config(fields: &Fields) -> Result<TransformerConfig> {
             ..own.attention
         },
         experts: Some(ExpertsConfig {
-            count: fields.size("num_local_experts")?,
-            per_token: fields.size("num_experts_per_tok")?,
-            hidden: own.feed_forward.hidden,
-            shared: None,
-            is_normalized: true,
-            dense_layers: vec![],
             clamped_gate: Some(ClampedGate {
                 slope: fields.positive("swiglu_alpha", 1.702)? as f32,
                 limit: fields.positive("swiglu_limit", 7.0)? as f32,
             }),
+            ..mixtral::experts(fields, "num_local_experts", own.feed_forward.hidden)?
         }),
         ..own
     })

@@ -124,13 +124,8 @@ impl Layout {
     }
 
     /// Adds the table of tokens and the head of a decoder, which may be the same; `head` is the name of its weight.
-    pub(in crate::model) fn vocabulary(
-        &mut self,
-        config: &TransformerConfig,
-        embedding: &str,
-        head: &'static str,
-        vocabulary: usize,
-    ) {
+    pub(in crate::model) fn vocabulary(&mut self, config: &TransformerConfig, embedding: &str, head: &'static str) {
+        let vocabulary = config.vocabulary();
         let own = if config.is_tied() { embedding } else { head.trim_end_matches(".weight") };
         self.parts("head", vec![(own.to_owned(), vocabulary)], config.width, false);
         match config.is_tied() {
@@ -169,9 +164,13 @@ impl Layout {
     }
 
     /// Adds a linear layer of one weight with a bias.
-    pub(in crate::model) fn one_linear(&mut self, ours: String, theirs: String, (outputs, inputs): (usize, usize)) {
-        let parts = vec![(theirs, outputs)];
-        self.linear(ours, StoredLinear { parts, inputs, has_bias: true, is_transposed: false });
+    pub(in crate::model) fn one_linear(
+        &mut self,
+        ours: impl Into<String>,
+        theirs: impl Into<String>,
+        (outputs, inputs): (usize, usize),
+    ) {
+        self.parts(ours, vec![(theirs.into(), outputs)], inputs, true);
     }
 
     /// Whether a parameter is stored, by the name that the model has for it.

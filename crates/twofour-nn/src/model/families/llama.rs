@@ -1,10 +1,6 @@
 //! LLaMA, Mistral, Qwen2 and Qwen3.
 
-use super::{
-    Family, Kind, Source,
-    fields::Fields,
-    layout::{Layout, StoredLinear},
-};
+use super::{Family, Kind, Source, fields::Fields, layout::Layout};
 use crate::{
     engine::Nonlinearity,
     model::CheckpointError,
@@ -47,8 +43,8 @@ type Result<T> = std::result::Result<T, CheckpointError>;
 
 /// Reads the configuration.
 pub(super) fn config(fields: &Fields, family: Kin) -> Result<TransformerConfig> {
-    let (layers, width, heads) =
-        (fields.layers("num_hidden_layers")?, fields.size("hidden_size")?, fields.size("num_attention_heads")?);
+    let sizes = fields.sizes()?;
+    let GptConfig { layers, width, heads, .. } = sizes;
     let kv_heads = match (fields.size_if("num_key_value_heads")?, family) {
         (Some(heads), _) => heads,
         (None, Kin::Llama | Kin::Phi) => heads,
@@ -63,13 +59,6 @@ pub(super) fn config(fields: &Fields, family: Kin) -> Result<TransformerConfig> 
     let attention_bias = match family {
         Kin::Llama | Kin::Qwen3 => fields.flag("attention_bias", false)?,
         Kin::Mistral | Kin::Qwen2 | Kin::Phi => false,
-    };
-    let sizes = GptConfig {
-        layers,
-        width,
-        heads,
-        context: fields.size("max_position_embeddings")?,
-        feed_forward: fields.size("intermediate_size")?,
     };
     let llama = TransformerConfig::llama(&sizes, kv_heads, fields.size("vocab_size")?);
     let rotation = rotation(fields)?;
@@ -247,17 +236,10 @@ pub(super) fn windows_of_types(fields: &Fields, types: &[&str], window: usize) -
 
 /// Where the tensors lie; `prefix` is `model.`, or nothing where the model was stored without its head's class.
 pub(in crate::model) fn layout(config: &TransformerConfig, prefix: &str) -> Layout {
-    let (width, vocabulary, head_dim) = (config.width, config.vocabulary(), config.attention.head_dim);
+    let (width, head_dim) = (config.width, config.attention.head_dim);
     let feed_forward = config.feed_forward.hidden;
     let (queries, keys) = (config.query_width(), config.kv_width());
     let mut layout = Layout { ignored: vec!["rotary_emb.inv_freq"], ..Layout::default() };
-    let embedding = format!("{prefix}embed_tokens");
-    let plain = |parts: Vec<(String, usize)>, inputs: usize, has_bias: bool| StoredLinear {
-        parts,
-        inputs,
-        has_bias,
-        is_transposed: false,
-    };
     for layer in 0..config.layers {
         let (ours, theirs) =
             (|part: &str| format!("blocks.{layer}.{part}"), |part: &str| format!("{prefix}layers.{layer}.{part}"));
@@ -269,21 +251,15 @@ pub(in crate::model) fn layout(config: &TransformerConfig, prefix: &str) -> Layo
         }
         let qkv = [("q", queries), ("k", keys), ("v", keys)];
         let qkv = qkv.map(|(part, outputs)| (theirs(&format!("self_attn.{part}_proj")), outputs)).to_vec();
-        layout.linear(ours("attn.qkv"), plain(qkv, width, config.attention.qkv_bias));
+        layout.parts(ours("attn.qkv"), qkv, width, config.attention.qkv_bias);
         let out = vec![(theirs("self_attn.o_proj"), width)];
-        layout.linear(ours("attn.out"), plain(out, queries, config.attention.out_bias));
+        layout.parts(ours("attn.out"), out, queries, config.attention.out_bias);
         let up = ["gate", "up"].map(|part| (theirs(&format!("mlp.{part}_proj")), feed_forward)).to_vec();
-        layout.linear(ours("mlp.up"), plain(up, width, config.feed_forward.bias));
+        layout.parts(ours("mlp.up"), up, width, config.feed_forward.bias);
         let down = vec![(theirs("mlp.down_proj"), width)];
-        layout.linear(ours("mlp.down"), plain(down, feed_forward, config.feed_forward.bias));
+        layout.parts(ours("mlp.down"), down, feed_forward, config.feed_forward.bias);
     }
     layout.gain("norm".to_owned(), format!("{prefix}norm"), width, 0.0);
-    if config.is_tied() {
-        layout.ignored.push("lm_head.weight");
-        layout.linear("head", plain(vec![(embedding, vocabulary)], width, false));
-    } else {
-        layout.tensor("embedding.weight", format!("{embedding}.weight"), [vocabulary, width]);
-        layout.linear("head", plain(vec![("lm_head".to_owned(), vocabulary)], width, false));
-    }
+    layout.vocabulary(config, &format!("{prefix}embed_tokens"), "lm_head.weight");
     layout
 }

@@ -42,16 +42,21 @@ const QWEN: Names = Names { block: "mlp", gate: "gate_proj", up: "up_proj", down
 
 fn mixtral(fields: &Fields) -> Result<TransformerConfig> {
     let own = llama::config(fields, Kin::Mistral)?;
-    let experts = ExpertsConfig {
-        count: fields.size("num_local_experts")?,
+    let experts = Some(experts(fields, "num_local_experts", own.feed_forward.hidden)?);
+    Ok(TransformerConfig { experts, ..own })
+}
+
+/// Experts in every layer, as Mixtral has them, as many as a field tells.
+pub(super) fn experts(fields: &Fields, count: &str, hidden: usize) -> Result<ExpertsConfig> {
+    Ok(ExpertsConfig {
+        count: fields.size(count)?,
         per_token: fields.size("num_experts_per_tok")?,
-        hidden: own.feed_forward.hidden,
+        hidden,
         shared: None,
         is_normalized: true,
         dense_layers: vec![],
         clamped_gate: None,
-    };
-    Ok(TransformerConfig { experts: Some(experts), ..own })
+    })
 }
 
 fn qwen(fields: &Fields, kin: Kin) -> Result<TransformerConfig> {
@@ -63,18 +68,12 @@ fn qwen(fields: &Fields, kin: Kin) -> Result<TransformerConfig> {
     let step = fields.size_if("decoder_sparse_step")?.unwrap_or(1).max(1);
     let mut dense_layers = fields.sizes_if("mlp_only_layers")?.unwrap_or_default();
     dense_layers.extend((0..own.layers).filter(|layer| !(layer + 1).is_multiple_of(step)));
-    let count = match fields.get("num_experts") {
-        Some(_) => fields.size("num_experts")?,
-        None => fields.size("num_local_experts")?,
-    };
+    let count = if fields.get("num_experts").is_some() { "num_experts" } else { "num_local_experts" };
     let experts = ExpertsConfig {
-        count,
-        per_token: fields.size("num_experts_per_tok")?,
-        hidden: fields.size("moe_intermediate_size")?,
         shared: (kin == Kin::Qwen2).then(|| fields.size("shared_expert_intermediate_size")).transpose()?,
         is_normalized: fields.flag("norm_topk_prob", false)?,
         dense_layers,
-        clamped_gate: None,
+        ..experts(fields, count, fields.size("moe_intermediate_size")?)?
     };
     Ok(TransformerConfig { experts: Some(experts), ..own })
 }

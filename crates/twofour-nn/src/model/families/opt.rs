@@ -49,7 +49,7 @@ fn config(fields: &Fields) -> Result<TransformerConfig, CheckpointError> {
 }
 
 fn layout(config: &TransformerConfig, prefix: &str) -> Layout {
-    let (width, hidden, vocabulary) = (config.width, config.feed_forward.hidden, config.vocabulary());
+    let (width, hidden) = (config.width, config.feed_forward.hidden);
     let heads = config.query_width();
     let mut layout = Layout::default();
     for layer in 0..config.layers {
@@ -65,6 +65,6 @@ fn layout(config: &TransformerConfig, prefix: &str) -> Layout {
     }
     layout.norm("norm", &format!("{prefix}final_layer_norm"), width);
     layout.positions(format!("{prefix}embed_positions.weight"), [config.context(), width], BEFORE_POSITIONS);
-    layout.vocabulary(config, &format!("{prefix}embed_tokens"), "lm_head.weight", vocabulary);
+    layout.vocabulary(config, &format!("{prefix}embed_tokens"), "lm_head.weight");
     layout
 }

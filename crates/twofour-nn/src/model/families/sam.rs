@@ -1,11 +1,6 @@
 //! The image encoder of SAM.
 
-use super::{
-    Family, Kind,
-    fields::Fields,
-    layout::{Layout, StoredLinear},
-    llama::activation,
-};
+use super::{Family, Kind, fields::Fields, layout::Layout, llama::activation};
 use crate::{
     Error, Result,
     model::CheckpointError,
@@ -104,8 +99,7 @@ fn layout(config: &TransformerConfig) -> Result<Layout> {
         let theirs = |part: &str| encoder(&format!("layers.{layer}.{part}"));
         layout.norm(&ours("attn.norm"), &theirs("layer_norm1"), width);
         let parts = vec![(theirs("attn.qkv"), 3 * width)];
-        let qkv = StoredLinear { parts, inputs: width, has_bias: config.attention.qkv_bias, is_transposed: false };
-        layout.linear(ours("attn.qkv"), qkv);
+        layout.parts(ours("attn.qkv"), parts, width, config.attention.qkv_bias);
         if config.attention.relative_positions {
             let [rows, columns] = config.span(layer).map(|span| (2 * span).saturating_sub(1));
             layout.tensor(ours("attn.relative_rows"), theirs("attn.rel_pos_h"), [rows, head_dim]);

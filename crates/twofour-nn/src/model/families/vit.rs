@@ -1,10 +1,6 @@
 //! ViT and DINOv2.
 
-use super::{
-    Family, Kind, Source,
-    layout::{Layout, StoredLinear},
-    llama::activation,
-};
+use super::{Family, Kind, Source, layout::Layout, llama::activation};
 use crate::{
     Result,
     engine::Nonlinearity,
@@ -128,13 +124,7 @@ fn layout(config: &TransformerConfig, prefix: &str) -> Result<Layout> {
         let theirs = |part: &str| format!("{prefix}encoder.layer.{layer}.{part}");
         layout.norm(&ours("attn.norm"), &theirs(names.norms[0]), width);
         let parts = ["query", "key", "value"].map(|part| (theirs(&format!("attention.attention.{part}")), width));
-        let qkv = StoredLinear {
-            parts: parts.to_vec(),
-            inputs: width,
-            has_bias: config.attention.qkv_bias,
-            is_transposed: false,
-        };
-        layout.linear(ours("attn.qkv"), qkv);
+        layout.parts(ours("attn.qkv"), parts.to_vec(), width, config.attention.qkv_bias);
         layout.one_linear(ours("attn.out"), theirs("attention.output.dense"), (width, width));
         layout.norm(&ours("mlp.norm"), &theirs(names.norms[1]), width);
         layout.one_linear(ours("mlp.up"), theirs(names.up), (config.up_width(), width));
@@ -146,7 +136,7 @@ fn layout(config: &TransformerConfig, prefix: &str) -> Result<Layout> {
     }
     layout.norm("norm", &format!("{prefix}layernorm"), width);
     if let ModelOutput::Hidden { head: Some(ImageHead { classes, input: reads }) } = config.output {
-        layout.one_linear("head".to_owned(), HEAD.to_owned(), (classes, reads.elements(width)));
+        layout.one_linear("head", HEAD, (classes, reads.elements(width)));
     }
     Ok(layout)
 }
