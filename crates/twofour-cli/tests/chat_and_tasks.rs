@@ -5,17 +5,12 @@ mod support;
 use std::{fs, path::Path};
 
 use serde_json::{Value, json};
-use support::run;
+use support::{checkpoint, copy, fixture, run};
 
 /// A folder with a tiny decoder in `model`, whose chats are written by a template.
 fn folder(template: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints/llama");
-    fs::create_dir(folder.path().join("model")).unwrap();
-    for entry in fs::read_dir(fixture).unwrap() {
-        let entry = entry.unwrap();
-        fs::copy(entry.path(), folder.path().join("model").join(entry.file_name())).unwrap();
-    }
+    copy(fixture("llama"), folder.path().join("model"));
     let settings = json!({"bos_token": "<begin>", "eos_token": {"content": "<end>"}, "chat_template": template});
     fs::write(folder.path().join("model/tokenizer_config.json"), settings.to_string()).unwrap();
     folder
@@ -112,6 +107,5 @@ fn right_answers_are_counted_with_their_standard_error() {
     assert!(run(at, &["eval", "model", "--task", "squad.json"]).bad(1).contains("line 1"));
     assert!(run(at, &["eval", "model", "--task", "choices.jsonl", "--window", "41"]).bad(2).contains("40 tokens"));
     assert!(run(at, &["eval", "model", "--task", "choices.jsonl", "--text", "bad.jsonl"]).bad(2).contains("--text"));
-    let bert = Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints/bert");
-    assert!(run(at, &["eval", bert.to_str().unwrap(), "--task", "squad.json", "--chat"]).bad(2).contains("--chat"));
+    assert!(run(at, &["eval", &checkpoint("bert"), "--task", "squad.json", "--chat"]).bad(2).contains("--chat"));
 }

@@ -2,28 +2,21 @@
 
 mod support;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::PathBuf};
 
-use support::run;
+use support::{fixture, run};
 
 fn read_json(path: PathBuf) -> serde_json::Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
-}
-
-fn checkpoint(family: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints").join(family)
 }
 
 #[test]
 fn perplexity_and_greedy_text_are_those_of_transformers() {
     let dir = tempfile::tempdir().unwrap();
     for family in ["llama", "mistral", "qwen2", "qwen3", "gpt2"] {
-        let (model, text) = (checkpoint(family), dir.path().join(family));
+        let (model, text) = (fixture(family), dir.path().join(family));
         let model = model.to_str().unwrap();
-        let expected = read_json(checkpoint(family).join("expected.json"));
+        let expected = read_json(fixture(family).join("expected.json"));
         fs::write(&text, expected["text"].as_str().unwrap()).unwrap();
         for expected in expected["perplexity"].as_array().unwrap() {
             let [window, stride] = ["window", "stride"].map(|name| expected[name].to_string());
@@ -54,7 +47,7 @@ fn perplexity_and_greedy_text_are_those_of_transformers() {
 #[test]
 fn windows_and_texts_that_do_not_fit_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let model = checkpoint("llama");
+    let model = fixture("llama");
     fs::write(dir.path().join("text"), "two of every four").unwrap();
     fs::write(dir.path().join("short"), "").unwrap();
     fs::write(dir.path().join("bytes"), [0xFF, 0xFE]).unwrap();
@@ -90,10 +83,7 @@ fn scores_that_are_not_finite_and_a_configuration_that_makes_them_are_errors() {
     let at = dir.path();
     fs::write(at.join("text"), "two of every four").unwrap();
     let copy = |name: &str| {
-        fs::create_dir(at.join(name)).unwrap();
-        for entry in fs::read_dir(checkpoint("llama")).unwrap().map(Result::unwrap) {
-            fs::copy(entry.path(), at.join(name).join(entry.file_name())).unwrap();
-        }
+        support::copy(fixture("llama"), at.join(name));
         at.join(name)
     };
     let eval = |model: &str| run(at, &["eval", model, "--text", "text", "--json"]).bad(1);
@@ -127,7 +117,7 @@ fn scores_that_are_not_finite_and_a_configuration_that_makes_them_are_errors() {
 fn a_device_that_is_not_there_or_several_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("text"), "two of every four").unwrap();
-    let model = checkpoint("llama");
+    let model = fixture("llama");
     let eval = ["eval", model.to_str().unwrap(), "--text", "text", "--device"];
     for (device, code, word) in [("cuda:99", 1, ""), ("cuda:0,1", 2, "one GPU"), ("gpu", 2, "not a device")] {
         let message = run(dir.path(), &[&eval[..], &[device]].concat()).bad(code);

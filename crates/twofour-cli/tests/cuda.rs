@@ -115,11 +115,8 @@ fn an_unknown_architecture_is_asked_wrongly() {
 #[test]
 fn prune_on_a_gpu_leaves_the_errors_that_it_leaves_on_a_cpu_or_says_what_is_missing() {
     let dir = tempfile::tempdir().unwrap();
-    let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints");
-    let letters = b"acdefghiklmnoprstuvwyz";
-    let text: String =
-        (0..4000).map(|i| if i % 7 == 3 { ' ' } else { char::from(letters[i * i / 3 % letters.len()]) }).collect();
-    std::fs::write(dir.path().join("text.txt"), text).unwrap();
+    let fixtures = support::fixture("");
+    std::fs::write(dir.path().join("text.txt"), support::letters(4000)).unwrap();
     let prune = |family: &str, out: &str, device: &str| {
         let model = fixtures.join(family);
         let arguments = ["prune", model.to_str().unwrap(), "-o", out, "--calibration", "text.txt", "--json"];

@@ -1,26 +1,17 @@
 //! A matrix of directories that the command writes against its readers: what `eval` and `generate` compute, what
 //! `check` and `inspect` find, and what `decompress` gives back.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
 use serde_json::Value;
 
 mod support;
-use support::{names, run};
-
-fn fixture(family: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints").join(family)
-}
+use support::{fixture, names, run};
 
 /// A checkpoint with a module in a folder, as sentence-transformers has them, and files that no output should have.
 fn checkpoint(family: &str, to: &Path) {
     fs::create_dir_all(to.join("2_Dense")).unwrap();
-    for name in names(&fixture(family)) {
-        fs::copy(fixture(family).join(&name), to.join(&name)).unwrap();
-    }
+    support::copy(fixture(family), to);
     support::write(&to.join("2_Dense/model.safetensors"), &[("linear.weight", support::random(&[4, 8]))]);
     fs::write(to.join("pytorch_model.bin"), "of the dense model").unwrap();
     fs::write(to.join(".gitattributes"), "").unwrap();

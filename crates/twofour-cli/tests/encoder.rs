@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use support::run;
+use support::{checkpoint, run};
 use twofour_nn::model::{Encoder, EncoderInput, Tokenizer};
 
 /// The model's directory, if it is there.
@@ -78,18 +78,14 @@ fn embeddings_of_a_pretrained_encoder_stay_near_the_dense_ones() {
     assert!(cosines[4] > cosines[3], "{cosines:?}");
 }
 
-fn fixture(name: &str) -> String {
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints");
-    fixtures.join(name).to_string_lossy().into_owned()
-}
-
 #[test]
 fn what_pruning_costs_an_encoder_is_measured() {
     let dir = tempfile::tempdir().unwrap();
     let expected: serde_json::Value =
-        serde_json::from_slice(&fs::read(Path::new(&fixture("bert_masked")).join("expected.json")).unwrap()).unwrap();
+        serde_json::from_slice(&fs::read(Path::new(&checkpoint("bert_masked")).join("expected.json")).unwrap())
+            .unwrap();
     fs::write(dir.path().join("text.txt"), expected["text"].as_str().unwrap()).unwrap();
-    let masked = fixture("bert_masked");
+    let masked = checkpoint("bert_masked");
     let eval = |model: &str, more: &[&str]| {
         run(dir.path(), &[&["eval", model, "--text", "text.txt", "--json"], more].concat())
     };
@@ -103,7 +99,7 @@ fn what_pruning_costs_an_encoder_is_measured() {
     assert_ne!(dense, pruned);
 
     // Lines are sentences.
-    let bert = fixture("bert");
+    let bert = checkpoint("bert");
     let lines: String = ["two of four", "the mask", "a weight", "rows are cut", "half of the work"].join("\n\n");
     fs::write(dir.path().join("text.txt"), &lines).unwrap();
     assert!(eval(&bert, &[]).bad(2).contains("--against MODEL"));
@@ -119,14 +115,14 @@ fn what_pruning_costs_an_encoder_is_measured() {
     // Invalid arguments.
     let refused = run(dir.path(), &["prune", &bert, "-o", "out", "--eval", "text.txt"]).bad(2);
     assert!(refused.contains("--text text.txt --against"), "{refused}");
-    let llama = fixture("llama");
+    let llama = checkpoint("llama");
     // Decoders have hidden states, too.
     let same = eval(&llama, &["--against", &llama]).good().json();
     assert!((same["mean_cosine"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{same}");
     run(dir.path(), &["prune", &llama, "-o", "pruned-llama"]).good();
     let other = eval("pruned-llama", &["--against", &llama]).good().json();
     assert!((-1.0..0.9999).contains(&other["mean_cosine"].as_f64().unwrap()), "{other}");
-    let vit = fixture("vit");
+    let vit = checkpoint("vit");
     let families = eval(&bert, &["--against", &llama]).good().json();
     assert!(families["rank_correlation"].as_f64().unwrap() < 0.9, "{families}");
     assert!(eval(&bert, &["--against", &vit]).bad(1).contains("vit"));

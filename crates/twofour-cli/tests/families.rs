@@ -2,25 +2,9 @@
 
 mod support;
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, fs, path::Path};
 
-use support::{Floats, random, read_json, run, write};
-
-fn checkpoint(family: &str) -> String {
-    let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    manifest.join("../twofour-nn/tests/fixtures/checkpoints").join(family).to_string_lossy().into_owned()
-}
-
-/// A text of the fixtures' vocabulary.
-fn write_text(at: &Path) {
-    let letters = b"acdefghiklmnoprstuvwyz";
-    let letter = |i: usize| if i % 7 == 3 { ' ' } else { char::from(letters[i * i / 3 % letters.len()]) };
-    fs::write(at.join("text.txt"), (0..3000).map(letter).collect::<String>()).unwrap();
-}
+use support::{Floats, checkpoint, letters, random, read_json, run, write};
 
 const CALIBRATION: [&str; 6] = ["--calibration", "text.txt", "--samples", "8", "--length", "24"];
 
@@ -34,7 +18,7 @@ fn continued(at: &Path, model: &str) -> serde_json::Value {
 fn text_is_that_of_transformers_and_what_calibration_pruned_is_checked_compressed_and_run() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    write_text(at);
+    fs::write(at.join("text.txt"), letters(3000)).unwrap();
     for (family, language) in [
         ("phi3", "*"),
         ("opt", "*"),
@@ -96,7 +80,7 @@ fn text_is_that_of_transformers_and_what_calibration_pruned_is_checked_compresse
 fn experts_are_pruned_by_every_method_and_each_of_them_by_its_own_tokens() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    write_text(at);
+    fs::write(at.join("text.txt"), letters(3000)).unwrap();
     let model = checkpoint("mixtral");
     let mut errors = vec![];
     for method in ["wanda", "ria", "sparsegpt", "alps"] {
@@ -129,7 +113,7 @@ fn experts_are_pruned_by_every_method_and_each_of_them_by_its_own_tokens() {
 fn experts_in_one_tensor_are_calibrated_one_by_one() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    write_text(at);
+    fs::write(at.join("text.txt"), letters(3000)).unwrap();
     let model = checkpoint("gpt_oss");
     let mut errors = vec![];
     for method in ["wanda", "sparsegpt", "alps"] {
@@ -163,7 +147,7 @@ fn experts_in_one_tensor_are_calibrated_one_by_one() {
 fn models_that_are_not_run_are_pruned_by_magnitude_and_the_message_says_that_this_works() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    write_text(at);
+    fs::write(at.join("text.txt"), letters(3000)).unwrap();
     let t5: &[(&str, &[usize])] = &[
         ("shared.weight", &[64, 16]),
         ("encoder.block.0.layer.0.SelfAttention.q.weight", &[16, 16]),

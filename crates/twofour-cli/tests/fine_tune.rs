@@ -2,22 +2,14 @@
 
 mod support;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
 use serde_json::Value;
 use support::{
-    names, read_json, run,
+    checkpoint, copy, names, read_json, run,
     training::{expect_killed_runs_end_alike, train},
 };
 use twofour::file::Reader;
-
-fn checkpoint(family: &str) -> String {
-    let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    manifest.join("../twofour-nn/tests/fixtures/checkpoints").join(family).to_string_lossy().into_owned()
-}
 
 const RECIPE: &str = "\
 [model]
@@ -360,11 +352,7 @@ fn a_teacher_that_does_not_fit_is_told_at_once() {
     let vocabulary = bad("bytes", &[]);
     assert!(vocabulary.contains("bytes has 256 tokens, where the model that learns has 80"), "{vocabulary}");
     // The same number of tokens, two of which have changed places.
-    fs::create_dir(at.join("other")).unwrap();
-    for file in fs::read_dir(&dense).unwrap() {
-        let file = file.unwrap();
-        fs::copy(file.path(), at.join("other").join(file.file_name())).unwrap();
-    }
+    copy(&dense, at.join("other"));
     let text = fs::read_to_string(at.join("other/tokenizer.json")).unwrap();
     let mut tokenizer: Value = serde_json::from_str(&text).unwrap();
     let vocabulary = tokenizer["model"]["vocab"].as_object_mut().unwrap();

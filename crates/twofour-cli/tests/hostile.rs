@@ -13,7 +13,7 @@ use std::{
 };
 
 use support::{
-    Ran, model, names, random, run,
+    Ran, copy, fixture, model, names, random, run,
     training::{tiny_quickstart, tiny_recipe},
     twofour, write,
 };
@@ -96,19 +96,9 @@ fn without_memory_every_command_ends_with_one_line_and_leaves_nothing() {
     assert!(refused > 0, "no limit was too small");
 }
 
-/// A copy of a tiny checkpoint of transformers, with a tokenizer.
-fn checkpoint(at: &Path, family: &str) {
-    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints").join(family);
-    fs::create_dir(at.join(family)).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        fs::copy(entry.path(), at.join(family).join(entry.file_name())).unwrap();
-    }
-}
-
 /// Every command that computes, with a model or a text of this folder; an output is named `out`.
 fn commands(at: &Path) -> Vec<Vec<&'static str>> {
-    checkpoint(at, "llama");
+    copy(fixture("llama"), at.join("llama"));
     tiny_recipe(at);
     tiny_quickstart(&at.join("quick"), 1.0, 4);
     run(at, &["prune", "llama", "-o", "pruned"]).good();

@@ -2,13 +2,11 @@
 
 mod support;
 
-use std::path::Path;
-
 use support::run;
 
 #[test]
 fn image_encoders_are_pruned_compressed_and_quantized() {
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints");
+    let fixtures = support::fixture("");
     for kind in ["vit", "dinov2", "sam"] {
         let dir = tempfile::tempdir().unwrap();
         let at = dir.path();

@@ -6,12 +6,7 @@ mod support;
 
 use std::{fs, path::Path, process::Command};
 
-use support::{Ran, run};
-
-fn fixture(name: &str) -> String {
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints");
-    fixtures.join(name).display().to_string()
-}
+use support::{Ran, checkpoint, run};
 
 /// The commands that a run ended with.
 #[track_caller]
@@ -33,7 +28,7 @@ fn every_command_ends_with_commands_that_run() {
     let directory = tempfile::tempdir().unwrap();
     let at = directory.path();
     fs::write(at.join("text.txt"), "two of four\nthe mask\na weight\nrows are cut\n".repeat(8)).unwrap();
-    let [llama, bert, masked] = ["llama", "bert", "bert_masked"].map(fixture);
+    let [llama, bert, masked] = ["llama", "bert", "bert_masked"].map(checkpoint);
     let commands: [&[&str]; 12] = [
         &["prune", &bert, "-o", "pruned-bert"],
         &["inspect", &llama],
@@ -72,7 +67,7 @@ fn nothing_but_the_answer_is_printed_for_programs() {
     let directory = tempfile::tempdir().unwrap();
     let at = directory.path();
     fs::write(at.join("text.txt"), "two of four\n".repeat(8)).unwrap();
-    let llama = fixture("llama");
+    let llama = checkpoint("llama");
     for arguments in [&["eval", &llama, "--text", "text.txt"][..], &["inspect", &llama]] {
         assert!(run(at, &[arguments, &["--json"]].concat()).good().json().is_object());
         assert_eq!(run(at, &[arguments, &["--quiet"]].concat()).good().stdout, "");

@@ -2,9 +2,7 @@
 
 mod support;
 
-use std::path::PathBuf;
-
-use support::{model, names, run};
+use support::{checkpoint, model, names, run};
 
 const PATTERNS: [&str; 8] = [
     "5:16",
@@ -16,11 +14,6 @@ const PATTERNS: [&str; 8] = [
     "unstructured@0.7",
     "unstructured-rows@0.3",
 ];
-
-fn checkpoint(family: &str) -> String {
-    let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    manifest.join("../twofour-nn/tests/fixtures/checkpoints").join(family).to_string_lossy().into_owned()
-}
 
 #[test]
 fn every_pattern_is_pruned_to_and_checked() {

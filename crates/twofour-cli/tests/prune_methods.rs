@@ -2,29 +2,18 @@
 
 mod support;
 
-use std::{fs, path::PathBuf};
+use std::fs;
 
 use half::bf16;
 use serde_json::Value;
-use support::{names, run};
+use support::{checkpoint, copy, letters, names, run};
 use twofour::file::{Reader, StoredDType};
-
-fn checkpoint(family: &str) -> String {
-    let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    manifest.join("../twofour-nn/tests/fixtures/checkpoints").join(family).to_string_lossy().into_owned()
-}
-
-/// Letters of the fixtures' vocabulary in no simple order.
-fn text() -> String {
-    let letters = b"acdefghiklmnoprstuvwyz";
-    (0..4000).map(|i| if i % 7 == 3 { ' ' } else { char::from(letters[i * i / 3 % letters.len()]) }).collect()
-}
 
 #[test]
 fn calibrated_methods_prune_every_layer_of_every_block() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    fs::write(at.join("text.txt"), text()).unwrap();
+    fs::write(at.join("text.txt"), letters(4000)).unwrap();
     for family in ["llama", "mistral", "qwen2", "qwen3", "gpt2", "bert"] {
         let model = checkpoint(family);
         let mut errors = Vec::new();
@@ -94,7 +83,7 @@ fn parts(reader: &Reader, name: &str, by_columns: bool) -> Vec<Vec<f32>> {
 fn hidden_features_are_put_in_another_order_with_the_layers_before_them() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    fs::write(at.join("text.txt"), text()).unwrap();
+    fs::write(at.join("text.txt"), letters(4000)).unwrap();
     let calibration = ["--calibration", "text.txt", "--samples", "12", "--length", "24"];
     for (family, down, before) in [
         ("llama", "model.layers.0.mlp.down_proj", &["model.layers.0.mlp.up_proj", "model.layers.0.mlp.gate_proj"][..]),
@@ -155,7 +144,7 @@ fn tables_have_a_row_for_a_kind_of_layer() {
 fn what_calibration_requires_is_said() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    fs::write(at.join("text.txt"), text()).unwrap();
+    fs::write(at.join("text.txt"), letters(4000)).unwrap();
     fs::write(at.join("short.txt"), "abc").unwrap();
     let model = checkpoint("llama");
     let prune = |more: &[&str]| {
@@ -201,7 +190,7 @@ fn what_calibration_requires_is_said() {
 fn of_a_long_text_only_pieces_are_read() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    let text = text();
+    let text = letters(4000);
     fs::write(at.join("long.txt"), text.repeat((96 << 20) / text.len())).unwrap();
     for family in ["llama", "bert"] {
         let model = checkpoint(family);
@@ -232,11 +221,8 @@ fn of_a_long_text_only_pieces_are_read() {
 fn a_weight_that_is_not_finite_is_named_by_calibrated_methods() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    fs::write(at.join("text.txt"), text()).unwrap();
-    fs::create_dir(at.join("nan")).unwrap();
-    for name in names(checkpoint("mistral").as_ref()) {
-        fs::copy(PathBuf::from(checkpoint("mistral")).join(&name), at.join("nan").join(&name)).unwrap();
-    }
+    fs::write(at.join("text.txt"), letters(4000)).unwrap();
+    copy(checkpoint("mistral"), at.join("nan"));
     let path = at.join("nan/model.safetensors");
     let mut bytes = fs::read(&path).unwrap();
     let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -260,7 +246,7 @@ fn a_weight_that_is_not_finite_is_named_by_calibrated_methods() {
 fn what_a_method_keeps_is_rounded_in_the_same_pass() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    fs::write(at.join("text.txt"), text()).unwrap();
+    fs::write(at.join("text.txt"), letters(4000)).unwrap();
     let model = checkpoint("llama");
     let calibration = ["--calibration", "text.txt", "--samples", "12", "--length", "24", "--compensate", "0.5"];
     let prune = |out: &str, more: &[&str]| {
@@ -334,7 +320,7 @@ fn what_a_method_keeps_is_rounded_in_the_same_pass() {
 fn perplexity_before_and_after_is_that_of_eval() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    fs::write(at.join("text.txt"), text()).unwrap();
+    fs::write(at.join("text.txt"), letters(4000)).unwrap();
     let model = checkpoint("llama");
     let windows = ["--window", "20", "--stride", "10"];
     let arguments = ["prune", &model, "-o", "out", "--eval", "text.txt"];
@@ -363,7 +349,7 @@ fn perplexity_before_and_after_is_that_of_eval() {
 fn tuned_blocks_are_nearer_to_the_dense_model_under_the_same_masks() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    fs::write(at.join("text.txt"), text()).unwrap();
+    fs::write(at.join("text.txt"), letters(4000)).unwrap();
     let calibration = ["--calibration", "text.txt", "--samples", "12", "--length", "24"];
     for (family, method) in [("llama", "alps"), ("qwen2", "wanda"), ("gemma3", "sparsegpt"), ("gpt2", "wanda")] {
         let model = checkpoint(family);
@@ -405,7 +391,7 @@ fn tuned_blocks_are_nearer_to_the_dense_model_under_the_same_masks() {
 fn what_tuning_cannot_do_is_said() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    fs::write(at.join("text.txt"), text()).unwrap();
+    fs::write(at.join("text.txt"), letters(4000)).unwrap();
     let bad = |family: &str, more: &[&str]| {
         let model = checkpoint(family);
         run(at, &[&["prune", &model, "-o", "out"], more].concat()).bad(2)
@@ -443,7 +429,7 @@ fn mean_error(answer: &Value) -> f64 {
 fn a_low_rank_part_lies_beside_pruned_weights_as_an_adapter() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    fs::write(at.join("text.txt"), text()).unwrap();
+    fs::write(at.join("text.txt"), letters(4000)).unwrap();
     let calibration = ["--calibration", "text.txt", "--samples", "8", "--length", "24", "--compensate", "0.5"];
     for (family, is_transposed) in [("llama", false), ("gpt2", true), ("bert", false)] {
         let model = checkpoint(family);

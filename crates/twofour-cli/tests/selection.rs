@@ -242,7 +242,7 @@ fn weights_that_no_command_can_take_are_named_with_what_to_do() {
 
 #[test]
 fn packed_weights_of_which_the_configuration_says_nothing_are_named_where_a_model_would_run() {
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints/llama");
+    let fixture = support::fixture("llama");
     for (name, dtype) in [
         ("model.layers.0.self_attn.q_proj.qweight", safetensors::Dtype::I32),
         ("model.layers.0.self_attn.q_proj.weight.quant_state.bitsandbytes__nf4", safetensors::Dtype::U8),
@@ -332,12 +332,9 @@ const EDGE: &str = "outside the repeated layers";
 
 #[test]
 fn a_tokenizer_whose_library_panics_is_an_error_of_one_line() {
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints/gpt2");
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    for name in support::names(&fixture) {
-        fs::copy(fixture.join(&name), at.join(&name)).unwrap();
-    }
+    support::copy(support::fixture("gpt2"), at);
     let mut tokenizer = support::read_json(at.join("tokenizer.json"));
     tokenizer["pre_tokenizer"] = serde_json::json!({"type": "FixedLength", "length": 0});
     fs::write(at.join("tokenizer.json"), tokenizer.to_string()).unwrap();
@@ -347,7 +344,7 @@ fn a_tokenizer_whose_library_panics_is_an_error_of_one_line() {
 
 #[test]
 fn a_tokenizer_that_is_not_there_or_is_a_pointer_is_named_with_what_to_do() {
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints/llama");
+    let fixture = support::fixture("llama");
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
     for name in support::names(&fixture).iter().filter(|name| !name.starts_with("tokenizer")) {

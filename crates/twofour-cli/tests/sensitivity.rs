@@ -5,12 +5,7 @@ mod support;
 use std::{fs, path::Path};
 
 use serde_json::{Value, json};
-use support::{read_json, run};
-
-fn fixture(family: &str) -> String {
-    let at = Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints").join(family);
-    at.to_str().unwrap().to_owned()
-}
+use support::{checkpoint, read_json, run};
 
 /// A folder with a text to calibrate on, and one to measure.
 fn folder() -> tempfile::TempDir {
@@ -32,7 +27,7 @@ fn errors_and_perplexities_are_those_of_pruning_one_layer() {
     let folder = folder();
     let at = folder.path();
     for family in ["llama", "gpt2"] {
-        let model = fixture(family);
+        let model = checkpoint(family);
         let more = ["--perplexity", "other", "--picture", "layers.svg", "--force", "--json"];
         let found = sensitivity(at, &model, &more).good().json();
         assert_eq!(found["calibration_tokens"], 6 * 24);
@@ -68,7 +63,7 @@ fn errors_and_perplexities_are_those_of_pruning_one_layer() {
 fn a_plan_says_what_prune_prunes() {
     let folder = folder();
     let at = folder.path();
-    let model = fixture("llama");
+    let model = checkpoint("llama");
     let made = sensitivity(at, &model, &["--methods", "wanda", "--budget", "sparse=0.4", "-o", "plan.json"]).good();
     assert!(made.stdout.contains("plan: ") && made.stdout.contains("--plan plan.json"), "{made:?}");
     let plan = read_json(at.join("plan.json"));
@@ -102,7 +97,7 @@ fn a_plan_says_what_prune_prunes() {
     assert!(of("layers=3", &[]).bad(2).contains("sparse=SHARE"));
     assert!(sensitivity(at, &model, &["--methods", "best"]).bad(2).contains("sparsegpt"));
     assert!(sensitivity(at, &model, &["--budget", "sparse=0.4", "-o", "plan.json"]).bad(2).contains("exists"));
-    let bert = fixture("bert");
+    let bert = checkpoint("bert");
     assert!(sensitivity(at, &bert, &["--methods", "wanda"]).good().stdout.contains("wanda"));
     assert!(sensitivity(at, &bert, &["--perplexity", "other"]).bad(1).contains("bert"));
     let refused = |plan: &str| {
@@ -120,7 +115,7 @@ fn a_plan_says_what_prune_prunes() {
 fn a_model_is_calibrated_on_what_it_writes() {
     let folder = folder();
     let at = folder.path();
-    let model = fixture("llama");
+    let model = checkpoint("llama");
     let pruned = |output: &str, seed: &str| {
         let own = ["--calibration", "self", "--samples", "5", "--length", "20", "--method", "sparsegpt"];
         let all = [&["prune", &model, "-o", output, "--seed", seed, "--json"][..], &own].concat();
@@ -135,7 +130,7 @@ fn a_model_is_calibrated_on_what_it_writes() {
     let own = |model: &str, length: &str| {
         run(at, &["prune", model, "-o", "none", "--calibration", "self", "--samples", "2", "--length", length])
     };
-    assert!(own(&fixture("bert"), "20").bad(2).contains("an encoder writes no text"));
+    assert!(own(&checkpoint("bert"), "20").bad(2).contains("an encoder writes no text"));
     assert!(own(&model, "1").bad(2).contains("--length 1"));
     assert!(own(&model, "41").bad(2).contains("40 tokens"));
     // A chat's beginning counts as the prompt.

@@ -5,20 +5,9 @@ mod support;
 use std::{fs, path::PathBuf};
 
 use serde_json::Value;
-use support::{names, read_json, run};
+use support::{checkpoint, letters, names, read_json, run};
 use twofour::file::Reader;
 use twofour_nn::model::{Checkpoint, EncoderCheckpoint};
-
-fn checkpoint(family: &str) -> String {
-    let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    manifest.join("../twofour-nn/tests/fixtures/checkpoints").join(family).to_string_lossy().into_owned()
-}
-
-/// Letters of the fixtures' vocabulary in no simple order.
-fn text() -> String {
-    let letters = b"acdefghiklmnoprstuvwyz";
-    (0..2000).map(|i| if i % 7 == 3 { ' ' } else { char::from(letters[i * i / 3 % letters.len()]) }).collect()
-}
 
 fn list(value: &Value) -> Vec<usize> {
     value.as_array().unwrap().iter().map(|index| index.as_u64().unwrap() as usize).collect()
@@ -47,7 +36,7 @@ fn zeroed(checkpoint: &Checkpoint, name: &str, inputs: &[usize]) -> Vec<f32> {
 fn a_smaller_decoder_computes_what_zeros_in_the_dense_one_do() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    fs::write(at.join("text.txt"), text()).unwrap();
+    fs::write(at.join("text.txt"), letters(2000)).unwrap();
     let calibration = ["--calibration", "text.txt", "--samples", "4", "--length", "16"];
     for (family, sizes) in [
         ("llama", &["--features", "15", "--heads", "2"][..]),
@@ -103,7 +92,7 @@ fn a_smaller_decoder_computes_what_zeros_in_the_dense_one_do() {
 fn what_adds_nothing_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    fs::write(at.join("text.txt"), text()).unwrap();
+    fs::write(at.join("text.txt"), letters(2000)).unwrap();
     fs::create_dir(at.join("model")).unwrap();
     for name in ["config.json", "tokenizer.json"] {
         fs::copy(PathBuf::from(checkpoint("llama")).join(name), at.join("model").join(name)).unwrap();
@@ -171,7 +160,7 @@ fn other_forms_shrink_and_say_what_went() {
 fn what_config_json_cannot_say_is_refused_and_nothing_is_written() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    fs::write(at.join("text.txt"), text()).unwrap();
+    fs::write(at.join("text.txt"), letters(2000)).unwrap();
     let [llama, gpt2, bert, vit] = ["llama", "gpt2", "bert", "vit"].map(checkpoint);
     let bad = |code: i32, model: &str, more: &[&str], expected: &str| {
         let message = run(at, &[&["shrink", model, "-o", "out"], more].concat()).bad(code);

@@ -5,13 +5,9 @@
 
 mod support;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs, path::Path, process::Command};
 
-use support::{Ran, model, names, random, read_json, run, twofour, write};
+use support::{Ran, fixture, model, names, random, read_json, run, twofour, write};
 
 /// A name that clears the screen, sets a title, turns text around, and goes on in lines of its own, as if they were
 /// this program's.
@@ -29,10 +25,6 @@ fn harmless(ran: Ran) -> Ran {
         assert!(!text.lines().any(|line| FORGED.iter().any(|forged| line.starts_with(forged))), "{text}");
     }
     ran
-}
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints").join(name)
 }
 
 /// Copies a checkpoint's directory and changes its configuration.

@@ -21,7 +21,7 @@ use twofour_cli::{
     present::{
         Screen,
         style::{self, paint},
-        table::{Align, Table},
+        table::Table,
         units,
     },
     threads,
@@ -192,17 +192,19 @@ impl Answer {
         screen.line(format!("{cpu}, engine {engine}, {}", units::plural(*threads, "thread")))?;
         warn_if_busy(screen, self.load_average, &self.machine)?;
         screen.line("")?;
-        let mut table = Table::new([
-            ("layer", Align::Left),
-            ("tokens", Align::Right),
-            ("blocks f32", Align::Right),
-            ("dense f32", Align::Right),
-            ("blocks bf16", Align::Right),
-            ("dense bf16", Align::Right),
-            ("f32 over dense f32", Align::Right),
-            ("bf16 over dense f32", Align::Right),
-            ("bf16 over dense bf16", Align::Right),
-        ]);
+        let mut table = Table::of(
+            ["layer"],
+            [
+                "tokens",
+                "blocks f32",
+                "dense f32",
+                "blocks bf16",
+                "dense bf16",
+                "f32 over dense f32",
+                "bf16 over dense f32",
+                "bf16 over dense bf16",
+            ],
+        );
         for row in &self.rows {
             let [out, inputs] = row.shape;
             let times = [row.block_f32_us, row.dense_f32_us, row.block_bf16_us, row.dense_bf16_us];

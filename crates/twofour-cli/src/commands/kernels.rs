@@ -13,11 +13,7 @@ use twofour_transformer::cuda;
 
 use crate::{
     exit::{Usage, Verdict},
-    present::{
-        Screen, escape,
-        table::{Align, Table},
-        units,
-    },
+    present::{Screen, escape, table::Table, units},
     threads,
 };
 
@@ -86,7 +82,7 @@ impl Kernels {
             progress.steps(&format!("{} for {architecture}", source.name()), done as u64, work.len() as u64);
         })?;
         drop(progress);
-        let mut table = Table::new([("kernels", Align::Left), ("for", Align::Left), ("size", Align::Right)]);
+        let mut table = Table::of(["kernels", "for"], ["size"]);
         for row in &answer.kernels {
             table.row([row.source.clone(), row.architecture.clone(), units::bytes(row.bytes as u64)]);
         }

@@ -82,6 +82,15 @@ impl Table {
         Table { columns, rows: Vec::new() }
     }
 
+    /// An empty table with columns of words, and behind them columns of numbers.
+    pub fn of<W: Into<String>, N: Into<String>>(
+        words: impl IntoIterator<Item = W>,
+        numbers: impl IntoIterator<Item = N>,
+    ) -> Self {
+        let words = words.into_iter().map(|name| (name.into(), Align::Left));
+        Self::new(words.chain(numbers.into_iter().map(|name| (name.into(), Align::Right))))
+    }
+
     /// Adds a row; cells that are missing are empty. Cells may be painted.
     pub fn row(&mut self, cells: impl Into<Vec<String>>) {
         self.rows.push(Row { cells: cells.into().iter().map(|cell| Cell::of(cell)).collect(), note: None });
@@ -228,7 +237,7 @@ mod tests {
 
     #[test]
     fn columns_line_up_whatever_the_colors() {
-        let mut table = Table::new([("name", Align::Left), ("n", Align::Right)]);
+        let mut table = Table::of(["name"], ["n"]);
         table.row([paint(GOOD, "ab"), "100".to_owned()]);
         table.row(["abcdef".to_owned(), "7".to_owned()]);
         assert_eq!(plain(&table, 80), "name      n\nab      100\nabcdef    7");
@@ -259,7 +268,7 @@ model.layers.*.self_attn.q_proj.weight (32)
 
     #[test]
     fn a_note_takes_the_place_of_missing_cells() {
-        let mut table = Table::new([("layers", Align::Left), ("density", Align::Right), ("kept L1", Align::Right)]);
+        let mut table = Table::of(["layers"], ["density", "kept L1"]);
         table.row(["up".to_owned(), "100.0 %".to_owned(), "71.0 %".to_owned()]);
         table.row_with_note(["embed".to_owned()], "kept: embedding, which is not pruned");
         let expected =
@@ -269,7 +278,7 @@ model.layers.*.self_attn.q_proj.weight (32)
 
     #[test]
     fn long_names_leave_room_for_notes() {
-        let mut table = Table::new([("layers", Align::Left), ("density", Align::Right)]);
+        let mut table = Table::of(["layers"], ["density"]);
         table.row(["model.layers.*.self_attn.q_proj.weight".to_owned(), "1 %".to_owned()]);
         table.row_with_note(["model.embed_tokens.weight".to_owned()], "kept: not named *.weight");
         let text = plain(&table, 50);
@@ -295,7 +304,7 @@ model.layers.*.self_attn.q_proj.weight (32)
 
     #[test]
     fn a_cell_is_one_line() {
-        let mut table = Table::new([("name", Align::Left), ("n", Align::Right)]);
+        let mut table = Table::of(["name"], ["n"]);
         table.row(["a\nb\x1b[2J".to_owned(), "1".to_owned()]);
         let text = anstream::adapter::strip_str(&escape::text(&table.to_string())).to_string();
         assert_eq!(text, "name           n\na\\nb\\u{1b}[2J  1");

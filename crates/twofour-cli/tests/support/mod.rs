@@ -79,3 +79,27 @@ pub fn model() -> (tempfile::TempDir, PathBuf) {
 pub fn read_json(path: impl AsRef<Path>) -> serde_json::Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
+
+/// A checkpoint of the fixtures, as transformers writes it.
+pub fn fixture(family: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints").join(family)
+}
+
+/// The same as an argument.
+pub fn checkpoint(family: &str) -> String {
+    fixture(family).to_string_lossy().into_owned()
+}
+
+/// Copies the files of a directory to another one, which is made.
+pub fn copy(from: impl AsRef<Path>, to: impl AsRef<Path>) {
+    std::fs::create_dir_all(&to).unwrap();
+    for name in names(from.as_ref()) {
+        std::fs::copy(from.as_ref().join(&name), to.as_ref().join(&name)).unwrap();
+    }
+}
+
+/// Letters of the fixtures' vocabulary in no simple order.
+pub fn letters(count: usize) -> String {
+    let letters = b"acdefghiklmnoprstuvwyz";
+    (0..count).map(|i| if i % 7 == 3 { ' ' } else { char::from(letters[i * i / 3 % letters.len()]) }).collect()
+}

@@ -8,7 +8,7 @@ use twofour_cli::{
     present::{
         Screen,
         style::{self, paint},
-        table::{Align, Table},
+        table::Table,
         units,
     },
 };
@@ -45,19 +45,10 @@ impl Answer {
         }
         warn_if_busy(screen, self.load_average, &self.machine)?;
         screen.line("")?;
-        let mut table = Table::new([
-            ("work", Align::Left),
-            ("threads", Align::Right),
-            ("2:4", Align::Right),
-            ("dense", Align::Right),
-            ("gemm", Align::Right),
-            ("speed-up", Align::Right),
-            ("limit", Align::Right),
-            ("of limit", Align::Right),
-            ("dense reads", Align::Right),
-            ("over f32", Align::Right),
-            ("over i8", Align::Right),
-        ]);
+        let mut table = Table::of(
+            ["work"],
+            ["threads", "2:4", "dense", "gemm", "speed-up", "limit", "of limit", "dense reads", "over f32", "over i8"],
+        );
         for rows in self.rows.chunk_by(|a, b| a.what() == b.what() && a.threads == b.threads) {
             if let Some(outcome) = Outcome::of(rows) {
                 table.row(cells(rows, outcome));

@@ -8,10 +8,7 @@ use serde::Serialize;
 use twofour::Element;
 use twofour_cli::{
     measure::random::Random,
-    present::{
-        table::{Align, Table},
-        units,
-    },
+    present::{table::Table, units},
 };
 use twofour_cuda::{
     DataType, Device,
@@ -97,14 +94,7 @@ impl Suite for Attention {
     }
 
     fn table(rows: &[AttentionRow]) -> Table {
-        let mut table = Table::new([
-            ("attention", Align::Left),
-            ("dtype", Align::Left),
-            ("baseline", Align::Left),
-            ("pass", Align::Left),
-            ("time", Align::Right),
-            ("TFLOP/s", Align::Right),
-        ]);
+        let mut table = Table::of(["attention", "dtype", "baseline", "pass"], ["time", "TFLOP/s"]);
         for row in rows {
             let [batch, positions, heads, head_dim] = row.shape;
             let mask = if row.causal { "causal" } else { "full" };

@@ -7,10 +7,7 @@ use clap::Args;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use serde::Serialize;
 use twofour::int4::Granularity;
-use twofour_cli::present::{
-    table::{Align, Table},
-    units,
-};
+use twofour_cli::present::{table::Table, units};
 use twofour_cuda::{
     DataType, Device, Stream,
     cache::Cache,
@@ -111,16 +108,7 @@ impl Suite for Gemms {
     }
 
     fn table(rows: &[GemmRow]) -> Table {
-        let mut table = Table::new([
-            ("product", Align::Left),
-            ("dtype", Align::Left),
-            ("baseline", Align::Left),
-            ("kernel", Align::Left),
-            ("time", Align::Right),
-            ("TFLOP/s", Align::Right),
-            ("GB/s", Align::Right),
-            ("sustained", Align::Right),
-        ]);
+        let mut table = Table::of(["product", "dtype", "baseline", "kernel"], ["time", "TFLOP/s", "GB/s", "sustained"]);
         for row in rows {
             table.row([
                 product(row.shape),

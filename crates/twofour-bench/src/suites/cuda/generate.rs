@@ -5,10 +5,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde::Serialize;
-use twofour_cli::{
-    exit::Usage,
-    present::table::{Align, Table},
-};
+use twofour_cli::{exit::Usage, present::table::Table};
 use twofour_cuda::{DataType, Device, layer::LayerContext};
 use twofour_nn::model::{CudaInference, CudaRandomWeights, CudaSession, Positions, Rope, TransformerConfig};
 
@@ -136,16 +133,8 @@ impl Suite for Generate {
     }
 
     fn table(rows: &[GenerationRow]) -> Table {
-        let mut table = Table::new([
-            ("model", Align::Left),
-            ("weights", Align::Left),
-            ("batch", Align::Right),
-            ("step", Align::Right),
-            ("tokens/s", Align::Right),
-            ("weight GB", Align::Right),
-            ("GB/s", Align::Right),
-            ("memory GB", Align::Right),
-        ]);
+        let mut table =
+            Table::of(["model", "weights"], ["batch", "step", "tokens/s", "weight GB", "GB/s", "memory GB"]);
         for row in rows {
             table.row([
                 row.model.clone(),

@@ -7,10 +7,7 @@ use clap::Args;
 use cudarc::driver::{CudaSlice, DevicePtr};
 use serde::Serialize;
 use twofour::select::Transposable;
-use twofour_cli::present::{
-    table::{Align, Table},
-    units,
-};
+use twofour_cli::present::{table::Table, units};
 use twofour_cuda::{
     DataType, Device, DevicePtr as Address, Stream,
     compare::{Contender, HEURISTICS, Time, Timer, random},
@@ -83,14 +80,7 @@ impl Suite for Layer {
     }
 
     fn table(rows: &[LayerRow]) -> Table {
-        let mut table = Table::new([
-            ("layer", Align::Left),
-            ("dtype", Align::Left),
-            ("part", Align::Left),
-            ("baseline", Align::Left),
-            ("kernel", Align::Left),
-            ("time", Align::Right),
-        ]);
+        let mut table = Table::of(["layer", "dtype", "part", "baseline", "kernel"], ["time"]);
         for row in rows {
             table.row([
                 product(row.shape),

@@ -8,10 +8,7 @@ use serde::Serialize;
 use twofour::select::Transposable;
 use twofour_cli::{
     measure::random::Random,
-    present::{
-        table::{Align, Table},
-        units,
-    },
+    present::{table::Table, units},
 };
 use twofour_cuda::{
     DataType, Device, Error, Stream,
@@ -79,14 +76,7 @@ impl Suite for Prune {
     }
 
     fn table(rows: &[PruneRow]) -> Table {
-        let mut table = Table::new([
-            ("weight", Align::Left),
-            ("dtype", Align::Left),
-            ("baseline", Align::Left),
-            ("kernel", Align::Left),
-            ("time", Align::Right),
-            ("TB/s", Align::Right),
-        ]);
+        let mut table = Table::of(["weight", "dtype", "baseline", "kernel"], ["time", "TB/s"]);
         for row in rows {
             table.row([
                 format!("[{}, {}]", row.shape[0], row.shape[1]),

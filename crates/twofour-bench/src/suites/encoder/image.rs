@@ -14,7 +14,7 @@ use twofour_cli::{
     present::{
         Screen,
         style::{self, paint},
-        table::{Align, Table},
+        table::Table,
         units,
     },
 };
@@ -219,15 +219,7 @@ impl ImageAnswer {
         screen.line(format!("{model}: {dtype}, images of {height}x{width}, {tokens} tokens each"))?;
         self.machine.warn_if_busy(self.load_average.first().copied().flatten(), screen)?;
         screen.line("")?;
-        let mut table = Table::new([
-            ("weights", Align::Left),
-            ("batch", Align::Right),
-            ("ms", Align::Right),
-            ("images/s", Align::Right),
-            ("speedup", Align::Right),
-            ("linear layers", Align::Right),
-            ("memory", Align::Right),
-        ]);
+        let mut table = Table::of(["weights"], ["batch", "ms", "images/s", "speedup", "linear layers", "memory"]);
         for row in &self.rows {
             table.row([
                 row.weights.clone(),

@@ -20,7 +20,7 @@ use twofour_cli::{
     present::{
         Screen,
         style::{self, paint},
-        table::{Align, Table},
+        table::Table,
         units,
     },
     threads,
@@ -346,15 +346,8 @@ impl Answer {
         ))?;
         warn_if_busy(screen, self.load_average.first().copied().flatten(), &self.machine)?;
         screen.line("")?;
-        let mut table = Table::new([
-            ("program", Align::Left),
-            ("weights", Align::Right),
-            ("decode tokens/s", Align::Right),
-            ("best", Align::Right),
-            ("prefill tokens/s", Align::Right),
-            ("best", Align::Right),
-            ("peak memory", Align::Right),
-        ]);
+        let mut table =
+            Table::of(["program"], ["weights", "decode tokens/s", "best", "prefill tokens/s", "best", "peak memory"]);
         for row in &self.rows {
             table.row([
                 row.introduction.contender.clone(),

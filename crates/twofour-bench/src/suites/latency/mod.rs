@@ -13,7 +13,7 @@ use twofour_cli::{
     present::{
         Screen,
         style::{self, paint},
-        table::{Align, Table},
+        table::Table,
         units,
     },
     threads,
@@ -111,19 +111,7 @@ impl Answer {
         screen.line(format!("{cpu}, engine {engine}, one thread and {threads}"))?;
         warn_if_busy(screen, self.load_average, &self.machine)?;
         screen.line("")?;
-        let mut table = Table::new([
-            ("layer", Align::Left),
-            ("calls", Align::Left),
-            ("p50", Align::Right),
-            ("p90", Align::Right),
-            ("p99", Align::Right),
-            ("p50", Align::Right),
-            ("p90", Align::Right),
-            ("p99", Align::Right),
-            ("p50", Align::Right),
-            ("p90", Align::Right),
-            ("p99", Align::Right),
-        ]);
+        let mut table = Table::of(["layer", "calls"], ["p50", "p90", "p99", "p50", "p90", "p99", "p50", "p90", "p99"]);
         for pair in self.rows.as_chunks::<2>().0 {
             table.row(cells(pair));
         }

@@ -41,7 +41,7 @@ pub(super) fn show(screen: &mut Screen, plan: &RecipePlan) -> Result<()> {
     }
     screen.line(table)?;
     screen.line("")?;
-    let mut table = Table::new([("quantity", Align::Left), ("value", Align::Right)]);
+    let mut table = Table::of(["quantity"], ["value"]);
     let mut row = |name: &str, value: String| table.row([name.to_owned(), value]);
     if let Some(from) = &plan.from {
         row("starts from", from.display().to_string());

@@ -48,11 +48,7 @@ use crate::{
     exit::{Usage, UsageList, Verdict},
     interrupt::{self, Interrupted},
     memory,
-    present::{
-        Screen, escape,
-        table::{Align, Table},
-        units,
-    },
+    present::{Screen, escape, table::Table, units},
 };
 
 /// Train a model dense or 2:4 from a recipe, resumable at any moment
@@ -236,7 +232,7 @@ fn train_with<E: Engine + 'static, D: RunData>(
 }
 
 fn finish(screen: &mut Screen, folder: &Folder, plan: &RecipePlan, report: &Report) -> Result<Verdict> {
-    let mut table = Table::new([("result", Align::Left), ("value", Align::Right)]);
+    let mut table = Table::of(["result"], ["value"]);
     let loss = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.4}"));
     let mut row = |name: &str, value: String| table.row([name.to_owned(), value]);
     row(&format!("validation loss, nats {}", report.target), loss(report.val_loss));

@@ -33,11 +33,7 @@ use twofour::file::{Overwrite, write_whole};
 use twofour_cli::{
     exit::{Usage, Verdict},
     interrupt, measure,
-    present::{
-        Screen,
-        table::{Align, Table},
-        units,
-    },
+    present::{Screen, table::Table, units},
 };
 use twofour_cuda::{Device, Error, compare::TrialTensors};
 
@@ -226,15 +222,8 @@ fn reason(error: Error) -> Result<String, Error> {
 fn tell(record: &GridRecord, screen: &mut Screen) -> Result<()> {
     screen.line(format!("{}, {}\n", record.machine.gpu, record.machine.architecture))?;
     let cells = cells(&record.rows);
-    let mut table = Table::new([
-        ("weights", Align::Left),
-        ("dtype", Align::Left),
-        ("cells", Align::Right),
-        ("over dense: worst", Align::Right),
-        ("mean", Align::Right),
-        ("over cuSPARSELt: worst", Align::Right),
-        ("mean", Align::Right),
-    ]);
+    let mut table =
+        Table::of(["weights", "dtype"], ["cells", "over dense: worst", "mean", "over cuSPARSELt: worst", "mean"]);
     for dtype in dtypes(&cells) {
         for group in Group::ALL {
             let of_group: Vec<_> = cells.iter().filter(|c| c.dtype == dtype && c.group() == group).collect();

@@ -6,10 +6,7 @@ mod model;
 use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
-use twofour_cli::{
-    exit::Usage,
-    present::table::{Align, Table},
-};
+use twofour_cli::{exit::Usage, present::table::Table};
 use twofour_cuda::Device;
 use twofour_nn::{model::GptConfig, train::TrainingData};
 
@@ -143,20 +140,21 @@ impl Suite for Step {
 
     fn table(rows: &[StepRow]) -> Table {
         let phases = ["forward", "backward", "update", "masks"];
-        let mut table = Table::new([
-            ("model", Align::Left),
-            ("baseline", Align::Left),
-            ("step", Align::Right),
-            ("p90", Align::Right),
-            ("without graph", Align::Right),
-            ("tokens/s", Align::Right),
-            ("over dense", Align::Right),
-            (phases[0], Align::Right),
-            (phases[1], Align::Right),
-            (phases[2], Align::Right),
-            (phases[3], Align::Right),
-            ("memory", Align::Right),
-        ]);
+        let mut table = Table::of(
+            ["model", "baseline"],
+            [
+                "step",
+                "p90",
+                "without graph",
+                "tokens/s",
+                "over dense",
+                phases[0],
+                phases[1],
+                phases[2],
+                phases[3],
+                "memory",
+            ],
+        );
         for row in rows {
             let dense = rows
                 .iter()
