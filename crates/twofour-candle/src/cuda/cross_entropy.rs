@@ -1,13 +1,12 @@
 //! Cross-entropy, fused with its softmax.
 
-use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, Shape, Tensor};
+use candle_core::{CudaStorage, DType, Layout, Shape, Tensor};
 use twofour_cuda::layer::{Accumulate, DeviceBuffer, LayerContext};
 use twofour_transformer::{cuda as transformer, cuda::LossFactor};
 
 use super::{
-    context,
+    CudaOperator, OnCuda, context,
     memory::{Locked, Output, read},
-    not_on_the_cpu,
 };
 use crate::Result;
 
@@ -16,7 +15,7 @@ use crate::Result;
 pub(crate) fn cross_entropy(logits: &Tensor, targets: &[u32], classes: usize) -> candle_core::Result<Tensor> {
     let rows = targets.len();
     let targets = Tensor::new(targets, logits.device())?;
-    logits.contiguous()?.apply_op1(CrossEntropy { targets, rows, classes })?.affine(1.0 / rows as f64, 0.0)
+    logits.contiguous()?.apply_op1(OnCuda(CrossEntropy { targets, rows, classes }))?.affine(1.0 / rows as f64, 0.0)
 }
 
 /// The sum of the losses of all rows, f32.
@@ -31,6 +30,10 @@ impl CrossEntropy {
     fn status(context: &LayerContext) -> Result<DeviceBuffer> {
         Ok(DeviceBuffer::zeros(context, twofour_cuda::DataType::I32, 1)?)
     }
+}
+
+impl CudaOperator for CrossEntropy {
+    const NAME: &'static str = "cross_entropy";
 
     fn forward(&self, logits: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
         let context = context::of(&logits.device)?;
@@ -47,7 +50,7 @@ impl CrossEntropy {
         Ok(loss.into_parts())
     }
 
-    fn backward(&self, logits: &Tensor, dloss: &Tensor) -> Result<Tensor> {
+    fn backward(&self, logits: &Tensor, _: &Tensor, dloss: &Tensor) -> Result<Tensor> {
         let device = context::device_of("logits", logits.device())?;
         let context = context::of(device)?;
         let dloss = dloss.to_dtype(DType::F32)?.contiguous()?;
@@ -72,23 +75,5 @@ impl CrossEntropy {
             )?;
         }
         Ok(gradient.into_tensor())
-    }
-}
-
-impl CustomOp1 for CrossEntropy {
-    fn name(&self) -> &'static str {
-        "cross_entropy"
-    }
-
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        not_on_the_cpu("cross_entropy")
-    }
-
-    fn cuda_fwd(&self, logits: &CudaStorage, layout: &Layout) -> candle_core::Result<(CudaStorage, Shape)> {
-        Ok(self.forward(logits, layout)?)
-    }
-
-    fn bwd(&self, logits: &Tensor, _: &Tensor, dloss: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        Ok(Some(self.backward(logits, dloss)?))
     }
 }

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     Result,
-    linear::tape::{Arguments, CudaArgument, Gradients, TapeLinear, record},
+    linear::tape::{Arguments, CudaArgument, Gradients, TapeOperator, record},
 };
 
 const MASTER: &str = "the weight";
@@ -139,7 +139,7 @@ fn with_master<R>(
 /// The weight and the bias are arguments so that their gradients reach them; what is multiplied is the packed weight.
 struct LinearOperator(Arc<SparseLinear>);
 
-impl TapeLinear for LinearOperator {
+impl TapeOperator for LinearOperator {
     const NAME: &str = "linear";
 
     fn on_cuda(

@@ -2,25 +2,30 @@
 
 use std::sync::OnceLock;
 
-use candle_core::{CpuStorage, CudaStorage, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor, bail};
+use candle_core::{CudaStorage, DType, Shape, Tensor};
 use twofour_cuda::layer::Accumulate;
 use twofour_transformer::cuda::{Norm, NormBackward, NormForward, NormInput, NormKind, norm_backward, norm_forward};
 
 use super::{
     context,
     memory::{Locked, Output, matrix, read},
-    not_on_the_cpu,
 };
-use crate::Result;
+use crate::{
+    Result,
+    linear::tape::{Arguments, CudaArgument, Gradients, TapeOperator, record},
+};
 
 /// [`crate::ops::layer_norm()`] for a CUDA tensor; shapes have been checked.
 pub(crate) fn layer_norm(x: &Tensor, gain: &Tensor, bias: &Tensor, eps: f32) -> candle_core::Result<Tensor> {
-    x.contiguous()?.apply_op3(&wide(gain)?, &wide(bias)?, Normalization::new(NormKind::Layer, eps))
+    let (x, gain, bias) = (x.contiguous()?, wide(gain)?, wide(bias)?);
+    let arguments = Arguments { x: &x, weight: &gain, bias: Some(&bias) };
+    Ok(record(Normalization::new(NormKind::Layer, eps), arguments)?)
 }
 
 /// [`crate::ops::rms_norm()`] for a CUDA tensor; shapes have been checked.
 pub(crate) fn rms_norm(x: &Tensor, gain: &Tensor, eps: f32) -> candle_core::Result<Tensor> {
-    x.contiguous()?.apply_op2(&wide(gain)?, Normalization::new(NormKind::RootMeanSquare, eps))
+    let (x, gain) = (x.contiguous()?, wide(gain)?);
+    Ok(record(Normalization::new(NormKind::RootMeanSquare, eps), Arguments { x: &x, weight: &gain, bias: None })?)
 }
 
 /// Gain and bias in f32: their gradients are sums in f32. Recorded on the tape.
@@ -42,9 +47,6 @@ struct Statistics {
     rstd: Tensor,
 }
 
-/// An argument of a custom operator.
-type Argument<'a> = (&'a CudaStorage, &'a Layout);
-
 impl Normalization {
     fn new(kind: NormKind, epsilon: f32) -> Self {
         Normalization { kind, epsilon, statistics: OnceLock::new() }
@@ -54,8 +56,13 @@ impl Normalization {
         let (rows, width) = matrix(shape);
         Norm { kind: self.kind, rows, width, epsilon: self.epsilon }
     }
+}
 
-    fn forward(&self, x: Argument<'_>, gain: Argument<'_>, bias: Option<Argument<'_>>) -> Result<(CudaStorage, Shape)> {
+impl TapeOperator for Normalization {
+    const NAME: &'static str = "a norm";
+
+    fn on_cuda(&self, arguments: Arguments<CudaArgument<'_>>) -> Result<(CudaStorage, Shape)> {
+        let Arguments { x, weight: gain, bias } = arguments;
         let (device, shape) = (&x.0.device, x.1.shape());
         let (context, norm) = (context::of(device)?, self.of(shape));
         let per_row = || Output::new(device, norm.rows, DType::F32);
@@ -84,8 +91,7 @@ impl Normalization {
         Ok(y.into_parts())
     }
 
-    /// The gradients of the input, of the gain, and of the bias of layer normalization.
-    fn backward(&self, x: &Tensor, gain: &Tensor, dy: &Tensor) -> Result<(Tensor, Tensor, Option<Tensor>)> {
+    fn gradients(&self, Arguments { x, weight: gain, .. }: Arguments<&Tensor>, dy: &Tensor) -> Result<Gradients> {
         let device = context::device_of("the input of a norm", x.device())?;
         let (context, norm) = (context::of(device)?, self.of(x.shape()));
         let Some(Statistics { mean, rstd }) = self.statistics.get() else {
@@ -118,88 +124,6 @@ impl Normalization {
             };
             norm_backward(&context, norm, tensors)?;
         }
-        Ok((dx.into_tensor(), dgain.into_tensor(), dbias.map(Output::into_tensor)))
-    }
-}
-
-impl CustomOp2 for Normalization {
-    fn name(&self) -> &'static str {
-        "rms_norm"
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        not_on_the_cpu("rms_norm")
-    }
-
-    fn cuda_fwd(
-        &self,
-        x: &CudaStorage,
-        x_layout: &Layout,
-        gain: &CudaStorage,
-        gain_layout: &Layout,
-    ) -> candle_core::Result<(CudaStorage, Shape)> {
-        Ok(self.forward((x, x_layout), (gain, gain_layout), None)?)
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        gain: &Tensor,
-        _: &Tensor,
-        dy: &Tensor,
-    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
-        let (dx, dgain, _) = self.backward(x, gain, dy)?;
-        Ok((Some(dx), Some(dgain)))
-    }
-}
-
-impl CustomOp3 for Normalization {
-    fn name(&self) -> &'static str {
-        "layer_norm"
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        not_on_the_cpu("layer_norm")
-    }
-
-    fn cuda_fwd(
-        &self,
-        x: &CudaStorage,
-        x_layout: &Layout,
-        gain: &CudaStorage,
-        gain_layout: &Layout,
-        bias: &CudaStorage,
-        bias_layout: &Layout,
-    ) -> candle_core::Result<(CudaStorage, Shape)> {
-        Ok(self.forward((x, x_layout), (gain, gain_layout), Some((bias, bias_layout)))?)
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        gain: &Tensor,
-        _: &Tensor,
-        _: &Tensor,
-        dy: &Tensor,
-    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let (dx, dgain, dbias) = self.backward(x, gain, dy)?;
-        if dbias.is_none() {
-            bail!("layer_norm: no gradient of the bias");
-        }
-        Ok((Some(dx), Some(dgain), dbias))
+        Ok([Some(dx.into_tensor()), Some(dgain.into_tensor()), dbias.map(Output::into_tensor)])
     }
 }

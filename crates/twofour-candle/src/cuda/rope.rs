@@ -1,19 +1,18 @@
 //! Rotary position embedding.
 
-use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, Shape, Tensor, backend::BackendStorage as _};
+use candle_core::{CudaStorage, DType, Layout, Shape, Tensor, backend::BackendStorage as _};
 use twofour_transformer::cuda::{Rotary, rotate, rotate_gradient};
 
 use super::{
-    context,
+    CudaOperator, OnCuda, context,
     memory::{Locked, Output, read},
-    not_on_the_cpu,
 };
 use crate::Result;
 
 /// [`crate::ops::rope()`] for a CUDA tensor; shapes have been checked.
 pub(crate) fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> candle_core::Result<Tensor> {
     let table = |t: &Tensor| t.detach().to_device(x.device())?.to_dtype(DType::F32)?.contiguous();
-    x.contiguous()?.apply_op1(Rope { cos: table(cos)?, sin: table(sin)? })
+    x.contiguous()?.apply_op1(OnCuda(Rope { cos: table(cos)?, sin: table(sin)? }))
 }
 
 struct Rope {
@@ -29,7 +28,9 @@ fn sides(shape: &Shape) -> (usize, usize, usize) {
     }
 }
 
-impl Rope {
+impl CudaOperator for Rope {
+    const NAME: &'static str = "rope";
+
     fn forward(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
         let context = context::of(&x.device)?;
         let mut y = Output::new(&x.device, layout.shape(), x.dtype())?;
@@ -43,7 +44,7 @@ impl Rope {
         Ok(y.into_parts())
     }
 
-    fn backward(&self, x: &Tensor, dy: &Tensor) -> Result<Tensor> {
+    fn backward(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Tensor> {
         let device = context::device_of("the input of a rotation", x.device())?;
         let context = context::of(device)?;
         let dy = dy.contiguous()?;
@@ -57,23 +58,5 @@ impl Rope {
             rotate_gradient(&context, sides(x.shape()), rotary, dy.slice(), dx.write(&context)?.slice())?;
         }
         Ok(dx.into_tensor())
-    }
-}
-
-impl CustomOp1 for Rope {
-    fn name(&self) -> &'static str {
-        "rope"
-    }
-
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        not_on_the_cpu("rope")
-    }
-
-    fn cuda_fwd(&self, x: &CudaStorage, layout: &Layout) -> candle_core::Result<(CudaStorage, Shape)> {
-        Ok(self.forward(x, layout)?)
-    }
-
-    fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        Ok(Some(self.backward(x, dy)?))
     }
 }

@@ -1,23 +1,24 @@
 //! Softmax over the last dimension, in f32.
 
-use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, Shape, Tensor};
+use candle_core::{CudaStorage, DType, Layout, Shape, Tensor};
 use twofour_transformer::cuda as transformer;
 
 use super::{
-    context,
+    CudaOperator, OnCuda, context,
     memory::{Locked, Output, matrix, read},
-    not_on_the_cpu,
 };
 use crate::Result;
 
 /// [`crate::ops::softmax()`] for a CUDA tensor.
 pub(crate) fn softmax(x: &Tensor) -> candle_core::Result<Tensor> {
-    x.to_dtype(DType::F32)?.contiguous()?.apply_op1(Softmax)?.to_dtype(x.dtype())
+    x.to_dtype(DType::F32)?.contiguous()?.apply_op1(OnCuda(Softmax))?.to_dtype(x.dtype())
 }
 
 struct Softmax;
 
-impl Softmax {
+impl CudaOperator for Softmax {
+    const NAME: &'static str = "softmax";
+
     fn forward(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
         let context = context::of(&x.device)?;
         let mut y = Output::new(&x.device, layout.shape(), DType::F32)?;
@@ -28,7 +29,7 @@ impl Softmax {
         Ok(y.into_parts())
     }
 
-    fn backward(&self, y: &Tensor, dy: &Tensor) -> Result<Tensor> {
+    fn backward(&self, _: &Tensor, y: &Tensor, dy: &Tensor) -> Result<Tensor> {
         let device = context::device_of("a softmax", y.device())?;
         let context = context::of(device)?;
         let dy = dy.contiguous()?;
@@ -41,23 +42,5 @@ impl Softmax {
             transformer::softmax_gradient(&context, shape, dy.read(&context)?.slice(), dx.slice())?;
         }
         Ok(dx.into_tensor())
-    }
-}
-
-impl CustomOp1 for Softmax {
-    fn name(&self) -> &'static str {
-        "softmax"
-    }
-
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        not_on_the_cpu("softmax")
-    }
-
-    fn cuda_fwd(&self, x: &CudaStorage, layout: &Layout) -> candle_core::Result<(CudaStorage, Shape)> {
-        Ok(self.forward(x, layout)?)
-    }
-
-    fn bwd(&self, _: &Tensor, y: &Tensor, dy: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        Ok(Some(self.backward(y, dy)?))
     }
 }

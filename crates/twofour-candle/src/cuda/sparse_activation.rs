@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Result,
-    linear::tape::{Arguments, CudaArgument, Gradients, TapeLinear, record},
+    linear::tape::{Arguments, CudaArgument, Gradients, TapeOperator, record},
 };
 
 const INPUT: &str = "the input of a linear layer";
@@ -52,7 +52,7 @@ struct Operator {
     packed: OnceLock<(SparseActivationLinear, PackedActivation)>,
 }
 
-impl TapeLinear for Operator {
+impl TapeOperator for Operator {
     const NAME: &str = "sparse activation linear";
 
     fn on_cuda(&self, arguments: Arguments<CudaArgument<'_>>) -> Result<(CudaStorage, Shape)> {

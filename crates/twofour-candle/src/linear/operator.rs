@@ -10,7 +10,7 @@ use twofour_transformer::cpu::dense;
 use super::{
     LinearOperand,
     float::{Float, expect_cpu, for_float, with_elements},
-    tape::{Arguments, CpuArgument, Gradients, TapeLinear, record},
+    tape::{Arguments, CpuArgument, Gradients, TapeOperator, record},
     weight::Weight,
 };
 use crate::{Error, Result};
@@ -99,7 +99,7 @@ impl LinearOperator {
     }
 }
 
-impl TapeLinear for LinearOperator {
+impl TapeOperator for LinearOperator {
     const NAME: &str = "linear";
 
     fn on_cpu(&self, Arguments { x, weight, .. }: Arguments<CpuArgument<'_>>) -> Result<(CpuStorage, Shape)> {

@@ -13,7 +13,7 @@ use super::{
     float::{Float, for_float, with_elements},
     operator::{elements, expect_input, rows, storage_dtype, with_last},
     sparse::check_parameters,
-    tape::{Arguments, CpuArgument, Gradients, TapeLinear, record},
+    tape::{Arguments, CpuArgument, Gradients, TapeOperator, record},
 };
 use crate::{Error, Result};
 
@@ -227,7 +227,7 @@ impl Operator {
     }
 }
 
-impl TapeLinear for Operator {
+impl TapeOperator for Operator {
     const NAME: &str = "sparse activation linear";
 
     fn on_cpu(&self, arguments: Arguments<CpuArgument<'_>>) -> Result<(CpuStorage, Shape)> {

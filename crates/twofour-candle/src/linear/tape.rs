@@ -1,4 +1,4 @@
-//! Linear layers on candle's tape: one operator, with a bias or without, wherever its tensors are.
+//! Layers on candle's tape: one operator, with a bias or without, wherever its tensors are.
 
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
@@ -13,7 +13,7 @@ pub(crate) type CpuArgument<'a> = (&'a CpuStorage, &'a Layout);
 #[cfg(feature = "cuda")]
 pub(crate) type CudaArgument<'a> = (&'a CudaStorage, &'a Layout);
 
-/// The input of a linear layer, and its parameters: they are arguments so that their gradients reach them.
+/// The input of a layer, and its parameters (the weight of a norm is its gain): they are arguments so that their gradients reach them.
 #[derive(Clone, Copy)]
 pub(crate) struct Arguments<A> {
     pub(crate) x: A,
@@ -24,8 +24,8 @@ pub(crate) struct Arguments<A> {
 /// The gradients of input, weight and bias, each where its argument is on the tape.
 pub(crate) type Gradients = [Option<Tensor>; 3];
 
-/// A linear layer with hand-written gradients. Shapes and dtypes of its arguments have been checked.
-pub(crate) trait TapeLinear: Send + Sync + 'static {
+/// A layer with hand-written gradients. Shapes and dtypes of its arguments have been checked.
+pub(crate) trait TapeOperator: Send + Sync + 'static {
     /// The operator's name in candle's errors.
     const NAME: &'static str;
 
@@ -45,7 +45,7 @@ pub(crate) trait TapeLinear: Send + Sync + 'static {
 }
 
 /// The layer's output, recorded on candle's tape where an argument is. Arguments must be contiguous.
-pub(crate) fn record<L: TapeLinear>(layer: L, arguments: Arguments<&Tensor>) -> Result<Tensor> {
+pub(crate) fn record<L: TapeOperator>(layer: L, arguments: Arguments<&Tensor>) -> Result<Tensor> {
     let operator = Operator(layer);
     let Arguments { x, weight, bias } = arguments;
     Ok(match bias {
@@ -56,7 +56,7 @@ pub(crate) fn record<L: TapeLinear>(layer: L, arguments: Arguments<&Tensor>) -> 
 
 struct Operator<L>(L);
 
-impl<L: TapeLinear> CustomOp2 for Operator<L> {
+impl<L: TapeOperator> CustomOp2 for Operator<L> {
     fn name(&self) -> &'static str {
         L::NAME
     }
@@ -94,7 +94,7 @@ impl<L: TapeLinear> CustomOp2 for Operator<L> {
     }
 }
 
-impl<L: TapeLinear> CustomOp3 for Operator<L> {
+impl<L: TapeOperator> CustomOp3 for Operator<L> {
     fn name(&self) -> &'static str {
         L::NAME
     }
