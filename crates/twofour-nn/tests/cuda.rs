@@ -4,8 +4,6 @@
 
 mod support;
 
-use std::sync::Arc;
-
 use twofour::{
     DataType, Mask, MatrixRef,
     layer::{MaskRule, SparseLinearSettings, WeightGradient},
@@ -18,9 +16,7 @@ use twofour_nn::{
         ModelOutput, NormConfig, NormPlace, PrunedBlock, TokenInput, TransformerConfig,
     },
     recipe::{DecayTarget, Method, ModelKind, ModelSettings, OptimizerKind, SwitchMean, TrainingSettings},
-    train::{
-        BlockNorm, Corpus, Decay, LevelSchedule, SparseBegin, SparsifierPlan, SparsifierRule, SparsityPlan, Trainer,
-    },
+    train::{BlockNorm, Decay, LevelSchedule, SparseBegin, SparsifierPlan, SparsifierRule, SparsityPlan, Trainer},
 };
 use twofour_transformer::engine::{
     AdamWStep, Engine, ErrorMeasure, Kept, Kind, Memory as _, Nonlinearity, NormGradients, NormInput, NormParameters,
@@ -28,7 +24,7 @@ use twofour_transformer::engine::{
     StepOperations as _, cpu::CpuEngine, cuda::CudaEngine,
 };
 
-use support::{engine, gradients};
+use support::{checkpoints::directory, buffer, corpus, engine, expect_alike, gradients, layers};
 
 fn model() -> ModelSettings {
     ModelSettings {
@@ -47,10 +43,6 @@ fn training() -> TrainingSettings {
     TrainingSettings { batch: 4, micro_batch: Some(2), steps: 60, warm_up: 4, seed: 9, ..Default::default() }
 }
 
-fn layers() -> Vec<String> {
-    (0..2).flat_map(|layer| ["up", "down"].map(|part| format!("blocks.{layer}.mlp.{part}"))).collect()
-}
-
 fn down() -> Vec<String> {
     layers().into_iter().filter(|name| name.ends_with("down")).collect()
 }
@@ -60,9 +52,7 @@ fn trainer<E: Engine>(engine: E, plan: &SparsityPlan) -> Trainer<E> {
 }
 
 fn with_settings<E: Engine>(engine: E, plan: &SparsityPlan, settings: &TrainingSettings) -> Trainer<E> {
-    let text = b"Two of every four weights are kept, and the others are zero. ".repeat(60);
-    let corpus = Arc::new(Corpus::new(text, 0.1).unwrap());
-    Trainer::new(engine, &model(), settings, plan.clone(), corpus).unwrap()
+    Trainer::new(engine, &model(), settings, plan.clone(), corpus()).unwrap()
 }
 
 /// Plans of every method.
@@ -164,20 +154,13 @@ fn masks<E: Engine>(trainer: &Trainer<E>) -> Vec<twofour::Mask> {
 #[test]
 fn a_llama_trains_as_on_the_cpu() {
     let settings = ModelSettings { kind: ModelKind::Llama, kv_heads: Some(2), ..model() };
-    let text = b"Two of every four weights are kept, and the others are zero. ".repeat(60);
-    let corpus = Arc::new(Corpus::new(text, 0.1).unwrap());
     for method in [Method::DENSE, Method::STE] {
         let plan = SparsityPlan::of_method(method, layers(), 60);
         let Some(engine) = engine(DataType::BF16) else { return };
-        let mut cpu = Trainer::new(CpuEngine, &settings, &training(), plan.clone(), corpus.clone()).unwrap();
-        let mut cuda = Trainer::new(engine, &settings, &training(), plan, corpus.clone()).unwrap();
+        let mut cpu = Trainer::new(CpuEngine, &settings, &training(), plan.clone(), corpus()).unwrap();
+        let mut cuda = Trainer::new(engine, &settings, &training(), plan, corpus()).unwrap();
         assert_eq!(masks(&cpu), masks(&cuda), "{method:?}");
-        for step in 0..20 {
-            let (a, b) = (cpu.step().unwrap(), cuda.step().unwrap());
-            assert!((a.loss - b.loss).abs() < 0.01 * a.loss, "{method:?}, step {step}: {a:?}, {b:?}");
-            let norms = (a.gradient_norm, b.gradient_norm);
-            assert!((norms.0 - norms.1).abs() < 0.05 * norms.0, "{method:?}, step {step}: {a:?}, {b:?}");
-        }
+        expect_alike(method.name(), (&mut cpu, &mut cuda), 20, [0.01, 0.05], None);
     }
 }
 
@@ -185,16 +168,14 @@ fn a_llama_trains_as_on_the_cpu() {
 #[test]
 fn students_learn_as_on_the_cpu() {
     let settings = ModelSettings { kind: ModelKind::Llama, kv_heads: Some(2), ..model() };
-    let text = b"Two of every four weights are kept, and the others are zero. ".repeat(60);
-    let corpus = Arc::new(Corpus::new(text, 0.1).unwrap());
     let loss = DistillationLoss { divergence: 1.0, cross_entropy: 0.3, hidden: 0.5 };
     for method in [Method::DENSE, Method::FIXED] {
         let plan = SparsityPlan::of_method(method, layers(), 60);
         let (Some(one), Some(other)) = (engine(DataType::BF16), engine(DataType::BF16)) else { return };
         other.capture_steps(false);
-        let mut cpu = student(CpuEngine, &settings, &plan, &corpus, loss);
-        let mut cuda = student(one, &settings, &plan, &corpus, loss);
-        let mut launched = student(other, &settings, &plan, &corpus, loss);
+        let mut cpu = student(CpuEngine, &settings, &plan, loss);
+        let mut cuda = student(one, &settings, &plan, loss);
+        let mut launched = student(other, &settings, &plan, loss);
         for step in 0..20 {
             let (a, b, c) = (cpu.step().unwrap(), cuda.step().unwrap(), launched.step().unwrap());
             assert!((a.loss - b.loss).abs() < 0.02 * a.loss, "{method:?}, step {step}: {a:?}, {b:?}");
@@ -212,14 +193,8 @@ fn students_learn_as_on_the_cpu() {
     }
 }
 
-fn student<E: Engine>(
-    engine: E,
-    model: &ModelSettings,
-    plan: &SparsityPlan,
-    corpus: &Arc<Corpus>,
-    loss: DistillationLoss,
-) -> Trainer<E> {
-    let trainer = Trainer::new(engine, model, &training(), plan.clone(), corpus.clone()).unwrap();
+fn student<E: Engine>(engine: E, model: &ModelSettings, plan: &SparsityPlan, loss: DistillationLoss) -> Trainer<E> {
+    let trainer = Trainer::new(engine, model, &training(), plan.clone(), corpus()).unwrap();
     let teacher = Gpt::new(trainer.engine(), trainer.model().config().clone(), 77).unwrap();
     trainer.learn_from(teacher, loss).unwrap()
 }
@@ -228,25 +203,14 @@ fn student<E: Engine>(
 /// divides. Dense, because new masks make large differences of rounding.
 #[test]
 fn heads_of_64_train_as_on_the_cpu() {
-    let text = b"Two of every four weights are kept, and the others are zero. ".repeat(60);
-    let corpus = Arc::new(Corpus::new(text, 0.1).unwrap());
     for (kind, kv_heads) in [(ModelKind::Gpt, None), (ModelKind::Llama, Some(1))] {
         let settings = ModelSettings { kind, heads: 2, kv_heads, context: 150, ..model() };
         let plan = SparsityPlan::dense();
         let Some(engine) = engine(DataType::BF16) else { return };
-        let mut cpu = Trainer::new(CpuEngine, &settings, &training(), plan.clone(), corpus.clone()).unwrap();
-        let mut cuda = Trainer::new(engine, &settings, &training(), plan, corpus.clone()).unwrap();
-        for step in 0..10 {
-            let (a, b) = (cpu.step().unwrap(), cuda.step().unwrap());
-            let what = format!("{kind:?}, step {step}: {a:?}, {b:?}");
-            assert!((a.loss - b.loss).abs() < 0.01 * a.loss, "{what}");
-            assert!((a.gradient_norm - b.gradient_norm).abs() < 0.05 * a.gradient_norm, "{what}");
-            // While weights are the same.
-            let gradients = (step == 0).then(|| gradients(&cpu, &cuda));
-            for (name, size, apart) in gradients.into_iter().flatten() {
-                assert!(apart < 0.05 * size + 0.002 * a.gradient_norm, "{kind:?}, {name}: {apart} of {size}");
-            }
-        }
+        let mut cpu = Trainer::new(CpuEngine, &settings, &training(), plan.clone(), corpus()).unwrap();
+        let mut cuda = Trainer::new(engine, &settings, &training(), plan, corpus()).unwrap();
+        let (trainers, of_gradients) = ((&mut cpu, &mut cuda), Some([0.05, 0.002]));
+        expect_alike(&format!("{kind:?}"), trainers, 10, [0.01, 0.05], of_gradients);
     }
 }
 
@@ -269,8 +233,6 @@ fn gemma() -> TransformerConfig {
 
 #[test]
 fn a_gemma_2_trains_as_on_the_cpu() {
-    let text = b"Two of every four weights are kept, and the others are zero. ".repeat(60);
-    let corpus = Arc::new(Corpus::new(text, 0.1).unwrap());
     let cases = [
         (DataType::F32, Method::DENSE, 1e-3, 1e-2),
         (DataType::BF16, Method::DENSE, 0.01, 0.05),
@@ -280,21 +242,12 @@ fn a_gemma_2_trains_as_on_the_cpu() {
         let Some(engine) = engine(compute) else { return };
         let plan = SparsityPlan::of_method(method, if method == Method::DENSE { vec![] } else { layers() }, 60);
         let cpu = Gpt::new(&CpuEngine, gemma(), 9).unwrap();
-        let mut cpu = Trainer::with_model(CpuEngine, cpu, &training(), plan.clone(), corpus.clone()).unwrap();
+        let mut cpu = Trainer::with_model(CpuEngine, cpu, &training(), plan.clone(), corpus()).unwrap();
         let cuda = Gpt::new(&engine, gemma(), 9).unwrap();
-        let mut cuda = Trainer::with_model(engine, cuda, &training(), plan, corpus.clone()).unwrap();
+        let mut cuda = Trainer::with_model(engine, cuda, &training(), plan, corpus()).unwrap();
         assert_eq!(masks(&cpu), masks(&cuda));
-        for step in 0..10 {
-            let (a, b) = (cpu.step().unwrap(), cuda.step().unwrap());
-            let what = format!("{compute}, {method:?}, step {step}: {a:?}, {b:?}");
-            assert!((a.loss - b.loss).abs() < of_loss * a.loss, "{what}");
-            assert!((a.gradient_norm - b.gradient_norm).abs() < of_norm * a.gradient_norm, "{what}");
-            // While weights are the same.
-            let gradients = (step == 0).then(|| gradients(&cpu, &cuda));
-            for (name, size, apart) in gradients.into_iter().flatten() {
-                assert!(apart < 2.0 * of_norm * size + 0.1 * of_norm * a.gradient_norm, "{what}, {name}: {apart}");
-            }
-        }
+        let (trainers, of_gradients) = ((&mut cpu, &mut cuda), Some([2.0 * of_norm, 0.1 * of_norm]));
+        expect_alike(&format!("{compute}, {method:?}"), trainers, 10, [of_loss, of_norm], of_gradients);
     }
 }
 
@@ -310,11 +263,7 @@ fn operations_of_a_llama_are_those_of_the_cpu() {
     fn run<E: Engine>(engine: &E, inputs: &[Vec<f32>; 4], function: Nonlinearity) -> [Vec<f32>; 5] {
         use twofour::layer::Accumulate;
         let (tokens, width) = (37, 96);
-        let buffer = |kind: Kind, values: &[f32]| {
-            let mut buffer = engine.zeros(kind, values.len()).unwrap();
-            engine.write(&mut buffer, values).unwrap();
-            buffer
-        };
+        let buffer = |kind, values: &[f32]| buffer(engine, kind, values);
         let zeros = |kind: Kind, len: usize| engine.zeros(kind, len).unwrap();
         let [x, gain, dy, gated_x] = inputs;
         let (x, gain, dy) = (buffer(Kind::Compute, x), buffer(Kind::Wide, gain), buffer(Kind::Compute, dy));
@@ -368,11 +317,7 @@ fn f32_on_the_gpu_is_the_cpu_but_for_rounding() {
     let Some(engine) = engine(DataType::F32) else { return };
     let plan = SparsityPlan::dense();
     let (mut cpu, mut cuda) = (trainer(CpuEngine, &plan), trainer(engine, &plan));
-    for step in 0..10 {
-        let (a, b) = (cpu.step().unwrap(), cuda.step().unwrap());
-        assert!((a.loss - b.loss).abs() < 1e-3 * a.loss, "step {step}: {a:?}, {b:?}");
-        assert!((a.gradient_norm - b.gradient_norm).abs() < 1e-2 * a.gradient_norm, "step {step}: {a:?}, {b:?}");
-    }
+    expect_alike("f32", (&mut cpu, &mut cuda), 10, [1e-3, 1e-2], None);
     let (a, b) = (cpu.validate(4).unwrap(), cuda.validate(4).unwrap());
     assert!((a - b).abs() < 1e-3 * a, "{a} {b}");
 }
@@ -544,12 +489,8 @@ fn a_checkpoint_of_one_engine_goes_on_on_the_other() {
 
 /// A parameter after a step: its weights and moments, and the sum of changes.
 fn after_step<E: Engine>(engine: &E, step: &AdamWStep, values: &[Vec<f32>; 4], masked: bool) -> ([Vec<f32>; 3], f64) {
-    let buffer = |values: &[f32]| {
-        let mut buffer = engine.zeros(Kind::Wide, values.len()).unwrap();
-        engine.write(&mut buffer, values).unwrap();
-        buffer
-    };
-    let [mut master, gradient, mut first, mut second] = values.each_ref().map(|values| buffer(values));
+    let [mut master, gradient, mut first, mut second] =
+        values.each_ref().map(|values| buffer(engine, Kind::Wide, values));
     let layer =
         engine.sparse_linear(&master, SHAPE, SparseLinearSettings::default(), SparsePrecision::Activations).unwrap();
     let sparse = masked.then_some(&layer);
@@ -625,11 +566,7 @@ fn parameters_that_step_together_have_the_bits_of_each_alone() {
         second_moment: SecondMoment::Moving,
         pruned_decay: PrunedDecay::None,
     });
-    let buffer = |kind, values: &[f32]| {
-        let mut buffer = cuda.zeros(kind, values.len()).unwrap();
-        cuda.write(&mut buffer, values).unwrap();
-        buffer
-    };
+    let buffer = |kind, values: &[f32]| buffer(&cuda, kind, values);
     let parameters = || -> Vec<_> {
         let lengths = [1usize, 3, 4, 255, 1024, 1025, 4099].into_iter().cycle().take(150).enumerate();
         let parameter = |(index, len): (usize, usize)| {
@@ -666,12 +603,7 @@ fn parameters_that_step_together_have_the_bits_of_each_alone() {
 
 /// A weight and its momentum after a step of gradient descent, and the weight's copy in the compute type.
 fn after_descent<E: Engine>(engine: &E, step: &SgdStep, values: &[Vec<f32>; 3], masked: bool) -> [Vec<f32>; 3] {
-    let buffer = |values: &[f32]| {
-        let mut buffer = engine.zeros(Kind::Wide, values.len()).unwrap();
-        engine.write(&mut buffer, values).unwrap();
-        buffer
-    };
-    let [mut master, gradient, mut momentum] = values.each_ref().map(|values| buffer(values));
+    let [mut master, gradient, mut momentum] = values.each_ref().map(|values| buffer(engine, Kind::Wide, values));
     let sparse = masked.then(|| {
         engine.sparse_linear(&master, SHAPE, SparseLinearSettings::default(), SparsePrecision::Activations).unwrap()
     });
@@ -741,8 +673,7 @@ fn under_mask<E: Engine>(engine: &E, mask: &Mask, weight: &[f32]) -> [Vec<f32>; 
     let words = twofour_transformer::cpu::masking::words(mask);
     let mut uploaded = engine.zeros(Kind::Index, words.len()).unwrap();
     engine.write_ids(&mut uploaded, &words).unwrap();
-    let mut master = engine.zeros(Kind::Wide, weight.len()).unwrap();
-    engine.write(&mut master, weight).unwrap();
+    let mut master = buffer(engine, Kind::Wide, weight);
     let mut apart = engine.zeros(Kind::Compute, weight.len()).unwrap();
     engine.prune(Kept::Mask(&uploaded), &master, mask.cols(), &mut apart).unwrap();
     engine.mask_in_place(&uploaded, mask.cols(), &mut master).unwrap();
@@ -801,8 +732,7 @@ fn pruning_to_some_of_four_has_the_bits_of_the_cpu() {
 }
 
 fn prune<E: Engine>(engine: &E, count: u32, weight: &[f32], cols: usize) -> Vec<f32> {
-    let mut master = engine.zeros(Kind::Wide, weight.len()).unwrap();
-    engine.write(&mut master, weight).unwrap();
+    let master = buffer(engine, Kind::Wide, weight);
     let mut kept = engine.zeros(Kind::Compute, weight.len()).unwrap();
     engine.prune(Kept::OfFour(count), &master, cols, &mut kept).unwrap();
     engine.read(&kept).unwrap()
@@ -846,9 +776,8 @@ fn tuned<E: Engine>(engine: &E, checkpoint: &Checkpoint) -> [f64; 2] {
 #[test]
 fn blocks_are_tuned_as_on_the_cpu() {
     let Some(engine) = engine(DataType::F32) else { return };
-    let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoints");
     for family in ["llama", "qwen2", "gemma3"] {
-        let checkpoint = Checkpoint::open(fixtures.join(family)).unwrap();
+        let checkpoint = Checkpoint::open(directory(family)).unwrap();
         let (cpu, cuda) = (tuned(&CpuEngine, &checkpoint), tuned(&engine, &checkpoint));
         assert!((cpu[0] - cuda[0]).abs() < 0.02 * cpu[0], "{family}: {cpu:?}, {cuda:?}");
         assert!(cuda[1] < cuda[0] && (cpu[1] - cuda[1]).abs() < 0.05 * cpu[0], "{family}: {cpu:?}, {cuda:?}");

@@ -4,10 +4,7 @@
 
 mod support;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
 use twofour::{
     DataType,
@@ -16,13 +13,7 @@ use twofour::{
 };
 use twofour_nn::model::{CudaEncoder, EncoderCheckpoint, EncoderInput, MaskedEncoder, SentenceEncoder};
 
-use support::device;
-
-/// A checkpoint of `TWOFOUR_CHECKPOINTS`, which a machine without the sources sets, or of the sources.
-fn directory(name: &str) -> PathBuf {
-    let of_sources = || Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoints");
-    std::env::var_os("TWOFOUR_CHECKPOINTS").map_or_else(of_sources, PathBuf::from).join(name)
-}
+use support::{checkpoints::directory, device, distance};
 
 /// The same checkpoint with other weights.
 fn converted(from: &Path, convert: impl FnOnce(&Path)) -> tempfile::TempDir {
@@ -32,13 +23,6 @@ fn converted(from: &Path, convert: impl FnOnce(&Path)) -> tempfile::TempDir {
     }
     convert(&folder.path().join("model.safetensors"));
     folder
-}
-
-fn distance(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
-    let (found, expected) = (found.concat(), expected.concat());
-    assert_eq!(found.len(), expected.len());
-    let difference = |(a, b): (&f32, &f32)| if a.is_nan() || b.is_nan() { f32::INFINITY } else { (a - b).abs() };
-    found.iter().zip(&expected).map(difference).fold(0f32, f32::max)
 }
 
 #[test]

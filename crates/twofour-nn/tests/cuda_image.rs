@@ -4,8 +4,6 @@
 
 mod support;
 
-use std::path::{Path, PathBuf};
-
 use half::bf16;
 use twofour::DataType;
 use twofour_cuda::layer::LayerContext;
@@ -18,24 +16,10 @@ use twofour_nn::{
 };
 use twofour_transformer::engine::Nonlinearity;
 
-use support::device;
-
-/// A checkpoint of `TWOFOUR_CHECKPOINTS`, which a machine without the sources sets, or of the sources.
-fn directory(kind: &str) -> PathBuf {
-    let of_sources = || Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoints");
-    std::env::var_os("TWOFOUR_CHECKPOINTS").map_or_else(of_sources, PathBuf::from).join(kind)
-}
+use support::{checkpoints::directory, device, distance};
 
 fn pixels(config: &TransformerConfig, images: usize) -> Vec<f32> {
     (0..images * config.image().unwrap().image_len()).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0).collect()
-}
-
-/// The largest difference of elements, which norms make about one.
-fn distance(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
-    let (found, expected) = (found.concat(), expected.concat());
-    assert_eq!(found.len(), expected.len());
-    let difference = |(a, b): (&f32, &f32)| if a.is_nan() || b.is_nan() { f32::INFINITY } else { (a - b).abs() };
-    found.iter().zip(&expected).map(difference).fold(0f32, f32::max)
 }
 
 fn hidden(encoder: &CudaImageEncoder, pixels: &[f32]) -> Vec<Vec<f32>> {

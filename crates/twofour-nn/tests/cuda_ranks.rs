@@ -15,13 +15,13 @@ use twofour_nn::{
     Error, Result,
     recipe::{Method, ModelKind, ModelSettings, TrainingSettings},
     train::{
-        Corpus, GradientReduction, SparsityPlan, StepReport, Trainer,
+        GradientReduction, SparsityPlan, StepReport, Trainer,
         ranks::{NcclReduction, Seat, train_together},
     },
 };
 use twofour_transformer::engine::{Kind, Memory as _, cuda::CudaEngine};
 
-use support::two_engines;
+use support::{buffer, corpus, layers, two_engines};
 
 type Member = (CudaEngine, Box<dyn GradientReduction<CudaEngine>>);
 type Make = Arc<dyn Fn(CudaEngine) -> Result<Trainer<CudaEngine>> + Send + Sync>;
@@ -30,10 +30,6 @@ fn members(compute: DataType) -> Option<Vec<Member>> {
     let engines = two_engines(compute)?;
     let sums = NcclReduction::group(&engines).unwrap();
     Some(engines.into_iter().zip(sums.into_iter().map(|sums| Box::new(sums) as _)).collect())
-}
-
-fn layers() -> Vec<String> {
-    (0..2).flat_map(|layer| ["up", "down"].map(|part| format!("blocks.{layer}.mlp.{part}"))).collect()
 }
 
 fn make(plan: &SparsityPlan, micro_batch: Option<usize>) -> Make {
@@ -48,8 +44,7 @@ fn make(plan: &SparsityPlan, micro_batch: Option<usize>) -> Make {
         ..Default::default()
     };
     let training = TrainingSettings { batch: 4, micro_batch, steps: 300, warm_up: 4, seed: 9, ..Default::default() };
-    let text = b"Two of every four weights are kept, and the others are zero. ".repeat(60);
-    let (corpus, plan) = (Arc::new(Corpus::new(text, 0.1).unwrap()), plan.clone());
+    let (corpus, plan) = (corpus(), plan.clone());
     Arc::new(move |engine| Trainer::new(engine, &model, &training, plan.clone(), corpus.clone()))
 }
 
@@ -145,11 +140,7 @@ fn sums_are_those_of_the_host() {
             scope.spawn(move || {
                 for len in [1usize, 3, 1000, 1 << 20, (1 << 22) + 5] {
                     let rank = seat.rank().index();
-                    let buffer = |len: usize| {
-                        let mut buffer = engine.zeros(Kind::Wide, len).unwrap();
-                        engine.write(&mut buffer, &values(rank, len)).unwrap();
-                        buffer
-                    };
+                    let buffer = |len: usize| buffer(&engine, Kind::Wide, &values(rank, len));
                     let (mut gradient, mut loss) = (buffer(len), buffer(1));
                     seat.sum(vec![&mut gradient], &mut loss).unwrap();
                     let expected: Vec<f32> = values(0, len).iter().zip(values(1, len)).map(|(a, b)| a + b).collect();

@@ -17,7 +17,7 @@ use twofour_transformer::{
     random::Stream,
 };
 
-use support::{engine, gradients};
+use support::{engine, expect_alike, gradients, layers};
 
 /// Images of `side * side` values, whose classes are told by where they are bright.
 fn images(side: usize) -> Arc<ImageSet> {
@@ -62,8 +62,7 @@ fn training(learning_rate: f64) -> TrainingSettings {
 }
 
 fn plan(method: Method) -> SparsityPlan {
-    let layers = (0..2).flat_map(|layer| ["up", "down"].map(|part| format!("blocks.{layer}.mlp.{part}"))).collect();
-    SparsityPlan::of_method(method, layers, 60)
+    SparsityPlan::of_method(method, layers(), 60)
 }
 
 fn trainer<E: Engine>(engine: E, method: Method, pooling: Pooling) -> Trainer<E, ImageSet> {
@@ -89,14 +88,7 @@ fn f32_on_the_gpu_is_the_cpu_but_for_rounding() {
     for pooling in [Pooling::Class, Pooling::Mean] {
         let Some(cuda) = engine(DataType::F32) else { return };
         let (mut cpu, mut cuda) = (trainer(CpuEngine, Method::DENSE, pooling), trainer(cuda, Method::DENSE, pooling));
-        for step in 0..10 {
-            let (a, b) = (cpu.step().unwrap(), cuda.step().unwrap());
-            assert!((a.loss - b.loss).abs() < 1e-3 * a.loss, "{pooling:?}, step {step}: {a:?}, {b:?}");
-            assert!(
-                (a.gradient_norm - b.gradient_norm).abs() < 1e-2 * a.gradient_norm,
-                "{pooling:?}, {step}: {a:?}, {b:?}"
-            );
-        }
+        expect_alike(&format!("{pooling:?}"), (&mut cpu, &mut cuda), 10, [1e-3, 1e-2], None);
         for (name, size, apart) in gradients(&cpu, &cuda) {
             assert!(apart < 0.02 * size + 1e-6, "{pooling:?}, {name}: {apart} of {size}");
         }

@@ -5,13 +5,15 @@
 
 pub(crate) mod checkpoints;
 
+use std::sync::Arc;
+
 use twofour::DataType;
 use twofour_cuda::Device;
 use twofour_nn::{
     model::ModelParts as _,
-    train::{Trainer, TrainingData},
+    train::{Corpus, Trainer, TrainingData},
 };
-use twofour_transformer::engine::{Memory as _, cpu::CpuEngine, cuda::CudaEngine};
+use twofour_transformer::engine::{Engine, Kind, Memory as _, cpu::CpuEngine, cuda::CudaEngine};
 
 /// The first `count` devices, or a message why the test is skipped. With the variable `required` set, too few are a
 /// failure.
@@ -61,4 +63,51 @@ pub(crate) fn gradients<D: TrainingData>(
             (a.name().to_owned(), norm(&mut x.iter().copied()), apart)
         })
         .collect()
+}
+
+/// Steps of both: losses and norms of gradients are within these shares of the CPU's, and the gradient of each parameter
+/// in the first step, while weights are the same, within a share of its own norm and one of the whole gradient's.
+pub(crate) fn expect_alike<D: TrainingData>(
+    name: &str,
+    (cpu, cuda): (&mut Trainer<CpuEngine, D>, &mut Trainer<CudaEngine, D>),
+    steps: usize,
+    [of_loss, of_norm]: [f64; 2],
+    of_gradients: Option<[f64; 2]>,
+) {
+    for step in 0..steps {
+        let (a, b) = (cpu.step().unwrap(), cuda.step().unwrap());
+        let what = format!("{name}, step {step}: {a:?}, {b:?}");
+        assert!((a.loss - b.loss).abs() < of_loss * a.loss, "{what}");
+        assert!((a.gradient_norm - b.gradient_norm).abs() < of_norm * a.gradient_norm, "{what}");
+        let Some([own, whole]) = of_gradients.filter(|_| step == 0) else { continue };
+        for (name, size, apart) in gradients(cpu, cuda) {
+            assert!(apart < own * size + whole * a.gradient_norm, "{what}, {name}: {apart} of {size}");
+        }
+    }
+}
+
+/// The layers of the feed-forward blocks of two layers.
+pub(crate) fn layers() -> Vec<String> {
+    (0..2).flat_map(|layer| ["up", "down"].map(|part| format!("blocks.{layer}.mlp.{part}"))).collect()
+}
+
+/// A text to train on.
+pub(crate) fn corpus() -> Arc<Corpus> {
+    let text = b"Two of every four weights are kept, and the others are zero. ".repeat(60);
+    Arc::new(Corpus::new(text, 0.1).unwrap())
+}
+
+/// A buffer with these values.
+pub(crate) fn buffer<E: Engine>(engine: &E, kind: Kind, values: &[f32]) -> E::Buffer {
+    let mut buffer = engine.zeros(kind, values.len()).unwrap();
+    engine.write(&mut buffer, values).unwrap();
+    buffer
+}
+
+/// The largest difference of elements, which norms make about one.
+pub(crate) fn distance(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
+    let (found, expected) = (found.concat(), expected.concat());
+    assert_eq!(found.len(), expected.len());
+    let difference = |(a, b): (&f32, &f32)| if a.is_nan() || b.is_nan() { f32::INFINITY } else { (a - b).abs() };
+    found.iter().zip(&expected).map(difference).fold(0f32, f32::max)
 }
