@@ -10,10 +10,8 @@ use twofour_cuda::{
 /// Computes `y = function(x)` for tensors of f32, f16 or bf16. GELU is `x Φ(x)`.
 ///
 /// # Errors
-/// [`Error::DataType`](twofour_cuda::Error::DataType) for other types; [`Error::Length`](twofour_cuda::Error::Length),
-/// [`Error::SliceType`](twofour_cuda::Error::SliceType), [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and
-/// [`Error::Pointer`](twofour_cuda::Error::Pointer) for a tensor that does not fit;
-/// [`Error::TooLarge`](twofour_cuda::Error::TooLarge), [`Error::Driver`](twofour_cuda::Error::Driver).
+/// [`Error::DataType`](twofour_cuda::Error::DataType) for other types; those of [`Memory::at`] for a tensor that does
+/// not fit; [`Error::TooLarge`](twofour_cuda::Error::TooLarge), [`Error::Driver`](twofour_cuda::Error::Driver).
 pub fn activation_forward(
     context: &LayerContext,
     function: ElementFunction,

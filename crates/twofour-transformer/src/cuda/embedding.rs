@@ -43,9 +43,8 @@ impl Embedding {
 /// alone. The caller sets it to 0 before.
 ///
 /// # Errors
-/// [`Error::DataType`] for tables of another type than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`],
-/// [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit; [`Error::Dimension`] for an empty
-/// table; [`Error::Driver`].
+/// [`Error::DataType`] for tables of another type than f32, f16 and bf16; those of [`Memory::at`] for a tensor that
+/// does not fit; [`Error::Dimension`] for an empty table; [`Error::Driver`].
 pub fn embedding_forward(
     context: &LayerContext,
     embedding: Embedding,

@@ -36,10 +36,8 @@ impl Gate {
 /// or bf16.
 ///
 /// # Errors
-/// [`Error::DataType`](twofour_cuda::Error::DataType) for other types; [`Error::Length`](twofour_cuda::Error::Length),
-/// [`Error::SliceType`](twofour_cuda::Error::SliceType), [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and
-/// [`Error::Pointer`](twofour_cuda::Error::Pointer) for a tensor that does not fit;
-/// [`Error::Dimension`](twofour_cuda::Error::Dimension) for a width of 0;
+/// [`Error::DataType`](twofour_cuda::Error::DataType) for other types; those of [`Memory::at`] for a tensor that does
+/// not fit; [`Error::Dimension`](twofour_cuda::Error::Dimension) for a width of 0;
 /// [`Error::Driver`](twofour_cuda::Error::Driver).
 pub fn gated_forward(
     context: &LayerContext,

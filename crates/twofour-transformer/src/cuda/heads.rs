@@ -49,10 +49,8 @@ type Addresses = (u64, u64, u64);
 /// queries and keys.
 ///
 /// # Errors
-/// [`Error::DataType`](twofour_cuda::Error::DataType) for other types than f32, f16 and bf16;
-/// [`Error::Length`](twofour_cuda::Error::Length), [`Error::SliceType`](twofour_cuda::Error::SliceType),
-/// [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and [`Error::Pointer`](twofour_cuda::Error::Pointer) for a
-/// tensor that does not fit; [`Error::Dimension`](twofour_cuda::Error::Dimension) and
+/// [`Error::DataType`](twofour_cuda::Error::DataType) for other types than f32, f16 and bf16; those of [`Memory::at`]
+/// for a tensor that does not fit; [`Error::Dimension`](twofour_cuda::Error::Dimension) and
 /// [`Error::Multiple`](twofour_cuda::Error::Multiple) for a shape that is none;
 /// [`Error::Driver`](twofour_cuda::Error::Driver).
 pub fn split_heads(

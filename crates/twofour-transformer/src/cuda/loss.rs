@@ -39,11 +39,9 @@ struct LossTarget<'a> {
 /// ignored. The caller sets it to 0 before.
 ///
 /// # Errors
-/// [`Error::DataType`](twofour_cuda::Error::DataType) for logits of another type than f32, f16 and bf16;
-/// [`Error::Length`](twofour_cuda::Error::Length), [`Error::SliceType`](twofour_cuda::Error::SliceType),
-/// [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and [`Error::Pointer`](twofour_cuda::Error::Pointer) for a
-/// tensor that does not fit; [`Error::Dimension`](twofour_cuda::Error::Dimension) for no classes; those of allocating
-/// workspace; [`Error::Driver`](twofour_cuda::Error::Driver).
+/// [`Error::DataType`](twofour_cuda::Error::DataType) for logits of another type than f32, f16 and bf16; those of
+/// [`Memory::at`] for a tensor that does not fit; [`Error::Dimension`](twofour_cuda::Error::Dimension) for no classes;
+/// those of allocating workspace; [`Error::Driver`](twofour_cuda::Error::Driver).
 #[expect(clippy::too_many_arguments, reason = "each is a tensor of its own")]
 pub fn cross_entropy(
     context: &LayerContext,

@@ -21,9 +21,7 @@ pub const fn mask_words_of_row(cols: usize) -> usize {
 ///
 /// # Errors
 /// [`Error::DataType`](twofour_cuda::Error::DataType) for another type;
-/// [`Error::Multiple`](twofour_cuda::Error::Multiple) for a weight of no whole rows;
-/// [`Error::Length`](twofour_cuda::Error::Length), [`Error::SliceType`](twofour_cuda::Error::SliceType),
-/// [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and [`Error::Pointer`](twofour_cuda::Error::Pointer) for a
+/// [`Error::Multiple`](twofour_cuda::Error::Multiple) for a weight of no whole rows; those of [`Memory::at`] for a
 /// tensor that does not fit; [`Error::Driver`](twofour_cuda::Error::Driver).
 pub fn apply_mask(
     context: &LayerContext,

@@ -122,9 +122,8 @@ impl Norm {
 /// Normalizes each row: `y = x̂ · gain + bias`.
 ///
 /// # Errors
-/// [`Error::DataType`] for activations of another type than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`],
-/// [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit; [`Error::Dimension`] for a width of 0;
-/// [`Error::Driver`].
+/// [`Error::DataType`] for activations of another type than f32, f16 and bf16; those of [`Memory::at`] for a tensor
+/// that does not fit; [`Error::Dimension`] for a width of 0; [`Error::Driver`].
 pub fn norm_forward(context: &LayerContext, norm: Norm, tensors: NormForward<'_>) -> Result<()> {
     let NormForward { x, gain, bias, y, mean, rstd } = tensors;
     let (x, sum) = match x {

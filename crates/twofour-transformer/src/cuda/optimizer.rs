@@ -54,8 +54,8 @@ impl GradientClip<'_> {
 /// `gradients` are f32. Squares are summed in f64, in a fixed order.
 ///
 /// # Errors
-/// [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not
-/// fit; [`Error::Dimension`] for too many gradients; those of allocating workspace; [`Error::Driver`].
+/// Those of [`Memory::at`] for a tensor that does not fit; [`Error::Dimension`] for too many gradients; those of
+/// allocating workspace; [`Error::Driver`].
 pub fn clip_gradients(
     context: &LayerContext,
     gradients: &[DeviceSlice<'_>],
@@ -250,10 +250,9 @@ pub struct AdamWPhase<'a> {
 /// by before they are added to their gradient ([`twofour::estimate::masked_decay`]).
 ///
 /// # Errors
-/// [`Error::Gradient`] for gradients of another type than f32, f16 and bf16, [`Error::DataType`] for such a copy;
-/// [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not
-/// fit; [`Error::Multiple`] where there is masked decay and rows or columns are not multiples of 4;
-/// [`Error::TooLarge`]; [`Error::Driver`].
+/// [`Error::Gradient`] for gradients of another type than f32, f16 and bf16, [`Error::DataType`] for such a copy; those
+/// of [`Memory::at`] for a tensor that does not fit; [`Error::Multiple`] where there is masked decay and rows or
+/// columns are not multiples of 4; [`Error::TooLarge`]; [`Error::Driver`].
 pub fn adamw(
     context: &LayerContext,
     shape: (usize, usize),

@@ -11,9 +11,8 @@ use crate::cuda::raw::pointwise::{Pointwise, PointwiseOperation, PointwiseParame
 /// Computes `out = a + b` for tensors of one length and type: f32, f16 or bf16.
 ///
 /// # Errors
-/// [`Error::DataType`] for other types; [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and
-/// [`Error::Pointer`] for a tensor that does not fit;
-/// [`Error::TooLarge`], [`Error::Driver`].
+/// [`Error::DataType`] for other types; those of [`Memory::at`] for a tensor that does not fit; [`Error::TooLarge`],
+/// [`Error::Driver`].
 pub fn add(context: &LayerContext, a: DeviceSlice<'_>, b: DeviceSlice<'_>, out: DeviceSliceMut<'_>) -> Result<()> {
     let (dtype, len) = (a.dtype(), a.len());
     let parameters = PointwiseParameters {

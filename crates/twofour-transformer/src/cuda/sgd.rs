@@ -42,9 +42,9 @@ pub struct SgdTensors<'a> {
 /// argument, which a captured graph repeats.
 ///
 /// # Errors
-/// [`Error::DataType`] for a copy that is not of f16 or bf16; [`Error::Length`], [`Error::SliceType`],
-/// [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit; [`Error::Multiple`] where there is
-/// pruned decay and rows or columns are not multiples of 4; [`Error::TooLarge`]; [`Error::Driver`].
+/// [`Error::DataType`] for a copy that is not of f16 or bf16; those of [`Memory::at`] for a tensor that does not fit;
+/// [`Error::Multiple`] where there is pruned decay and rows or columns are not multiples of 4; [`Error::TooLarge`];
+/// [`Error::Driver`].
 pub fn sgd(
     context: &LayerContext,
     (rows, cols): (usize, usize),

@@ -12,11 +12,9 @@ use crate::cuda::raw::softmax::{Softmax, SoftmaxParameters};
 /// probability 0; a row of nothing else becomes NaN.
 ///
 /// # Errors
-/// [`Error::DataType`](twofour_cuda::Error::DataType) for results of another type;
-/// [`Error::Length`](twofour_cuda::Error::Length), [`Error::SliceType`](twofour_cuda::Error::SliceType),
-/// [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and [`Error::Pointer`](twofour_cuda::Error::Pointer) for a
-/// tensor that does not fit; [`Error::Dimension`](twofour_cuda::Error::Dimension) for a side that kernels cannot count;
-/// those of allocating workspace; [`Error::Driver`](twofour_cuda::Error::Driver).
+/// [`Error::DataType`](twofour_cuda::Error::DataType) for results of another type; those of [`Memory::at`] for a tensor
+/// that does not fit; [`Error::Dimension`](twofour_cuda::Error::Dimension) for a side that kernels cannot count; those
+/// of allocating workspace; [`Error::Driver`](twofour_cuda::Error::Driver).
 pub fn softmax(
     context: &LayerContext,
     (rows, cols): (usize, usize),

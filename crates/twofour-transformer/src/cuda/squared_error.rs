@@ -15,10 +15,8 @@ use crate::{
 /// f32 `[1]`, and writes the gradient for `x`, times `factor`, to `dx`. All but the loss are of f32, f16 or bf16.
 ///
 /// # Errors
-/// [`Error::DataType`](twofour_cuda::Error::DataType) for other types; [`Error::Length`](twofour_cuda::Error::Length),
-/// [`Error::SliceType`](twofour_cuda::Error::SliceType), [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and
-/// [`Error::Pointer`](twofour_cuda::Error::Pointer) for a tensor that does not fit;
-/// [`Error::Dimension`](twofour_cuda::Error::Dimension) for a width of 0; those of allocating workspace;
+/// [`Error::DataType`](twofour_cuda::Error::DataType) for other types; those of [`Memory::at`] for a tensor that does
+/// not fit; [`Error::Dimension`](twofour_cuda::Error::Dimension) for a width of 0; those of allocating workspace;
 /// [`Error::Driver`](twofour_cuda::Error::Driver).
 pub fn squared_error(
     context: &LayerContext,

@@ -101,10 +101,10 @@ pub fn prepare_attention(
 /// `out` is `[batch, heads, positions, head_dim]`, of the inputs' type, and `lse` f32 `[batch, heads, positions]`.
 ///
 /// # Errors
-/// [`Error::DataType`] for other types than f32, f16 and bf16, or those that the engine computes; [`Error::Length`],
-/// [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit;
-/// [`Error::Dimension`], [`Error::Multiple`] and [`Error::Setting`] for a shape that is none; [`Error::NoLibrary`]
-/// where cuBLASLt is missing, and [`Error::Vendor`] where it fails; those of allocating workspace; [`Error::Driver`].
+/// [`Error::DataType`] for other types than f32, f16 and bf16, or those that the engine computes; those of
+/// [`Memory::at`] for a tensor that does not fit; [`Error::Dimension`], [`Error::Multiple`] and [`Error::Setting`] for
+/// a shape that is none; [`Error::NoLibrary`] where cuBLASLt is missing, and [`Error::Vendor`] where it fails; those of
+/// allocating workspace; [`Error::Driver`].
 pub fn attention_forward(
     context: &LayerContext,
     shape: AttentionShape,

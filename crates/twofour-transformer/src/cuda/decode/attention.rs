@@ -154,8 +154,8 @@ impl CachedAttention {
     /// stay as they are.
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does
-    /// not fit; [`Error::Setting`] for an option that scores cannot have; [`Error::TooLarge`]; [`Error::Driver`].
+    /// Those of [`Memory::at`] for a tensor that does not fit; [`Error::Setting`] for an option that scores cannot
+    /// have; [`Error::TooLarge`]; [`Error::Driver`].
     pub fn run(&self, count: usize, tensors: CachedTokens<'_>) -> Result<()> {
         let (context, dtype) = (&self.context, self.dtype);
         let CacheShape { batch, heads, kv_heads, head_dim, capacity } = self.shape;

@@ -24,11 +24,9 @@ pub struct ChosenTokens<'a> {
 /// counts it. A NaN is never chosen, but for a first one.
 ///
 /// # Errors
-/// [`Error::DataType`](twofour_cuda::Error::DataType) for logits of another type than f32, f16 and bf16;
-/// [`Error::Length`](twofour_cuda::Error::Length), [`Error::SliceType`](twofour_cuda::Error::SliceType),
-/// [`Error::OtherDevice`](twofour_cuda::Error::OtherDevice) and [`Error::Pointer`](twofour_cuda::Error::Pointer) for a
-/// tensor that does not fit; [`Error::Dimension`](twofour_cuda::Error::Dimension) for no vocabulary or no capacity;
-/// [`Error::Driver`](twofour_cuda::Error::Driver).
+/// [`Error::DataType`](twofour_cuda::Error::DataType) for logits of another type than f32, f16 and bf16; those of
+/// [`Memory::at`] for a tensor that does not fit; [`Error::Dimension`](twofour_cuda::Error::Dimension) for no
+/// vocabulary or no capacity; [`Error::Driver`](twofour_cuda::Error::Driver).
 pub fn choose_tokens(
     context: &LayerContext,
     (batch, vocabulary, capacity): (usize, usize, usize),

@@ -30,9 +30,8 @@ pub struct TokenEmbedding {
 /// width]`. An id beyond the table has a row of zeros, and a position beyond the context no vector.
 ///
 /// # Errors
-/// [`Error::DataType`] for tables of another type than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`],
-/// [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit; [`Error::Dimension`] for an empty
-/// table; [`Error::Driver`].
+/// [`Error::DataType`] for tables of another type than f32, f16 and bf16; those of [`Memory::at`] for a tensor that
+/// does not fit; [`Error::Dimension`] for an empty table; [`Error::Driver`].
 pub fn embed_tokens(
     context: &LayerContext,
     embedding: TokenEmbedding,

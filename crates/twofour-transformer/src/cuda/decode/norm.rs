@@ -67,9 +67,9 @@ pub struct TokenNormTensors<'a> {
 /// some tokens are normalized, only theirs is added. Of a norm that `replaces`, `x = x̂ · gain + bias` in the end.
 ///
 /// # Errors
-/// [`Error::DataType`] for results of another type than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`],
-/// [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit; [`Error::Dimension`] for a width of 0
-/// or above 8192; [`Error::Multiple`] where `every` is no divisor of the tokens; [`Error::Driver`].
+/// [`Error::DataType`] for results of another type than f32, f16 and bf16; those of [`Memory::at`] for a tensor that
+/// does not fit; [`Error::Dimension`] for a width of 0 or above 8192; [`Error::Multiple`] where `every` is no divisor
+/// of the tokens; [`Error::Driver`].
 pub fn normalize_tokens(context: &LayerContext, norm: TokenNorm, tensors: TokenNormTensors<'_>) -> Result<()> {
     let TokenNorm { kind, tokens, width, epsilon, every, replaces } = norm;
     let TokenNormTensors { x, delta, gain, bias, to } = tensors;

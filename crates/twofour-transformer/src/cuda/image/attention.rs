@@ -146,10 +146,9 @@ impl ImageAttention {
 /// 2022).
 ///
 /// # Errors
-/// [`Error::DataType`] for other types than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`],
-/// [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit, and for tokens that are not those of
-/// the grid; [`Error::Dimension`] for a shape that is none, or heads of more than 256 elements with relative positions;
-/// those of [`attention_forward`].
+/// [`Error::DataType`] for other types than f32, f16 and bf16; those of [`Memory::at`] for a tensor that does not fit,
+/// and for tokens that are not those of the grid; [`Error::Dimension`] for a shape that is none, or heads of more than
+/// 256 elements with relative positions; those of [`attention_forward`].
 pub fn image_attention(
     context: &LayerContext,
     shape: ImageAttention,

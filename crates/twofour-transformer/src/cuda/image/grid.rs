@@ -15,9 +15,8 @@ use crate::cuda::raw::image::{GridParameters, ImageGrid};
 /// layer over `y`.
 ///
 /// # Errors
-/// [`Error::DataType`] for other types than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`],
-/// [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit; [`Error::Dimension`] for a side that
-/// kernels cannot count; [`Error::Driver`].
+/// [`Error::DataType`] for other types than f32, f16 and bf16; those of [`Memory::at`] for a tensor that does not fit;
+/// [`Error::Dimension`] for a side that kernels cannot count; [`Error::Driver`].
 pub fn neighbours(
     context: &LayerContext,
     (images, [rows, columns], channels): (usize, [usize; 2], usize),
