@@ -60,7 +60,7 @@ impl<E: Engine> Gpt<E> {
                     Ok(())
                 };
                 let (range, count) = &batch[0];
-                let skipped = windows.tokens(tokens, range.clone()).len() - 1 - count;
+                let skipped = windows.length(range) - 1 - count;
                 add(0, 1.0)?;
                 if skipped > 0 {
                     add(skipped, -1.0)?;

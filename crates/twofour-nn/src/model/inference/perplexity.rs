@@ -1,6 +1,6 @@
 //! Perplexity of a text.
 
-use std::ops::Range;
+use std::{borrow::Cow, ops::Range};
 
 use twofour::kernel::KernelElement;
 
@@ -86,8 +86,16 @@ impl Windows {
     }
 
     /// What a model reads of a window.
-    pub(in crate::model) fn tokens(self, text: &[u32], range: Range<usize>) -> Vec<u32> {
-        [self.begin.as_slice(), &text[range]].concat()
+    pub(in crate::model) fn tokens(self, text: &[u32], range: Range<usize>) -> Cow<'_, [u32]> {
+        match self.begin {
+            None => Cow::Borrowed(&text[range]),
+            Some(begin) => Cow::Owned([&[begin], &text[range]].concat()),
+        }
+    }
+
+    /// How many tokens that is.
+    pub(in crate::model) fn length(self, range: &Range<usize>) -> usize {
+        usize::from(self.begin.is_some()) + range.len()
     }
 }
 
