@@ -24,7 +24,7 @@ use twofour_transformer::engine::{
     StepOperations as _, cpu::CpuEngine, cuda::CudaEngine,
 };
 
-use support::{checkpoints::directory, buffer, corpus, engine, expect_alike, gradients, layers};
+use support::{buffer, checkpoints::directory, corpus, engine, expect_alike, gradients, layers};
 
 fn model() -> ModelSettings {
     ModelSettings {

@@ -48,12 +48,7 @@ impl Gated {
             let kernel = |name: &str| kernel(&format!("{prefix}_{name}"));
             Ok([kernel("silu")?, kernel("gelu")?, kernel("tanh_gelu")?, kernel("relu")?])
         };
-        Ok(Self {
-            dtype,
-            apply: kernels("apply")?,
-            gradient: kernels("gradient")?,
-            clamped: kernel("apply_clamped")?,
-        })
+        Ok(Self { dtype, apply: kernels("apply")?, gradient: kernels("gradient")?, clamped: kernel("apply_clamped")? })
     }
 
     /// Launches the activation with the gate of this index, or its gradient where there is `dy`, for at least one
