@@ -179,7 +179,7 @@ def test_what_a_layer_has_beside_its_weight_stays_and_factors_train():
         twofour.low_rank_(model, batches(), rank=2, filter_fn=lambda _, name: name == "wide.q")
 
 
-def test_layers_stored_the_other_way_round_and_encoders_of_torch():
+def test_layers_stored_the_other_way_round_and_encoders_of_torch(tmp_path):
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=40, n_positions=32)
     torch.manual_seed(0)
@@ -192,6 +192,9 @@ def test_layers_stored_the_other_way_round_and_encoders_of_torch():
         report = twofour.low_rank_(model, [{"input_ids": tokens}], rank=12)
         assert [layer.shape for layer in report.layers] == [(96, 32), (32, 32), (128, 32), (32, 128)]
         assert (model(tokens).logits - expected).norm() < 0.2 * expected.norm()
+    with pytest.raises(ValueError, match="LowRankLinear, and from_pretrained would initialize"):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
     state = model.state_dict()
     again = transformers.GPT2LMHeadModel(config).eval()
     twofour.load_low_rank_(again, state)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from . import registration
 from .conversion import is_in_out, is_sparse, replace, take_over
 from .linear import Linear
 
@@ -45,6 +46,7 @@ class LowRankLinear(nn.Module):
         dtype=None,
     ):
         super().__init__()
+        registration.with_transformers()
         self.in_features = in_features
         self.out_features = out_features
         self.q = nn.Linear(in_features, rank, bias=False, device=device, dtype=dtype)

@@ -48,6 +48,7 @@ from ...modules.conversion import is_training_layer, refusal_of, replace
 from ...modules.int4 import Int4Linear
 from ...modules.int8 import QuantizedLinear
 from ...modules.linear import Linear
+from ...modules.low_rank import LowRankLinear
 from ...modules.packed_layer import deferred_weights
 from ...modules.roles import reasons_to_stay_dense
 from ..checkpoints import Entry, PackedWeight, described, manifest_of, restacked, stacks_of, with_weights
@@ -492,9 +493,17 @@ def _saver_of(model, original_format: bool) -> contextlib.AbstractContextManager
     """What a model with packed layers is saved in; ``None`` for one without.
 
     Raises:
-        ValueError: for a model that another method has quantized besides.
+        ValueError: for a model that another method has quantized besides; for one with layers of a lower rank, unless
+            its adapters alone are saved.
     """
     _warn_of_masters(model)
+    factored = next((name for name, module in model.named_modules() if isinstance(module, LowRankLinear)), None)
+    if factored is not None and not getattr(model, "_hf_peft_config_loaded", False):
+        raise ValueError(
+            f"`{factored}` is a LowRankLinear, and from_pretrained would initialize a dense layer in its place at "
+            "random: save the state dict by torch.save, which twofour.load_low_rank_ loads, or make the model dense by "
+            "twofour.to_dense first"
+        )
     quantizer = getattr(model, "hf_quantizer", None)
     if not any(_is_packed(entry) for entry in (*model.modules(), *model.parameters())):
         if isinstance(quantizer, TwoFourQuantizer):
