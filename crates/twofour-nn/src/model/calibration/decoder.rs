@@ -8,7 +8,7 @@ use twofour_cuda::layer::{DeviceBuffer, LayerContext};
 use super::gpu::gpu_block;
 use super::{BlockInput, BlockwiseCheckpoint, CheckpointBlock, FreeFeatures, InputPart, Replace, Stepped};
 use crate::{
-    Result,
+    Error, Result,
     model::{
         Checkpoint, Positions, StoredParts, Tokenizer, TransformerConfig,
         families::layout::StoredLinear,
@@ -17,7 +17,7 @@ use crate::{
             build::Parts,
             cache::Cache,
             embed,
-            experts::rows,
+            experts::{Experts, Routed, rows},
             layer::{Layer, Outputs, Role},
             rotation::Rotations,
         },
@@ -98,6 +98,12 @@ impl<'a> Block<'a> {
 
     fn role(step: usize) -> Role {
         Role::ALL[step.min(Role::ALL.len() - 1)]
+    }
+
+    /// The experts, with the one that reads an input and the step that computes it.
+    fn expert(&self, index: usize) -> Option<(&Experts<f32>, usize, Role)> {
+        let (step, expert) = self.places.get(index)?;
+        Some((self.layer.experts()?, (*expert)?, Self::role(*step)))
     }
 }
 
@@ -187,19 +193,37 @@ impl CheckpointBlock for Block<'_> {
 
     fn part(&self, index: usize, x: &Vec<f32>, input: &Vec<f32>) -> Result<Option<InputPart>> {
         let width = self.config.width;
-        let (Some((step, Some(expert))), Some(experts)) = (self.places.get(index), self.layer.experts()) else {
-            return Ok(None);
-        };
-        let is_up = Self::role(*step) == Role::Up;
+        let Some((experts, expert, role)) = self.expert(index) else { return Ok(None) };
+        let is_up = role == Role::Up;
         let read = if is_up { input } else { &self.layer.feed_forward_input(x) };
         let routed = experts.route(read, x.len() / width)?;
         let places = experts.places(&routed);
-        let (Some(own), Some((place, hidden))) = (routed.get(*expert), places.get(*expert)) else { return Ok(None) };
+        let (Some(own), Some((place, hidden))) = (routed.get(expert), places.get(expert)) else { return Ok(None) };
         let tokens = own.iter().map(|(token, _)| *token).collect();
         Ok(Some(match is_up {
             true => InputPart { x: rows(input, width, own), features: width, tokens },
             false => InputPart { x: input[place.clone()].to_vec(), features: *hidden, tokens },
         }))
+    }
+
+    fn routed_at(&self, index: usize) -> Option<usize> {
+        self.expert(index)?;
+        Role::ALL.iter().position(|role| *role == Role::Up)
+    }
+
+    fn part_of(&self, index: usize, tokens: &[usize], x: &Vec<f32>) -> Result<Option<Vec<f32>>> {
+        let Some((experts, expert, role)) = self.expert(index) else { return Ok(None) };
+        let width = self.config.width;
+        if let Some(token) = tokens.iter().find(|token| **token >= x.len() / width) {
+            let found = format!("{token} of {}", x.len() / width);
+            return Err(Error::Setting { what: "a token of a text", found, expected: "one that is there" });
+        }
+        let routed: Routed = tokens.iter().map(|token| (*token, 1.0)).collect();
+        let read = rows(&self.layer.feed_forward_input(x), width, &routed);
+        match role {
+            Role::Up => Ok(Some(read)),
+            _ => experts.hidden_of(self.config, expert, (&read, tokens.len())),
+        }
     }
 
     fn step(&self, step: usize, input: &Vec<f32>, x: &mut Vec<f32>, shows_products: bool) -> Result<Stepped<Vec<f32>>> {

@@ -182,6 +182,23 @@ pub trait CheckpointBlock<S: States = Vec<f32>> {
         Ok(None)
     }
 
+    /// The step in front of which a router reads the hidden states, where the layers of an input's number read a part.
+    fn routed_at(&self, index: usize) -> Option<usize> {
+        let _ = index;
+        None
+    }
+
+    /// Returns what the layers of an input's number would read of these tokens, whether a router sends them there or
+    /// not, from the hidden states `x: [tokens, width]` in front of [`CheckpointBlock::routed_at`]; nothing where they
+    /// read all of a step's input.
+    ///
+    /// # Errors
+    /// Those of the products; a token that is not there.
+    fn part_of(&self, index: usize, tokens: &[usize], x: &S) -> Result<Option<S>> {
+        let _ = (index, tokens, x);
+        Ok(None)
+    }
+
     /// Computes the layers of a step, and what follows them up to the next, for the hidden states
     /// `x: [tokens, width]`; with the products of a layer that changes them, where `shows_products` asks for it.
     ///
@@ -249,15 +266,19 @@ struct ShownPart {
     /// Elements of a token; 0 of a whole input.
     features: usize,
     tokens: usize,
+    /// Whether the stored model's is shown beside it.
+    has_dense: bool,
 }
 
 impl ShownPart {
     /// Shows what the layers of an input's number read of the input `x` of their step, but for that of a text's first
-    /// tokens; nothing where they read all of it.
+    /// tokens; nothing where they read all of it. Beside it is what they would read of the same tokens in the stored
+    /// block, from its hidden states, where these are there.
     fn show<S: States>(
         &mut self,
         (block, index): (&dyn CheckpointBlock<S>, usize),
         (states, x): (&S, &S),
+        dense: Option<(&dyn CheckpointBlock<S>, &S)>,
         prompt: usize,
         observe: Observe<'_, S>,
     ) -> Result<bool> {
@@ -267,19 +288,26 @@ impl ShownPart {
         let before = part.tokens.iter().filter(|token| **token < prompt).count();
         let tokens = part.tokens.len() - before;
         let x = S::last(part.x.view(), part.x.elements() - before * part.features)?;
-        observe(Observation { input, x, tokens }, Beside::Nothing);
-        *self = ShownPart { features: part.features, tokens: self.tokens + tokens };
+        let of_dense = |(stored, states): (&dyn CheckpointBlock<S>, &S)| {
+            stored.part_of(index, part.tokens.get(before..).unwrap_or_default(), states)
+        };
+        let beside = dense.map(of_dense).transpose()?.flatten();
+        let shown = beside.as_ref().map_or(Beside::Nothing, |beside| Beside::Inputs(beside.view()));
+        observe(Observation { input, x, tokens }, shown);
+        *self = ShownPart { features: part.features, tokens: self.tokens + tokens, has_dense: beside.is_some() };
         Ok(true)
     }
 
-    /// Shows an expert's input where it got no token of any text: as if its features were alike and independent.
+    /// Shows an expert's input where it got no token of any text: as if its features were alike and independent, and
+    /// those of the stored model.
     fn finish<R: Runner>(self, runner: &R, input: &BlockInput, observe: Observe<'_, R::States>) -> Result<()> {
-        let ShownPart { features, tokens } = self;
+        let ShownPart { features, tokens, has_dense } = self;
         if tokens == 0 && features > 0 {
             let mut x = vec![0.0; features * features];
             x.iter_mut().step_by(features + 1).for_each(|value| *value = 1.0);
             let x = runner.states(x)?;
-            observe(Observation { input, x: x.view(), tokens: features }, Beside::Nothing);
+            let beside = if has_dense { Beside::Inputs(x.view()) } else { Beside::Nothing };
+            observe(Observation { input, x: x.view(), tokens: features }, beside);
         }
         Ok(())
     }
@@ -465,8 +493,8 @@ impl<'a, R: Runner> Calibration<'a, R> {
     /// to a later one; weights that read earlier ones must not change between them. After an error the texts are of no
     /// more use.
     ///
-    /// Of experts' inputs each text's part is shown, and nothing beside it, since the stored model may send tokens
-    /// elsewhere. For an expert that gets no token of any text, the rows of an identity matrix are shown: by them all
+    /// Of experts' inputs each text's part is shown; beside it is what the stored expert would read of the same tokens,
+    /// which the stored model may send elsewhere. For an expert that gets no token of any text, the rows of an identity matrix are shown: by them all
     /// features count alike.
     ///
     /// # Errors
@@ -485,6 +513,7 @@ impl<'a, R: Runner> Calibration<'a, R> {
         };
         let width = self.checkpoint.width().max(1);
         let (mut keeps, mut part) = (None, ShownPart::default());
+        let routed_at = block.routed_at(index);
         for number in 0..self.texts.texts.len() {
             go_on(self.is_stopped)?;
             let mut text = self.texts.texts[number].copied()?;
@@ -492,7 +521,15 @@ impl<'a, R: Runner> Calibration<'a, R> {
             let is_between = text.between.is_some();
             let x = text.input(block.as_ref(), step)?;
             let tokens = text.x.elements() / width;
-            if !part.show((block.as_ref(), index), (&text.x, &x), self.prompt, observe)? {
+            let dense = match (routed_at, self.stored.get(), &mut self.dense) {
+                (Some(at), Some(stored), Some(dense)) => {
+                    let text = &mut dense.texts[number];
+                    text.run(stored.as_ref(), dense.at..at)?;
+                    Some((stored.as_ref(), &text.x))
+                }
+                _ => None,
+            };
+            if !part.show((block.as_ref(), index), (&text.x, &x), dense, self.prompt, observe)? {
                 let observation = observation::<R::States>(input, &x, tokens, self.prompt)?;
                 match (self.stored.get(), &mut self.dense) {
                     (Some(stored), Some(dense)) => {
@@ -527,8 +564,8 @@ impl<'a, R: Runner> Calibration<'a, R> {
         if keeps == Some(true) {
             self.texts.at = step;
         }
-        if let Some(dense) = self.dense.as_mut().filter(|_| part.features == 0) {
-            dense.at = step + 1;
+        if let Some(dense) = &mut self.dense {
+            dense.at = routed_at.map_or(step + 1, |at| dense.at.max(at));
         }
         self.replaced = Some((step, block));
         Ok(())
@@ -554,7 +591,7 @@ impl<'a, R: Runner> Calibration<'a, R> {
                 let x = text.input(block, step)?;
                 for ((index, input), part) in block.inputs().iter().enumerate().zip(&mut parts) {
                     if block.step_of(index) == step
-                        && !part.show((block, index), (&text.x, &x), self.prompt, observe)?
+                        && !part.show((block, index), (&text.x, &x), None, self.prompt, observe)?
                     {
                         observe(observation::<R::States>(input, &x, own, self.prompt)?, Beside::Nothing);
                     }

@@ -757,6 +757,56 @@ fn an_expert_without_tokens_is_shown_the_identity() {
     assert_eq!(names, [("2.w1.weight", 16), ("3.w1.weight", 16), ("2.w2.weight", 24), ("3.w2.weight", 24)]);
 }
 
+/// Beside what an expert reads is what the stored one would read of the same tokens, wherever the stored model sends
+/// them: nothing else where no weight changed.
+#[test]
+fn beside_the_tokens_of_an_expert_is_what_the_stored_one_would_read_of_them() {
+    let texts = [expected("mixtral").tokens[..30].to_vec(), vec![9, 5, 33]];
+    for family in ["mixtral", "qwen2_moe", "gpt_oss"] {
+        let checkpoint = Checkpoint::open(directory(family)).unwrap();
+        let inputs = |changes: bool| -> Vec<(Vec<f32>, Vec<f32>)> {
+            let mut calibration = Calibration::new(&checkpoint, &texts).unwrap().beside_dense().unwrap();
+            let replace = |name: &str| -> Option<Vec<f32>> {
+                let is_changed = changes && name.contains("layers.0.self_attn.o_proj.weight");
+                let mut tensors = checkpoint.reader().tensors().filter(|tensor| is_changed && tensor.name == name);
+                let len = tensors.next()?.shape.iter().product();
+                Some((0..len).map(|i| (i as f32 * 0.7).sin()).collect())
+            };
+            let mut found = vec![];
+            while !calibration.is_finished() {
+                for index in 0..calibration.inputs().unwrap().len() {
+                    let (mut own, mut dense) = (vec![], vec![]);
+                    let observe = &mut |seen: crate::model::Observation<'_>, beside: crate::model::Beside<&[f32]>| {
+                        own.extend_from_slice(seen.x);
+                        if let crate::model::Beside::Inputs(x) = beside {
+                            assert_eq!(x.len(), seen.x.len(), "{family}, {index}");
+                            dense.extend_from_slice(x);
+                        }
+                    };
+                    calibration.observe(index, &replace, observe).unwrap();
+                    if index >= 2 && checkpoint.config().experts(calibration.block()).is_some() {
+                        found.push((own, dense));
+                    }
+                }
+                calibration.advance(&replace).unwrap();
+            }
+            found
+        };
+        let (same, changed) = (inputs(false), inputs(true));
+        assert!(!same.is_empty() && same.iter().all(|(own, dense)| own == dense), "{family}");
+        // The stored model's rows stay what they were; which expert they are shown of follows the changed model.
+        let width = checkpoint.config().width;
+        let experts = same.len() / checkpoint.config().layers.max(1);
+        assert!(changed.iter().any(|(own, dense)| own != dense), "{family}");
+        let rows: Vec<&[f32]> = same.iter().flat_map(|(own, _)| own.chunks_exact(width)).collect();
+        for (_, dense) in changed.iter().take(experts / 2) {
+            // One without tokens is shown the rows of an identity.
+            let is_one_hot = |row: &[f32]| row.iter().filter(|value| **value != 0.0).count() == 1;
+            assert!(dense.chunks_exact(width).all(|row| is_one_hot(row) || rows.contains(&row)), "{family}");
+        }
+    }
+}
+
 /// Where the tensors of a model of text and images lay before and lie today.
 #[test]
 fn the_language_part_is_found_under_every_name_that_it_has_had() {

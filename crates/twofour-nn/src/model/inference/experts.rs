@@ -89,6 +89,20 @@ impl<T: KernelElement> Experts<T> {
         Ok(hidden)
     }
 
+    /// The hidden layer of one expert, for the inputs `[tokens, width]` of so many tokens.
+    pub(crate) fn hidden_of(
+        &self,
+        config: &TransformerConfig,
+        expert: usize,
+        (x, tokens): (&[T], usize),
+    ) -> Result<Option<Vec<T>>> {
+        match self.layers().nth(expert) {
+            Some(_) if tokens == 0 => Ok(Some(vec![])),
+            Some(layer) => layer.hidden(config, x, tokens).map(Some),
+            None => Ok(None),
+        }
+    }
+
     /// Where the hidden layer of each expert lies, and its width.
     pub(crate) fn places(&self, routed: &[Routed]) -> Vec<(Range<usize>, usize)> {
         let mut end = 0;
