@@ -107,28 +107,16 @@ def set_tile_scheduler(scheduler: str) -> None:
     """
 
 def store_converted(
-    form: str,
-    block: tuple[int, int],
-    rows: int,
-    cols: int,
-    starts: npt.NDArray[np.int64],
-    indices: npt.NDArray[np.int64],
-    values: npt.NDArray[np.uint8],
-    dtype: str,
+    matrix: tuple[str, tuple[int, int], tuple[int, int], str],
+    parts: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]],
     to: str,
     to_block: tuple[int, int],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
     """The parts of a sparse matrix in another store, after those that it has were checked."""
 
 def store_linear(
-    form: str,
-    block: tuple[int, int],
-    rows: int,
-    cols: int,
-    starts: npt.NDArray[np.int64],
-    indices: npt.NDArray[np.int64],
-    values: npt.NDArray[np.uint8],
-    dtype: str,
+    weight: tuple[str, tuple[int, int], tuple[int, int], str],
+    parts: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]],
     x: npt.NDArray[np.uint8],
     tokens: int,
     bias: npt.NDArray[np.float32] | None,
@@ -147,14 +135,8 @@ def store_of_dense(
     """The parts of a dense matrix in a store."""
 
 def store_to_dense(
-    form: str,
-    block: tuple[int, int],
-    rows: int,
-    cols: int,
-    starts: npt.NDArray[np.int64],
-    indices: npt.NDArray[np.int64],
-    values: npt.NDArray[np.uint8],
-    dtype: str,
+    matrix: tuple[str, tuple[int, int], tuple[int, int], str],
+    parts: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]],
     out: npt.NDArray[np.uint8],
 ) -> None:
     """Writes the dense matrix of a sparse one to `out`."""

@@ -21,6 +21,28 @@ use super::{
 /// Parts of a store: where lines begin (of coordinates the rows), indices, and the bytes of the values.
 type Parts<'py> = (Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<u8>>);
 
+/// What Python has of a sparse matrix beside its parts: store, block, shape, and the dtype of the values.
+type Given = (String, (usize, usize), (usize, usize), String);
+
+/// The parts of a sparse matrix of Python's.
+type GivenParts<'py> = (PyReadonlyArray1<'py, i64>, PyReadonlyArray1<'py, i64>, PyReadonlyArray1<'py, u8>);
+
+/// A sparse matrix of Python's.
+struct Raw<'a> {
+    form: Form,
+    shape: (usize, usize),
+    starts: &'a [i64],
+    indices: &'a [i64],
+    values: &'a [u8],
+}
+
+impl<'a> Raw<'a> {
+    fn of((form, block, shape, _): &Given, (starts, indices, values): &'a GivenParts<'_>) -> PyResult<Self> {
+        let (starts, indices, values) = (starts.as_slice()?, indices.as_slice()?, values.as_slice()?);
+        Ok(Raw { form: Form::named(form, *block)?, shape: *shape, starts, indices, values })
+    }
+}
+
 /// A kind of store.
 #[derive(Clone, Copy)]
 enum Form {
@@ -72,13 +94,7 @@ fn index<I: TryFrom<i64>>(part: &'static str, values: &[i64]) -> Result<Vec<I>> 
 }
 
 impl<T: Element> Stored<T> {
-    fn of_parts(
-        form: Form,
-        (rows, cols): (usize, usize),
-        starts: &[i64],
-        indices: &[i64],
-        values: &[u8],
-    ) -> Result<Self> {
+    fn of(&Raw { form, shape: (rows, cols), starts, indices, values }: &Raw<'_>) -> Result<Self> {
         let values = elements::<T>(values).into_owned();
         let (first, indices) = ("beginning", index("index", indices)?);
         Ok(match form {
@@ -177,99 +193,64 @@ pub(super) fn store_of_dense<'py>(
 
 /// The parts of a sparse matrix in another store, after those that it has were checked.
 #[pyfunction]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn store_converted<'py>(
     py: Python<'py>,
-    form: &str,
-    block: (usize, usize),
-    rows: usize,
-    cols: usize,
-    starts: PyReadonlyArray1<'_, i64>,
-    indices: PyReadonlyArray1<'_, i64>,
-    values: PyReadonlyArray1<'_, u8>,
-    dtype: &str,
+    matrix: Given,
+    parts: GivenParts<'py>,
     to: &str,
     to_block: (usize, usize),
 ) -> PyResult<Parts<'py>> {
-    let (dtype, form, to) = (dtype::named(dtype)?, Form::named(form, block)?, Form::named(to, to_block)?);
-    let (starts, indices, values) = (starts.as_slice()?, indices.as_slice()?, values.as_slice()?);
+    let (dtype, to, raw) = (dtype::named(&matrix.3)?, Form::named(to, to_block)?, Raw::of(&matrix, &parts)?);
     fn converted<T: Element>(stored: Stored<T>, same: bool, to: Form) -> Result<Owned> {
         Ok(if same { stored } else { Stored::of_csr(stored.to_csr(), to)? }.parts())
     }
-    let same = match (form, to) {
+    let same = match (raw.form, to) {
         (Form::Bsr(block), Form::Bsr(other)) => block == other,
         (form, to) => std::mem::discriminant(&form) == std::mem::discriminant(&to),
     };
     let parts = unlocked(py, || {
-        match_element!(dtype, |T| {
-            let stored = Stored::<T>::of_parts(form, (rows, cols), starts, indices, values);
-            stored.and_then(|stored| converted(stored, same, to))
-        })
+        match_element!(dtype, |T| Stored::<T>::of(&raw).and_then(|stored| converted(stored, same, to)))
     })?;
     Ok(given(py, parts))
 }
 
 /// Writes the dense matrix of a sparse one to `out`.
 #[pyfunction]
-#[allow(clippy::too_many_arguments)]
-pub(super) fn store_to_dense(
-    py: Python<'_>,
-    form: &str,
-    block: (usize, usize),
-    rows: usize,
-    cols: usize,
-    starts: PyReadonlyArray1<'_, i64>,
-    indices: PyReadonlyArray1<'_, i64>,
-    values: PyReadonlyArray1<'_, u8>,
-    dtype: &str,
+pub(super) fn store_to_dense<'py>(
+    py: Python<'py>,
+    matrix: Given,
+    parts: GivenParts<'py>,
     mut out: PyReadwriteArray1<'_, u8>,
 ) -> PyResult<()> {
-    let (dtype, form) = (dtype::named(dtype)?, Form::named(form, block)?);
-    let (starts, indices, values) = (starts.as_slice()?, indices.as_slice()?, values.as_slice()?);
-    let out = out.as_slice_mut()?;
-    unlocked(py, || {
-        match_element!(dtype, |T| {
-            let stored = Stored::<T>::of_parts(form, (rows, cols), starts, indices, values);
-            stored.and_then(|stored| store("dense matrix", &stored.to_dense()?, out))
-        })
-    })
+    let (dtype, raw, out) = (dtype::named(&matrix.3)?, Raw::of(&matrix, &parts)?, out.as_slice_mut()?);
+    unlocked(py, || match_element!(dtype, |T| store("dense matrix", &Stored::<T>::of(&raw)?.to_dense()?, out)))
 }
 
 /// Writes `x · Wᵀ + bias` to `out`, for a sparse weight and `x` of `tokens` rows of its dtype.
 #[pyfunction]
-#[allow(clippy::too_many_arguments)]
-pub(super) fn store_linear(
-    py: Python<'_>,
-    form: &str,
-    block: (usize, usize),
-    rows: usize,
-    cols: usize,
-    starts: PyReadonlyArray1<'_, i64>,
-    indices: PyReadonlyArray1<'_, i64>,
-    values: PyReadonlyArray1<'_, u8>,
-    dtype: &str,
+pub(super) fn store_linear<'py>(
+    py: Python<'py>,
+    weight: Given,
+    parts: GivenParts<'py>,
     x: PyReadonlyArray1<'_, u8>,
     tokens: usize,
     bias: Option<PyReadonlyArray1<'_, f32>>,
     mut out: PyReadwriteArray1<'_, u8>,
 ) -> PyResult<()> {
-    let (name, form) = (dtype, Form::named(form, block)?);
-    let (starts, indices, values) = (starts.as_slice()?, indices.as_slice()?, values.as_slice()?);
-    let (x, out) = (x.as_slice()?, out.as_slice_mut()?);
+    let (raw, x, out) = (Raw::of(&weight, &parts)?, x.as_slice()?, out.as_slice_mut()?);
     let bias = bias.as_ref().map(PyReadonlyArray1::as_slice).transpose()?;
-    let shape = (rows, cols);
     macro_rules! linear {
         ($type:ty) => {
-            unlocked(py, || {
-                let stored = Stored::<$type>::of_parts(form, shape, starts, indices, values);
-                stored.and_then(|stored| stored.linear(x, tokens, bias, rows, out))
-            })
+            unlocked(py, || Stored::<$type>::of(&raw)?.linear(x, tokens, bias, raw.shape.0, out))
         };
     }
-    match dtype::named(name)? {
+    match dtype::named(&weight.3)? {
         DataType::F32 => linear!(f32),
         DataType::F16 => linear!(f16),
         DataType::BF16 => linear!(bf16),
-        _ => Err(PyTypeError::new_err(format!("a weight of {name} is not multiplied; float32, float16, bfloat16 are"))),
+        _ => Err(PyTypeError::new_err(format!(
+            "a weight of {} is not multiplied; float32, float16, bfloat16 are",
+            weight.3
+        ))),
     }
 }

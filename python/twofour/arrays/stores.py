@@ -88,7 +88,7 @@ class Store:
         """The dense matrix, an array or tensor as the values are."""
         out = empty(self.shape, self.dtype, True) if is_tensor(self.values) else np.empty(self.shape, self.values.dtype)
         source = self._source()
-        _native.store_to_dense(*self._parts(source), source.dtype, writable_bytes(out))
+        _native.store_to_dense(*self._parts(source), writable_bytes(out))
         return returned(out, source)
 
     def to(self, form: str, block: tuple[int, int] | None = None) -> Store:
@@ -117,8 +117,7 @@ class Store:
         if bias is not None:
             bias = bias.detach().float().cpu().numpy() if is_tensor(bias) else np.asarray(bias, np.float32)
             bias = np.ascontiguousarray(bias)
-        weight = self._source()
-        _native.store_linear(*self._parts(weight), weight.dtype, source.data, tokens, bias, writable_bytes(out))
+        _native.store_linear(*self._parts(self._source()), source.data, tokens, bias, writable_bytes(out))
         return returned(out, source)
 
     @classmethod
@@ -221,10 +220,11 @@ class Store:
         return bytes_of(self.values, None if is_tensor(self.values) else self.dtype)
 
     def _parts(self, source: Bytes):
-        return self.form, self.block or (1, 1), *self.shape, self.starts, self.indices, source.data
+        matrix = (self.form, self.block or (1, 1), self.shape, source.dtype)
+        return matrix, (self.starts, self.indices, source.data)
 
     def _convert(self, source: Bytes, form: str, block: tuple[int, int] | None):
-        return _native.store_converted(*self._parts(source), source.dtype, form, block or (1, 1))
+        return _native.store_converted(*self._parts(source), form, block or (1, 1))
 
 
 def _block(form: str, block: tuple[int, int] | None) -> tuple[int, int] | None:
