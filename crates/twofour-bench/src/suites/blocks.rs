@@ -97,10 +97,7 @@ impl Blocks {
         let Sparsity::Blocks { rows, cols, .. } = self.pattern else {
             bail!(Usage(format!("--pattern {}: not a pattern of blocks, such as block:64x64@0.8", self.pattern)));
         };
-        let budget = match Duration::try_from_secs_f64(self.seconds) {
-            Ok(budget) => budget,
-            Err(e) => bail!(Usage(format!("--seconds {}: {e}", self.seconds))),
-        };
+        let budget = measure::time("--seconds", self.seconds)?;
         self.output.expect_writable()?;
         let shapes = if self.shape.is_empty() { &SHAPES[..] } else { &self.shape };
         let tokens = if self.tokens.is_empty() { &TOKENS[..] } else { &self.tokens };

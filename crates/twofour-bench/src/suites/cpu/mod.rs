@@ -3,12 +3,10 @@
 mod answer;
 mod works;
 
-use std::time::Duration;
-
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
 use twofour_cli::{
-    exit::{Usage, Verdict},
+    exit::Verdict,
     measure::{self, Bandwidth, Message, Request, Single},
     present::{Screen, units},
     threads,
@@ -58,10 +56,7 @@ impl Cpu {
     pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
         let works = self.works.works(suite, &[1, 16, 512])?;
         let threads = self.threads();
-        let budget = match Duration::try_from_secs_f64(self.seconds) {
-            Ok(budget) => budget,
-            Err(e) => bail!(Usage(format!("--seconds {}: {e}", self.seconds))),
-        };
+        let budget = measure::time("--seconds", self.seconds)?;
         self.output.expect_writable()?;
         let mut answer = Answer::new(self.told(), *threads.iter().max().unwrap_or(&1))?;
         let all = (works.len() * threads.len()) as u64;

@@ -2,13 +2,11 @@
 
 mod calls;
 
-use std::time::Duration;
-
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 use twofour_cli::{
-    exit::{Usage, Verdict},
+    exit::Verdict,
     measure::{self, Machine, Shape, Work},
     present::{
         Screen,
@@ -72,11 +70,8 @@ impl Latency {
     pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
         let works = self.works.works(|dtypes| product(&SHAPES, dtypes, &[1]), &[1])?;
         let threads = self.threads.unwrap_or_else(threads::of_machine);
-        let budget = match Duration::try_from_secs_f64(self.seconds) {
-            // Half of the time back to back, half with pauses.
-            Ok(budget) => budget / 2,
-            Err(e) => bail!(Usage(format!("--seconds {}: {e}", self.seconds))),
-        };
+        // Half of the time back to back, half with pauses.
+        let budget = measure::time("--seconds", self.seconds)? / 2;
         self.output.expect_writable()?;
         let machine = Machine { threads, ..measure::machine()? };
         let mut answer =

@@ -1,8 +1,8 @@
 //! `twofour advise` on this machine's processor.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
 use super::{
     Advise,
@@ -11,7 +11,6 @@ use super::{
     timing::{Side, Timing},
 };
 use crate::{
-    exit::Usage,
     measure::{self, Arithmetic, Bandwidth, Message, Pass, Request, Row, Shape, Who, Work},
     present::{Screen, units},
     weight_format::WeightFormat,
@@ -56,10 +55,7 @@ pub(super) fn measure(
     threads: usize,
     shapes: &BTreeMap<Shape, usize>,
 ) -> Result<Vec<ShapeAnswer>> {
-    let budget = match Duration::try_from_secs_f64(advise.budget) {
-        Ok(budget) => budget / LEAST_PASSES as u32,
-        Err(e) => bail!(Usage(format!("--budget {}: {e}", advise.budget))),
-    };
+    let budget = measure::time("--budget", advise.budget)? / LEAST_PASSES as u32;
     let dtype = format.on_cpu()?;
     let of_shape =
         |&shape: &Shape| advise.tokens.iter().map(move |&tokens| Work { shape, dtype, tokens: tokens as usize });
