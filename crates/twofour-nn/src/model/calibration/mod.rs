@@ -161,8 +161,7 @@ pub trait CheckpointBlock<S: States = Vec<f32>> {
     }
 
     /// The features of an input that may stand in another order, where there are any.
-    fn free_features(&self, index: usize) -> Option<&FreeFeatures> {
-        let _ = index;
+    fn free_features(&self, _index: usize) -> Option<&FreeFeatures> {
         None
     }
 
@@ -177,8 +176,7 @@ pub trait CheckpointBlock<S: States = Vec<f32>> {
     ///
     /// # Errors
     /// Those of the products of a router.
-    fn part(&self, index: usize, x: &S, input: &S) -> Result<Option<InputPart<S>>> {
-        let _ = (index, x, input);
+    fn part(&self, _index: usize, _x: &S, _input: &S) -> Result<Option<InputPart<S>>> {
         Ok(None)
     }
 

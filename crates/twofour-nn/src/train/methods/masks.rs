@@ -52,8 +52,7 @@ pub struct Merged {
 /// The masks of layers that compute with dense GEMMs under a mask, as a method chooses them on the host.
 pub trait HostMasks: Debug + Send + Any {
     /// Whether the mask of a weight depends on its gradient.
-    fn reads_gradient(&self, weight: &str) -> bool {
-        let _ = weight;
+    fn reads_gradient(&self, _weight: &str) -> bool {
         false
     }
 
@@ -67,14 +66,12 @@ pub trait HostMasks: Debug + Send + Any {
     fn mask(&self, weight: &str) -> Option<&Mask>;
 
     /// The weight that the layer computes with after [`HostMasks::choose`], where that changed it; once.
-    fn take_weight(&mut self, weight: &str) -> Option<Vec<f32>> {
-        let _ = weight;
+    fn take_weight(&mut self, _weight: &str) -> Option<Vec<f32>> {
         None
     }
 
     /// The factors that train beside a weight.
-    fn factors(&self, weight: &str) -> Option<&AdapterFactors> {
-        let _ = weight;
+    fn factors(&self, _weight: &str) -> Option<&AdapterFactors> {
         None
     }
 
@@ -82,14 +79,12 @@ pub trait HostMasks: Debug + Send + Any {
     ///
     /// # Errors
     /// A weight of another shape.
-    fn merged(&self, weight: &str) -> Result<Option<Merged>> {
-        let _ = weight;
+    fn merged(&self, _weight: &str) -> Result<Option<Merged>> {
         Ok(None)
     }
 
     /// The share of the weight that its mask prunes by the method's schedule, where it has one.
-    fn level(&self, weight: &str) -> Option<f64> {
-        let _ = weight;
+    fn level(&self, _weight: &str) -> Option<f64> {
         None
     }
 

@@ -59,14 +59,10 @@ pub enum Rules {
 pub trait TrainingMethod: Sync {
     /// Changes the plan of straight-through training to what the method does where a recipe says nothing, in a run of
     /// `steps` optimizer steps.
-    fn defaults(&self, plan: &mut SparsityPlan, steps: u64) {
-        let _ = (plan, steps);
-    }
+    fn defaults(&self, _plan: &mut SparsityPlan, _steps: u64) {}
 
     /// Changes the defaults to those of the 2by4-pretrain toolkit, where that has the method and other ones.
-    fn toolkit_defaults(&self, plan: &mut SparsityPlan) {
-        let _ = plan;
-    }
+    fn toolkit_defaults(&self, _plan: &mut SparsityPlan) {}
 
     /// The settings that it has of those that only some methods have: `decay`, `decay_target`, `decay_grid`,
     /// `decay_trial_steps`, `two_of_four_from` and `defaults`.
@@ -101,9 +97,7 @@ pub trait TrainingMethod: Sync {
     }
 
     /// Notes what else is wrong with the settings of a part of a recipe.
-    fn check(&self, part: &CheckedPart<'_>, m: &mut Mistakes) {
-        let _ = (part, m);
-    }
+    fn check(&self, _part: &CheckedPart<'_>, _m: &mut Mistakes) {}
 
     /// When its layers become sparse, by the settings, in a run of `steps` steps. `default` is that of
     /// [`TrainingMethod::defaults`].
@@ -118,8 +112,7 @@ pub trait TrainingMethod: Sync {
     ///
     /// # Errors
     /// Values out of range.
-    fn resolve(&self, plan: &mut SparsityPlan, settings: &SparsitySettings, steps: u64) -> Result<()> {
-        let _ = (plan, settings, steps);
+    fn resolve(&self, _plan: &mut SparsityPlan, _settings: &SparsitySettings, _steps: u64) -> Result<()> {
         Ok(())
     }
 
@@ -127,8 +120,7 @@ pub trait TrainingMethod: Sync {
     ///
     /// # Errors
     /// Values out of range, and settings that exclude each other.
-    fn check_plan(&self, plan: &SparsityPlan) -> Result<()> {
-        let _ = plan;
+    fn check_plan(&self, _plan: &SparsityPlan) -> Result<()> {
         Ok(())
     }
 
@@ -138,8 +130,7 @@ pub trait TrainingMethod: Sync {
     }
 
     /// The form of its layers in a step between the plan's beginning and its end, counted from 0.
-    fn form_at(&self, plan: &SparsityPlan, step: u64) -> LayerForm {
-        let _ = (plan, step);
+    fn form_at(&self, _plan: &SparsityPlan, _step: u64) -> LayerForm {
         self.sparse_form()
     }
 
@@ -154,8 +145,7 @@ pub trait TrainingMethod: Sync {
     }
 
     /// Why it is not for a model: one with gated feed-forward blocks, or an encoder; none if it is.
-    fn unsuitable(&self, has_gates: bool, is_encoder: bool) -> Option<&'static str> {
-        let _ = (has_gates, is_encoder);
+    fn unsuitable(&self, _has_gates: bool, _is_encoder: bool) -> Option<&'static str> {
         None
     }
 
@@ -170,8 +160,7 @@ pub trait TrainingMethod: Sync {
     }
 
     /// The elements that train beside the weight of a layer of that shape.
-    fn factor_elements(&self, plan: &SparsityPlan, outputs: usize, inputs: usize) -> usize {
-        let _ = (plan, outputs, inputs);
+    fn factor_elements(&self, _plan: &SparsityPlan, _outputs: usize, _inputs: usize) -> usize {
         0
     }
 
@@ -182,8 +171,7 @@ pub trait TrainingMethod: Sync {
 
     /// What an optimizer step does to the weights that the present mask prunes, in the step of that number, counted from
     /// 0.
-    fn pruned_decay(&self, plan: &SparsityPlan, step: u64) -> PrunedDecay {
-        let _ = step;
+    fn pruned_decay(&self, plan: &SparsityPlan, _step: u64) -> PrunedDecay {
         plan.decay.map_or(PrunedDecay::None, PrunedDecay::from)
     }
 
@@ -199,14 +187,12 @@ pub trait TrainingMethod: Sync {
     }
 
     /// Whether the weights of its layers are trained in a step.
-    fn trains_weights(&self, plan: &SparsityPlan, step: u64) -> bool {
-        let _ = (plan, step);
+    fn trains_weights(&self, _plan: &SparsityPlan, _step: u64) -> bool {
         true
     }
 
     /// What happens to the weights that its masks prune where its form is [`LayerForm::Masked`].
-    fn masking(&self, plan: &SparsityPlan) -> Masking {
-        let _ = plan;
+    fn masking(&self, _plan: &SparsityPlan) -> Masking {
         Masking::StraightThrough
     }
 
@@ -215,20 +201,17 @@ pub trait TrainingMethod: Sync {
     ///
     /// # Errors
     /// Numbers out of range.
-    fn masks(&self, layers: &[MaskedLayer<'_>], seed: u64) -> Result<Option<Box<dyn HostMasks>>> {
-        let _ = (layers, seed);
+    fn masks(&self, _layers: &[MaskedLayer<'_>], _seed: u64) -> Result<Option<Box<dyn HostMasks>>> {
         Ok(None)
     }
 
     /// Whether masks are chosen anew after so many steps of a run, however rarely they are otherwise.
-    fn chooses_at(&self, plan: &SparsityPlan, steps_done: u64) -> bool {
-        let _ = (plan, steps_done);
+    fn chooses_at(&self, _plan: &SparsityPlan, _steps_done: u64) -> bool {
         false
     }
 
     /// What its masks prune, in words, where they are not 2:4 by the plan's rule.
-    fn prunes(&self, plan: &SparsityPlan) -> Option<String> {
-        let _ = plan;
+    fn prunes(&self, _plan: &SparsityPlan) -> Option<String> {
         None
     }
 }

@@ -109,8 +109,7 @@ pub trait Operation {
     ///
     /// # Errors
     /// Where the pieces together cannot be described.
-    fn configuration(&self, reader: &Reader) -> Result<Option<Value>> {
-        let _ = reader;
+    fn configuration(&self, _reader: &Reader) -> Result<Option<Value>> {
         Ok(None)
     }
 }
