@@ -33,6 +33,16 @@ use crate::{
     },
 };
 
+/// Methods of a context that return kernels, which the first call loads.
+macro_rules! loaded {
+    ($($(#[$about:meta])* $visibility:vis $name:ident($($key:ident: $type:ty),*) -> $kernels:ident;)*) => {$(
+        $(#[$about])*
+        $visibility fn $name(&self, $($key: $type),*) -> Result<$kernels> {
+            self.kernels(($($key,)*), |device| $kernels::new(device, $($key),*))
+        }
+    )*};
+}
+
 /// A stream of a device, with the plans and the workspace of the layers that run on it. Clones share all state, and can
 /// be used from several threads. On the driver's per-thread default stream, which is another stream in each thread,
 /// each thread has a workspace of its own.
@@ -322,62 +332,32 @@ impl LayerContext {
         })
     }
 
-    pub(super) fn pruner(&self, input: DataType, output: DataType) -> Result<Pruner> {
-        self.kernels((input, output), |device| Pruner::new(device, input, output))
-    }
-
-    pub(super) fn compressor(&self, input: DataType, output: DataType) -> Result<Compressor> {
-        self.kernels((input, output), |device| Compressor::new(device, input, output))
-    }
-
-    pub(super) fn unpacker(&self, dtype: DataType) -> Result<Unpacker> {
-        self.kernels(dtype, |device| Unpacker::new(device, dtype))
-    }
-
-    pub(super) fn dequantizer(&self, dtype: DataType) -> Result<Dequantizer> {
-        self.kernels(dtype, |device| Dequantizer::new(device, dtype))
-    }
-
-    pub(super) fn estimator(&self, dtype: DataType) -> Result<DenseEstimator> {
-        self.kernels(dtype, |device| DenseEstimator::new(device, dtype))
-    }
-
-    /// Returns the element-wise passes of a data type.
-    ///
-    /// # Errors
-    /// Those of [`Elementwise::new`]; [`Error::Capturing`].
-    pub fn elementwise(&self, dtype: DataType) -> Result<Elementwise> {
-        self.kernels(dtype, |device| Elementwise::new(device, dtype))
-    }
-
-    /// Returns the sums of columns of a data type.
-    ///
-    /// # Errors
-    /// Those of [`ColumnSums::new`]; [`Error::Capturing`].
-    pub fn column_sums(&self, dtype: DataType) -> Result<ColumnSums> {
-        self.kernels(dtype, |device| ColumnSums::new(device, dtype))
-    }
-
-    /// Returns the quantization of a data type.
-    ///
-    /// # Errors
-    /// Those of [`Quantizer::new`]; [`Error::Capturing`].
-    pub fn quantizer(&self, dtype: DataType) -> Result<Quantizer> {
-        self.kernels(dtype, |device| Quantizer::new(device, dtype))
-    }
-
-    /// Returns the GEMM with an int4 weight for a problem.
-    pub(super) fn int4(&self, problem: Int4Problem) -> Result<Int4Gemm> {
-        self.kernels(problem, |device| Int4Gemm::new(device, problem))
-    }
-
-    /// Returns the kernels that copy rows.
-    pub(super) fn copies(&self) -> Result<Copies> {
-        self.kernels((), Copies::new)
-    }
-
-    /// Returns the kernel that reads the flips of several layers.
-    pub(crate) fn flip_counters(&self) -> Result<Flips> {
-        self.kernels((), Flips::new)
+    loaded! {
+        pub(super) pruner(input: DataType, output: DataType) -> Pruner;
+        pub(super) compressor(input: DataType, output: DataType) -> Compressor;
+        pub(super) unpacker(dtype: DataType) -> Unpacker;
+        pub(super) dequantizer(dtype: DataType) -> Dequantizer;
+        pub(super) estimator(dtype: DataType) -> DenseEstimator;
+        /// Returns the element-wise passes of a data type.
+        ///
+        /// # Errors
+        /// Those of [`Elementwise::new`]; [`Error::Capturing`].
+        pub elementwise(dtype: DataType) -> Elementwise;
+        /// Returns the sums of columns of a data type.
+        ///
+        /// # Errors
+        /// Those of [`ColumnSums::new`]; [`Error::Capturing`].
+        pub column_sums(dtype: DataType) -> ColumnSums;
+        /// Returns the quantization of a data type.
+        ///
+        /// # Errors
+        /// Those of [`Quantizer::new`]; [`Error::Capturing`].
+        pub quantizer(dtype: DataType) -> Quantizer;
+        /// Returns the GEMM with an int4 weight for a problem.
+        pub(super) int4(problem: Int4Problem) -> Int4Gemm;
+        /// Returns the kernels that copy rows.
+        pub(super) copies() -> Copies;
+        /// Returns the kernel that reads the flips of several layers.
+        pub(crate) flip_counters() -> Flips;
     }
 }

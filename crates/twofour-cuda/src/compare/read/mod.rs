@@ -48,8 +48,7 @@ impl Reader {
     pub unsafe fn read(&self, stream: Stream, data: DevicePtr, bytes: usize, sink: DevicePtr) -> Result<()> {
         expect_pointers(&[("memory to be read", data, 16), ("sink", sink, 4)])?;
         let parameters = ReadParameters { data, sink, quads: bytes as u64 / 16 };
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
-        // and the stream is of the device, as this function requires.
+        // SAFETY: the structure has the kernel's layout, and pointers and stream are valid as this function requires.
         unsafe { self.kernel.launch(stream, Launch::simple((self.blocks, 1), 512), &parameters) }
     }
 }

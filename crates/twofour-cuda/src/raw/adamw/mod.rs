@@ -113,8 +113,7 @@ impl AdamW {
         let AdamWSettings { beta1, beta2, weight_decay, .. } = settings;
         let parameters =
             RawSchedule { step, learning_rate, numbers, beta1, beta2, weight_decay, skip: skip.unwrap_or(0) };
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
-        // and the stream is of the device, as this function requires.
+        // SAFETY: the structure has the kernel's layout, and pointers and stream are valid as this function requires.
         unsafe { self.advance.launch(stream, Launch::simple((1, 1), 1), &parameters) }
     }
 
@@ -193,8 +192,7 @@ impl AdamW {
             Some((.., ChangeMean::Arithmetic)) => &self.watched,
             Some((.., ChangeMean::Geometric)) => &self.watched_by_logarithm,
         };
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
-        // and the stream is of the device, as this function requires.
+        // SAFETY: the structure has the kernel's layout, and pointers and stream are valid as this function requires.
         unsafe { kernel.launch(stream, Launch::simple((blocks, 1), BLOCK), &parameters) }?;
         sum_changes()
     }

@@ -192,13 +192,11 @@ impl ColumnSums {
         };
         if chunks > 0 {
             let launch = Launch::simple((cols.div_ceil(columns(self.dtype)) as u32, chunks as u32), BLOCK);
-            // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this
-            // call, as this function requires.
+            // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
             unsafe { through.map_or(&self.sum_chunks, |(kernel, _)| kernel).launch(stream, launch, &parameters) }?;
         }
         let launch = Launch::simple((raw_cols.div_ceil(COLUMNS_OF_CHUNKS), 1), BLOCK);
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
-        // as this function requires.
+        // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
         unsafe { self.sum_of_chunks.launch(stream, launch, &parameters) }
     }
 }

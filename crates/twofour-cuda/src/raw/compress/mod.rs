@@ -191,8 +191,7 @@ impl Compressor {
             Axis::Column => return Err(Error::TooLarge { rows: dense.rows, cols: dense.cols }),
         };
         let kernel = &self.kernels[which][usize::from(axis == Axis::Column)];
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
-        // and the stream is of the device, as this function requires.
+        // SAFETY: the structure has the kernel's layout, and pointers and stream are valid as this function requires.
         unsafe { kernel.launch(stream, Launch::simple(grid, BLOCK), &parameters) }
     }
 

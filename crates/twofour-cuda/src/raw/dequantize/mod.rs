@@ -113,8 +113,7 @@ impl Dequantizer {
             packed_rows,
             words,
         };
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
-        // and the stream is of the device, as this function requires.
+        // SAFETY: the structure has the kernel's layout, and pointers and stream are valid as this function requires.
         unsafe { self.kernel.launch(stream, Launch::simple((blocks, 1), BLOCK), &parameters) }
     }
 }

@@ -159,8 +159,7 @@ impl Elementwise {
             ("output", out, self.dtype.bytes() as u64),
         ])?;
         let parameters = ElementwiseParameters { input: addend, gradient: 0, out, tiles, count, cols };
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
-        // as this function requires.
+        // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
         unsafe { self.add_where_kept.launch_over(stream, (count, 1), &parameters) }
     }
 
@@ -178,8 +177,7 @@ impl Elementwise {
         expect_pointers(&[("output", out, self.dtype.bytes() as u64)])?;
         let count = count as u64;
         let parameters = ElementwiseParameters { input: 0, gradient: 0, out, tiles: 0, count, cols: 1 };
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
-        // as this function requires.
+        // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
         unsafe { self.fill.launch_over(stream, (count, 1), &parameters) }
     }
 
@@ -199,8 +197,7 @@ impl Elementwise {
             expect_pointers(&[(what, *pointer, self.dtype.bytes() as u64)])?;
         }
         let over = (parameters.count, 16 / self.dtype.bytes() as u64);
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
-        // as this function requires.
+        // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
         unsafe { kernel.launch_over(stream, over, &parameters) }
     }
 }

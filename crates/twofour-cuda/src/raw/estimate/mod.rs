@@ -125,8 +125,7 @@ impl DenseEstimator {
         };
         let threads = matrix.rows as u64 * matrix.cols.div_ceil(16) as u64;
         let launch = Launch::simple((blocks(threads, matrix)?, 1), BLOCK);
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
-        // as this function requires.
+        // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
         unsafe { self.kernels[which].launch(stream, launch, &parameters) }
     }
 }

@@ -213,8 +213,7 @@ impl<P: Problem, F: KernelFamily<P>> Plan<P> for Planned<P, F> {
             (TileScheduler::Hardware, Some(launch)) => launch,
             _ => self.launch,
         };
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
-        // and the stream is of the device, as this function requires.
+        // SAFETY: the structure has the kernel's layout, and pointers and stream are valid as this function requires.
         unsafe { self.kernel.launch(stream, launch, &parameters) }
     }
 

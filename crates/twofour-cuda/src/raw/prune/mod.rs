@@ -431,8 +431,7 @@ impl Pruner {
         let whole = dense.is_aligned(self.input, 4) && out.is_multiple_of(4 * width);
         let threads = dense.rows as u64 * dense.cols.div_ceil(4) as u64;
         let kernel = &self.kernels(Part::Masks, Some(stream))?[usize::from(!whole)];
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
-        // and the stream is of the device, as this function requires.
+        // SAFETY: the structure has the kernel's layout, and pointers and stream are valid as this function requires.
         unsafe { kernel.launch(stream, Launch::simple((blocks(threads, dense)?, 1), BLOCK), &parameter) }
     }
 

@@ -130,8 +130,7 @@ impl Quantizer {
             expect_pointers(&[("matrix", matrix, self.dtype.bytes() as u64), ("quantized matrix", out, 1)])?;
         }
         let parameters = RowParameters { matrix, out, scales, rows: raw_rows, cols: raw_cols };
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
-        // as this function requires.
+        // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
         unsafe { self.rows_to_i8.launch(stream, self.rows.launch(raw_rows, raw_cols), &parameters) }
     }
 
@@ -157,13 +156,11 @@ impl Quantizer {
         if count > 0 {
             expect_pointers(&[("matrix", matrix, self.dtype.bytes() as u64)])?;
             let launch = Launch::simple((blocks, 1), BLOCK);
-            // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this
-            // call, as this function requires.
+            // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
             unsafe { self.largest_magnitude.launch(stream, launch, &parameters) }?;
         }
         let launch = Launch::simple((parameters.count_scales.div_ceil(BLOCK).max(1), 1), BLOCK);
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
-        // as this function requires.
+        // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
         unsafe { self.scales_of_magnitude.launch(stream, launch, &parameters) }
     }
 
@@ -196,8 +193,7 @@ impl Quantizer {
         let blocks = (count as u64).div_ceil(4 * u64::from(BLOCK));
         let launch = Launch::simple((blocks as u32, 1), BLOCK);
         let kernel = if output == DataType::E4M3 { e4m3 } else { e5m2 };
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
-        // as this function requires.
+        // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
         unsafe { kernel.launch(stream, launch, &parameters) }
     }
 

@@ -84,8 +84,7 @@ impl SoftThresholdScale {
         }
         let parameters =
             SoftThresholdParameters { weight: weight.data, partial: workspace, scale, rows, cols, blocks: PARTS };
-        // SAFETY: the structure has the kernels' layout; its pointers are valid until the stream has passed this call,
-        // as this function requires.
+        // SAFETY: the structure has the kernels' layout, and its pointers are valid, as this function requires.
         unsafe {
             self.sum_parts.launch(stream, Launch::simple((PARTS, 1), BLOCK), &parameters)?;
             self.scale_of_parts.launch(stream, Launch::simple((1, 1), 1), &parameters)

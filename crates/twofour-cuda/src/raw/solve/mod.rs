@@ -111,8 +111,7 @@ impl SolveKernels {
         if blocks == 0 {
             return Ok(());
         }
-        // SAFETY: the structure has the kernels' layout; its pointers are valid until the stream has passed this call,
-        // as this function requires.
+        // SAFETY: the structure has the kernels' layout, and its pointers are valid, as this function requires.
         unsafe { self.kernels[kernel as usize].launch(stream, Launch::simple((blocks, 1), BLOCK), parameters) }
     }
 }

@@ -98,8 +98,7 @@ impl Unpacker {
             packed_rows,
             pitch,
         };
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call,
-        // as this function requires.
+        // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
         unsafe { self.kernel.launch(stream, Launch::simple((blocks, 1), BLOCK), &parameters) }
     }
 }

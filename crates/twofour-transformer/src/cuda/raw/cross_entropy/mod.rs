@@ -56,8 +56,7 @@ impl CrossEntropy {
     /// Launches the rows' losses and gradients, those of a student where there is a teacher, and the sum of the losses.
     ///
     /// # Safety
-    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this
-    /// call; the stream is of this device.
+    /// That of [`Kernel::launch`], with the lengths of the parameters' documentation.
     pub(crate) unsafe fn run(&self, stream: Stream, parameters: &CrossEntropyParameters) -> Result<()> {
         if parameters.rows > 0 {
             let rows = if parameters.teacher == 0 { &self.rows } else { &self.student };

@@ -55,8 +55,7 @@ impl Gated {
     /// element.
     ///
     /// # Safety
-    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this
-    /// call; the stream is of this device.
+    /// That of [`Kernel::launch`], with the lengths of the parameters' documentation.
     pub(crate) unsafe fn run(&self, stream: Stream, gate: usize, parameters: &GatedParameters) -> Result<()> {
         let kernels = if parameters.dy == 0 { &self.apply } else { &self.gradient };
         // SAFETY: that of this function.

@@ -72,8 +72,7 @@ impl Heads {
     /// Launches a task. `count` is the number of pairs that it moves, at least one.
     ///
     /// # Safety
-    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this
-    /// call; the stream is of this device.
+    /// That of [`Kernel::launch`], with the lengths of the parameters' documentation.
     pub(crate) unsafe fn run(&self, stream: Stream, task: HeadsTask, mut parameters: HeadsParameters) -> Result<()> {
         let HeadsParameters { fused, to_fused, q, k, v, dim, count, .. } = parameters;
         let width = 16 / self.dtype.bytes() as u32;

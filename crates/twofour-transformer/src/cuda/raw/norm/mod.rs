@@ -115,8 +115,7 @@ impl Norms {
     /// Launches the normalization of rows, of which there is at least one.
     ///
     /// # Safety
-    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this
-    /// call; the stream is of this device.
+    /// That of [`Kernel::launch`], with the lengths of the parameters' documentation.
     pub(crate) unsafe fn forward(&self, stream: Stream, centered: bool, parameters: &NormParameters) -> Result<()> {
         // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
         unsafe { self.kernels(centered).forward.launch(stream, self.rows(parameters), parameters) }

@@ -50,8 +50,7 @@ impl Softmax {
     /// Launches the softmax of `rows` rows, or its gradient, for at least one row.
     ///
     /// # Safety
-    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this
-    /// call; the stream is of this device.
+    /// That of [`Kernel::launch`], with the lengths of the parameters' documentation.
     pub(crate) unsafe fn run(
         &self,
         stream: Stream,

@@ -51,8 +51,7 @@ impl SquaredError {
     /// Launches the rows' errors and gradients, and the sum of the errors.
     ///
     /// # Safety
-    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this
-    /// call; the stream is of this device.
+    /// That of [`Kernel::launch`], with the lengths of the parameters' documentation.
     pub(crate) unsafe fn run(&self, stream: Stream, parameters: &SquaredErrorParameters) -> Result<()> {
         if parameters.rows > 0 {
             let threads = threads_of_row(parameters.width as usize * self.dtype.bytes(), 1024);

@@ -43,8 +43,7 @@ impl WeightedRows {
     /// Launches the sums of so many tokens, at least one, for a width of at least 1.
     ///
     /// # Safety
-    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this
-    /// call; the stream is of this device.
+    /// That of [`Kernel::launch`], with the lengths of the parameters' documentation.
     pub(crate) unsafe fn run(&self, stream: Stream, tokens: u32, parameters: &WeightedRowsParameters) -> Result<()> {
         let threads = threads_of_row(parameters.width as usize * self.dtype.bytes(), 1024);
         // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.

@@ -113,8 +113,7 @@ impl CachedAttention {
     /// been appended: by the same kernel where there is one token, otherwise by one before.
     ///
     /// # Safety
-    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this
-    /// call; the stream is of this device.
+    /// That of [`Kernel::launch`], with the lengths of the parameters' documentation.
     pub(crate) unsafe fn run(&self, stream: Stream, parameters: &CachedAttentionParameters) -> Result<()> {
         let CachedAttentionParameters { batch, count, heads, kv_heads, splits, .. } = *parameters;
         let rows = (heads / kv_heads) as usize * count as usize;

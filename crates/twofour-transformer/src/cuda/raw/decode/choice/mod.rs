@@ -39,8 +39,7 @@ impl Choices {
     /// Launches the choice for `batch` sequences, at least one.
     ///
     /// # Safety
-    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this
-    /// call; the stream is of this device.
+    /// That of [`Kernel::launch`], with the lengths of the parameters' documentation.
     pub(crate) unsafe fn run(&self, stream: Stream, batch: u32, parameters: &ChoiceParameters) -> Result<()> {
         // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
         unsafe { self.0.launch(stream, Launch::simple((batch, 1), 1024), parameters) }

@@ -42,8 +42,7 @@ impl Embeds {
     /// Launches the copy of `tokens` rows, at least one.
     ///
     /// # Safety
-    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this
-    /// call; the stream is of this device.
+    /// That of [`Kernel::launch`], with the lengths of the parameters' documentation.
     pub(crate) unsafe fn run(&self, stream: Stream, tokens: u32, parameters: &EmbedParameters) -> Result<()> {
         let threads = parameters.width.div_ceil(4).next_multiple_of(32).clamp(32, 1024);
         // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.

@@ -51,8 +51,7 @@ impl QuantizedGates {
     /// Launches the gate of this index for `rows` rows, at least one.
     ///
     /// # Safety
-    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this
-    /// call; the stream is of this device.
+    /// That of [`Kernel::launch`], with the lengths of the parameters' documentation.
     pub(crate) unsafe fn run(
         &self,
         stream: Stream,

@@ -62,8 +62,7 @@ impl TokenNorms {
     /// Launches the normalization of `rows` rows, at least one: to integers where there are scales.
     ///
     /// # Safety
-    /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this
-    /// call; the stream is of this device.
+    /// That of [`Kernel::launch`], with the lengths of the parameters' documentation.
     pub(crate) unsafe fn run(
         &self,
         stream: Stream,
