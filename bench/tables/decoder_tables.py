@@ -56,22 +56,3 @@ def table(path):
             ]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def short_table(path):
-    """A row for each method: how much worse than dense it is, pruned and fine-tuned."""
-    study = json.loads(path.read_text())
-    lines = [
-        "| method | perplexity, pruned | over dense | fine-tuned under the mask | over dense, trained as long |",
-        "|---|---|---|---|---|",
-    ]
-    lines.append(f"| dense | {study['dense']:.3f} | | {study['dense_tuned']:.3f} | |")
-    for method, results in sorted(study["methods"].items(), key=lambda item: item[1]["pruned"]["bf16"]):
-        cells = [NAMES.get(method, method)]
-        for found, base in (
-            (results["pruned"]["bf16"], study["dense"]),
-            (results["tuned"]["bf16"], study["dense_tuned"]),
-        ):
-            cells += [f"{found:.3f}", f"{100 * (found / base - 1):+.1f} %"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"

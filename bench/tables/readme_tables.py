@@ -531,7 +531,7 @@ DOCUMENTS = {
         "speed-table": (None, speed_table),
         "short-accuracy-table": (
             None,
-            lambda _: decoder_tables.short_table(ROOT / "bench/results/h200/decoder-study.json"),
+            lambda _: real_model_tables.short_table(REAL_MODELS, "qwen2.5-coder-0.5b-instruct"),
         ),
     },
     "docs/reference/benchmarks.md": {
@@ -570,11 +570,13 @@ DOCUMENTS = {
     },
 }
 
-# Results whose picture is drawn once they are there.
 REAL_MODELS = ROOT / "bench/results/accuracy/real-models.json"
 
 # Pictures and how they are drawn.
-PICTURES = {"docs/accuracy-h200.svg": lambda: accuracy_tables.picture(ROOT / "bench/results/h200/accuracy")}
+PICTURES = {
+    "docs/accuracy-h200.svg": lambda: accuracy_tables.picture(ROOT / "bench/results/h200/accuracy"),
+    "docs/real-models.svg": lambda: real_model_tables.picture(REAL_MODELS),
+}
 
 
 def main():
@@ -597,10 +599,7 @@ def main():
             document.write_text(after)
         elif before != after:
             sys.exit(f"the tables of {name} are not what bench/results says; run python3 bench/tables/readme_tables.py")
-    pictures = dict(PICTURES)
-    if REAL_MODELS.exists():
-        pictures["docs/real-models.svg"] = lambda: real_model_tables.picture(REAL_MODELS)
-    for name, draw in pictures.items():
+    for name, draw in PICTURES.items():
         drawn, path = draw(), ROOT / name
         if "--check" not in sys.argv:
             path.write_text(drawn)

@@ -67,6 +67,32 @@ def table(path, link):
     return "\n".join(lines) + "\n"
 
 
+#: The rows of the README's table: labels of `real_models.py`, and what they are called there.
+SHORT = {
+    "dense": "dense",
+    "sparsegpt, mixed text": "SparseGPT",
+    "default, mixed text": "`twofour prune`, by default",
+    "default, tuned, mixed text": "and blocks tuned, `--tune 2`",
+    "default, tuned, mixed text, recovered": "and recovered from the dense model",
+    "default, in int4, mixed text": "by default, in int4",
+}
+
+
+def short_table(path, model):
+    """One model's perplexities, right answers and size by the methods of `SHORT`."""
+    by_label = grouped(json.loads(path.read_text()))[model]
+    lines = ["| method | wikitext-2 test | code | right answers | MB |", "|---|---|---|---|---|"]
+    for label, name in SHORT.items():
+        by_text = by_label[label]
+        cells = [mean(by_text.get(text, []), "perplexity") for text in ("wikitext2-test", "code")]
+        cells = ["not measured" if cell is None else f"{cell:.2f}" for cell in cells]
+        answers = share(by_text.get(QUESTIONS, []))
+        size = mean([row for rows in by_text.values() for row in rows], "bytes")
+        cells += ["not measured" if answers == "-" else f"{answers} %", f"{size / 1e6:.0f}"]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def points(result):
     """Bytes, perplexity on the first text and label of each method, by model."""
     found = {}
