@@ -57,10 +57,12 @@ def spectrum(matrix, x):
 
 
 @pytest.mark.parametrize("sparsity", [None, "2:4"])
-def test_errors_are_the_least_of_their_ranks_by_numpy(sparsity):
+def test_errors_are_the_least_of_their_ranks_by_numpy(device, sparsity):
     dense, calibration = Model().eval(), batches()
-    model = copy.deepcopy(dense)
-    report = twofour.low_rank_(model, calibration, rank=5, sparsity=sparsity)
+    model = copy.deepcopy(dense).to(device)
+    report = twofour.low_rank_(model, [batch.to(device) for batch in calibration], rank=5, sparsity=sparsity)
+    assert all(parameter.device.type == device for parameter in model.parameters())
+    model.cpu()
     inputs = inputs_of(dense, calibration)
     assert [layer.name for layer in report.layers] == ["wide", "tall", "square"]
     for layer in report.layers:
@@ -210,6 +212,37 @@ def test_layers_stored_the_other_way_round_and_encoders_of_torch(tmp_path):
         fast = encoder(x)
     with torch.enable_grad():
         torch.testing.assert_close(fast, encoder(x.requires_grad_()), atol=1e-4, rtol=1e-4)
+
+
+def test_experts_without_tokens_stay_dense_and_adapters_come_last():
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=50
+    )
+    torch.manual_seed(0)
+    model = transformers.BertModel(config).eval()
+    tokens = torch.randint(50, (8, 20))
+    calibration = [transformers.BatchEncoding({"input_ids": tokens, "attention_mask": torch.ones_like(tokens)})]
+    lora = peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(target_modules=["query"], r=2))
+    with pytest.raises(ValueError, match="'.*query.base_layer' is the base layer of an adapter"):
+        twofour.low_rank_(lora, calibration, rank=4)
+    # Layers of which a run of the model makes no use.
+    model.encoder.layer.insert(1, copy.deepcopy(model.encoder.layer[1]))
+
+    def skip(model, batch):
+        model.encoder.layer = kept
+        model(**batch)
+        model.encoder.layer = whole
+
+    whole, kept = model.encoder.layer, nn.ModuleList([model.encoder.layer[0], model.encoder.layer[2]])
+    report = twofour.low_rank_(model, calibration, parameters="70%", call=skip)
+    unreached = [layer for layer in report.layers if ".layer.1." in layer.name]
+    assert len(unreached) == 6 and all(layer.rank is None and layer.tokens == 0 for layer in unreached)
+    assert "no token reached it" in str(report) and report.parameters_after <= 0.7 * report.parameters_before
+    # Factors take adapters.
+    lora = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q", "s"], r=2))
+    lora(tokens).last_hidden_state.sum().backward()
 
 
 def test_what_cannot_be_factored_is_named_and_the_model_stays_as_it_was():

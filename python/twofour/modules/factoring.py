@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -217,6 +218,7 @@ def _layers(model, filter_fn, sparsity) -> list[tuple[str, nn.Module]]:
     if not layers:
         raise ValueError(f"no linear layer of {type(model).__name__} is chosen")
     expect_no_adapters(model, layers)
+    adapted = {id(module._modules.get("base_layer")) for module in model.modules()}
     owners: dict[int, list[str]] = {}
     for prefix, module in model.named_modules():
         for parameter in filter(lambda each: each is not None, module._parameters.values()):
@@ -231,6 +233,8 @@ def _layers(model, filter_fn, sparsity) -> list[tuple[str, nn.Module]]:
                 f"the model itself is a {type(model).__name__}, which cannot be replaced in place: wrap it in "
                 f"nn.Sequential"
             )
+        if id(layer) in adapted:
+            raise ValueError(f"{name!r} is the base layer of an adapter, which writes to its weight: merge that first")
         if id(layer) in factors:
             raise ValueError(f"{name!r} is a part of a LowRankLinear already: leave it out")
         others = [other for other in owners[id(layer.weight)] if other != name]
@@ -271,8 +275,8 @@ def _amount(given: int | str, what: str, whole: int) -> int:
             share = 0.0
         if 0 < share <= 100:
             return int(share / 100 * whole)
-    elif isinstance(given, int) and not isinstance(given, bool) and given > 0:
-        return given
+    elif isinstance(given, numbers.Integral) and not isinstance(given, bool) and given > 0:
+        return int(given)
     raise ValueError(f"{what} is a number from 1 or a share such as '60%', not {given!r}")
 
 
