@@ -57,7 +57,8 @@ Examples:
   twofour eval model/ --task questions.jsonl --chat --device cuda
   twofour eval answers/ --task dev-v1.1.json
 
-On a GPU, a decoder's perplexity is that of its weights expanded to dense bf16 or f16.")]
+On a GPU, a decoder's perplexity is that of its weights expanded to dense bf16 or f16; that of a
+decoder with experts is computed as `generate` computes.")]
 pub(crate) struct Eval {
     #[command(flatten)]
     model: ModelArguments,
@@ -175,8 +176,11 @@ impl Eval {
             };
         }
         let (found, windows, dtype, begin) = match self.model.device() {
-            ComputeDevice::Cpu => self.on_cpu(&text::read(text)?, screen)?,
-            ComputeDevice::Cuda(_) => self.on_gpu(self.model.gpu()?, &text::read(text)?, screen)?,
+            // Training has no experts.
+            ComputeDevice::Cuda(_) if self.model.open()?.0.config().experts.is_none() => {
+                self.expanded(self.model.gpu()?, &text::read(text)?, screen)?
+            }
+            ComputeDevice::Cpu | ComputeDevice::Cuda(_) => self.as_stored(&text::read(text)?, screen)?,
         };
         let answer = Answer {
             perplexity: found.perplexity,
@@ -192,7 +196,8 @@ impl Eval {
         screen.json(&answer)
     }
 
-    fn on_cpu(&self, text: &str, screen: &Screen) -> Result<Found> {
+    /// Scores text as `generate` computes.
+    fn as_stored(&self, text: &str, screen: &Screen) -> Result<Found> {
         let model = self.model.load()?;
         let windows = windows((self.window, self.stride), model.decoder.config(), &model.tokenizer)?;
         let tokens = text::encode(&model.tokenizer, text, screen)?;
@@ -203,7 +208,8 @@ impl Eval {
         Ok((found, windows, model.dtype, begin))
     }
 
-    fn on_gpu(&self, number: usize, text: &str, screen: &Screen) -> Result<Found> {
+    /// Scores text on a GPU by the training engine, with dense weights.
+    fn expanded(&self, number: usize, text: &str, screen: &Screen) -> Result<Found> {
         let (saved, dtype) = self.model.open()?;
         let tokenizer = saved.tokenizer()?;
         let windows = windows((self.window, self.stride), saved.config(), &tokenizer)?;
