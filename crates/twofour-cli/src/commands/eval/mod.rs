@@ -57,8 +57,8 @@ Examples:
   twofour eval model/ --task questions.jsonl --chat --device cuda
   twofour eval answers/ --task dev-v1.1.json
 
-On a GPU, a decoder's perplexity is that of its weights expanded to dense bf16 or f16; that of a
-decoder with experts is computed as `generate` computes.")]
+On a GPU, a decoder's perplexity is that of its weights expanded to dense bf16
+or f16; that of a decoder with experts is computed as `generate` computes.")]
 pub(crate) struct Eval {
     #[command(flatten)]
     model: ModelArguments,
