@@ -125,14 +125,15 @@ impl MethodOptions {
 /// What a calibrated method runs the model on.
 #[derive(Debug, Clone, Args)]
 pub(in super::super) struct CalibrationOptions {
-    /// A text file, or `self` for text that the model writes; the model runs on pieces of it, block by block
+    /// A text file, or `self` for text that the model writes; the model runs on pieces of it, block by block. May be
+    /// repeated: as many pieces are of each text
     ///
-    /// `self`: the pieces are sampled at temperature 1, from where the model's chat template has a user begin, or else
+    /// Give text of each kind that the model is to read: kept weights are fitted to it. `self`: the pieces are sampled at temperature 1, from where the model's chat template has a user begin, or else
     /// from the token that texts begin with. What the model did not write is left out of what is gathered.
     #[arg(long, value_name = "TEXT")]
-    calibration: Option<PathBuf>,
+    calibration: Vec<PathBuf>,
 
-    /// How many pieces of the text, from random places
+    /// How many pieces in all, from random places
     #[arg(
         long,
         value_name = "N",
@@ -184,13 +185,13 @@ impl JointOptions {
 impl CalibrationOptions {
     /// Whether there is text to calibrate on.
     pub(super) fn is_given(&self) -> bool {
-        self.calibration.is_some()
+        !self.calibration.is_empty()
     }
 
     /// Returns what the method runs on, if there is text.
     pub(in super::super) fn sampling(&self) -> Option<Sampling> {
-        self.calibration.as_ref().map(|text| Sampling {
-            text: text.clone(),
+        self.is_given().then(|| Sampling {
+            texts: self.calibration.clone(),
             samples: self.samples as usize,
             length: self.length.map(|length| length as usize),
             seed: self.seed,

@@ -64,7 +64,8 @@ Examples:
   twofour prune model/ -o pruned/ --exclude '*.v_proj.weight'
   twofour prune model/ -o pruned/ --calibration text.txt --eval held-out.txt
   twofour prune model/ -o int4/ --calibration text.txt --quantize int4
-  twofour prune model/ -o pruned/ --calibration text.txt --device cuda --tune 8
+  twofour prune model/ -o pruned/ --calibration prose.txt --calibration code.txt
+  twofour prune model/ -o pruned/ --calibration text.txt --device cuda --tune 2
   twofour prune model/ -o pruned/ --calibration text.txt --low-rank eora
   twofour prune model.safetensors -o out.safetensors --pattern 4:8 \\
       --include '*.mlp.*'

@@ -1,6 +1,6 @@
 //! Text that the model writes itself, to be calibrated on.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use twofour_nn::{
@@ -27,14 +27,19 @@ pub(in super::super) struct Pieces {
 }
 
 impl Pieces {
-    /// Pieces of a text, or, where `self` stands in its place, what the model in `input` writes.
+    /// Pieces of texts, or, where `self` stands in their place, what the model in `input` writes.
     pub(in super::super) fn of(
         screen: &Screen,
         (checkpoint, input): (&dyn BlockwiseCheckpoint, &Path),
         sampling: &Sampling,
     ) -> Result<Self> {
-        if sampling.text == Path::new(SELF) {
-            return written(screen, &SavedModel::locate(input), sampling);
+        let is_own = |text: &PathBuf| text == Path::new(SELF);
+        match sampling.texts.as_slice() {
+            [own] if is_own(own) => return written(screen, &SavedModel::locate(input), sampling),
+            texts if texts.iter().any(is_own) => {
+                bail!(Usage("--calibration self: stands alone; give it, or text files".to_owned()))
+            }
+            _ => {}
         }
         let tokenizer = checkpoint.tokenizer()?;
         let framing = checkpoint.framing(&tokenizer)?;

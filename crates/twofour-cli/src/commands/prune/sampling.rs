@@ -1,6 +1,9 @@
-//! The pieces of a text that a model is calibrated on.
+//! The pieces of texts that a model is calibrated on.
 
-use std::{ops::Range, path::PathBuf};
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+};
 
 use anyhow::Result;
 use twofour_nn::{model::Tokenizer, text::TextFile};
@@ -8,10 +11,10 @@ use twofour_nn::{model::Tokenizer, text::TextFile};
 use super::super::text;
 use crate::{exit::Usage, interrupt, present::Screen};
 
-/// A text and how it is cut.
+/// Texts and how they are cut: the pieces are of each in turn.
 #[derive(Debug, Clone)]
 pub(in super::super) struct Sampling {
-    pub(in super::super) text: PathBuf,
+    pub(in super::super) texts: Vec<PathBuf>,
     pub(in super::super) samples: usize,
     pub(in super::super) length: Option<usize>,
     pub(in super::super) seed: u64,
@@ -24,6 +27,14 @@ struct Piece {
     length: usize,
     /// Of the text.
     inner: usize,
+}
+
+/// One text, and what is cut of it.
+#[derive(Debug, Clone, Copy)]
+struct Text<'a> {
+    path: &'a Path,
+    tokenizer: &'a Tokenizer,
+    piece: Piece,
 }
 
 impl Sampling {
@@ -40,8 +51,8 @@ impl Sampling {
     /// The most bytes that are encoded for a piece.
     const MOST: u64 = 32 << 20;
 
-    /// The pieces of the text, from places that depend on its length and the seed alone. `framing` stands before and
-    /// after each piece.
+    /// The pieces of the texts, from places that depend on a text's length, the piece's number and the seed alone.
+    /// `framing` stands before and after each piece.
     pub(super) fn pieces(
         &self,
         tokenizer: &Tokenizer,
@@ -62,23 +73,35 @@ impl Sampling {
     ) -> Result<Vec<Vec<u32>>> {
         let [before, after] = framing;
         let piece = self.piece(before.len() + after.len(), context)?;
-        let file = TextFile::open(&self.text, &interrupt::requested)?;
-        let framed = |inner: &[u32]| [before, inner, after].concat();
-        if file.bytes() <= whole {
-            let text = file.text(whole, &interrupt::requested)?;
-            let tokens = text::encode(tokenizer, &text, screen)?;
-            let tokens = tokens.strip_prefix(before.as_slice()).unwrap_or(&tokens);
-            let tokens = tokens.strip_suffix(after.as_slice()).unwrap_or(tokens);
-            let last = tokens.len().checked_sub(piece.inner).ok_or_else(|| self.too_short(tokens.len(), piece))?;
-            let starts = (0..self.samples).map(|index| self.place(index, last as u64 + 1) as usize);
-            return Ok(starts.map(|start| framed(&tokens[start..start + piece.inner])).collect());
+        if self.samples < self.texts.len() {
+            let (samples, texts) = (self.samples, self.texts.len());
+            return Err(Usage(format!("--samples {samples}: there are {texts} texts, and of each is a piece")).into());
         }
-        let mut progress = screen.progress();
-        let mut pieces = vec![];
-        for index in 0..self.samples {
-            interrupt::check()?;
-            pieces.push(framed(&self.around(&file, tokenizer, self.place(index, file.bytes()), piece)?));
-            progress.steps("reading the text", index as u64 + 1, self.samples as u64);
+        let mut pieces = vec![vec![]; self.samples];
+        let (mut progress, mut done) = (screen.progress(), 0);
+        for (first, path) in self.texts.iter().enumerate() {
+            let text = Text { path, tokenizer, piece };
+            let file = TextFile::open(path, &interrupt::requested)?;
+            let is_whole = file.bytes() <= whole;
+            let read = || text::encode(tokenizer, &file.text(whole, &interrupt::requested)?, screen);
+            let tokens = is_whole.then(read).transpose()?;
+            for index in (first..self.samples).step_by(self.texts.len()) {
+                interrupt::check()?;
+                let inner = match &tokens {
+                    Some(tokens) => {
+                        let tokens = tokens.strip_prefix(before.as_slice()).unwrap_or(tokens);
+                        let tokens = tokens.strip_suffix(after.as_slice()).unwrap_or(tokens);
+                        let last = tokens.len().checked_sub(piece.inner);
+                        let last = last.ok_or_else(|| text.too_short(tokens.len()))?;
+                        let start = self.place(index, last as u64 + 1) as usize;
+                        tokens[start..start + piece.inner].to_vec()
+                    }
+                    None => text.around(&file, self.place(index, file.bytes()))?,
+                };
+                done += 1;
+                progress.steps("reading the text", done, self.samples as u64);
+                pieces[index] = [before, inner.as_slice(), after].concat();
+            }
         }
         Ok(pieces)
     }
@@ -96,22 +119,25 @@ impl Sampling {
         }
     }
 
-    fn too_short(&self, tokens: usize, Piece { length, .. }: Piece) -> Usage {
-        Usage(format!(
-            "{}: {tokens} tokens are fewer than the {length} of one piece; give a longer text or a smaller --length",
-            self.text.display()
-        ))
-    }
-
     /// The place of a piece, below `places`.
     fn place(&self, index: usize, places: u64) -> u64 {
         mixed(self.seed ^ mixed(index as u64)) % places
     }
+}
+
+impl Text<'_> {
+    fn too_short(&self, tokens: usize) -> Usage {
+        Usage(format!(
+            "{}: {tokens} tokens are fewer than the {} of one piece; give a longer text or a smaller --length",
+            self.path.display(),
+            self.piece.length
+        ))
+    }
 
     /// The first tokens of the text from a byte on, or its last ones where it ends before.
-    fn around(&self, file: &TextFile, tokenizer: &Tokenizer, start: u64, piece: Piece) -> Result<Vec<u32>> {
-        let (inner, end) = (piece.inner, file.bytes());
-        let mut bytes = Self::PER_TOKEN * inner as u64;
+    fn around(&self, file: &TextFile, start: u64) -> Result<Vec<u32>> {
+        let (tokenizer, inner, end) = (self.tokenizer, self.piece.inner, file.bytes());
+        let mut bytes = Sampling::PER_TOKEN * inner as u64;
         loop {
             let last = start.saturating_add(bytes).min(end);
             let mut found = tokens(file, tokenizer, start..last)?;
@@ -126,15 +152,15 @@ impl Sampling {
                     return Ok(found.split_off(found.len() - inner));
                 }
                 if first == 0 {
-                    return Err(self.too_short(found.len(), piece).into());
+                    return Err(self.too_short(found.len()).into());
                 }
             }
-            if bytes > Self::MOST {
+            if bytes > Sampling::MOST {
                 return Err(Usage(format!(
                     "{}: {bytes} bytes near byte {start} are fewer tokens than the {} of one piece; give a text of \
                      words or a smaller --length",
-                    self.text.display(),
-                    piece.length
+                    self.path.display(),
+                    self.piece.length
                 ))
                 .into());
             }
@@ -175,7 +201,7 @@ mod tests {
     fn sampling(folder: &tempfile::TempDir, text: &[u8], length: usize, seed: u64) -> Sampling {
         let path = folder.path().join("text.txt");
         fs::write(&path, text).unwrap();
-        Sampling { text: path, samples: 200, length: Some(length), seed }
+        Sampling { texts: vec![path], samples: 200, length: Some(length), seed }
     }
 
     #[test]
@@ -195,6 +221,31 @@ mod tests {
             assert!(starts.len() > 35 && starts.contains(&0) && starts.contains(&40), "{starts:?}");
             assert!(pieces.iter().all(|piece| piece.len() == 10 && piece.is_sorted()));
             assert!(of(1, &bytes[..9], 64).is_err() && of(1, &bytes, 9).is_err());
+        }
+    }
+
+    #[test]
+    fn pieces_are_of_each_text_in_turn() {
+        let folder = tempfile::tempdir().unwrap();
+        let (low, high) = ((0..50).collect::<Vec<u8>>(), (60..125).collect::<Vec<u8>>());
+        let other = folder.path().join("other.txt");
+        fs::write(&other, &high).unwrap();
+        let mut sampling = sampling(&folder, &low, 10, 7);
+        sampling.samples = 9;
+        // Places are tokens, and places are bytes.
+        for whole in [100, 40] {
+            let of =
+                |sampling: &Sampling| sampling.pieces_of(whole, &Tokenizer::Bytes, &[vec![], vec![]], 64, &screen());
+            let alone = of(&sampling).unwrap();
+            let both =
+                of(&Sampling { texts: vec![sampling.texts[0].clone(), other.clone()], ..sampling.clone() }).unwrap();
+            assert_eq!(both.len(), 9);
+            for (index, piece) in both.iter().enumerate() {
+                assert_eq!(piece[0] >= 60, index % 2 == 1, "{piece:?}");
+                assert!(index % 2 == 1 || *piece == alone[index]);
+            }
+            let few = Sampling { texts: vec![other.clone(); 10], ..sampling.clone() };
+            assert!(of(&few).unwrap_err().to_string().contains("10 texts"));
         }
     }
 

@@ -70,11 +70,11 @@ pub(crate) struct Sensitivity {
     #[command(flatten)]
     selection: SelectionOptions,
 
-    /// A text file, or `self` for text that the model writes
-    #[arg(long, value_name = "TEXT")]
-    calibration: PathBuf,
+    /// A text file, or `self` for text that the model writes; may be repeated: as many pieces are of each text
+    #[arg(long, value_name = "TEXT", required = true)]
+    calibration: Vec<PathBuf>,
 
-    /// How many pieces of the text, from random places
+    /// How many pieces in all, from random places
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     samples: u32,
 
@@ -180,7 +180,7 @@ impl Sensitivity {
         expect_model(checkpoint.reader())?;
         let selection = globs.of_model(checkpoint.reader())?;
         let sampling = Sampling {
-            text: self.calibration.clone(),
+            texts: self.calibration.clone(),
             samples: self.samples as usize,
             length: self.length.map(|length| length as usize),
             seed: self.seed,
@@ -213,12 +213,8 @@ impl Sensitivity {
         if let (Some(file), Some(plan)) = (&self.output, &plan) {
             write(file, &plan.text()?)?;
             screen.line(format_args!("plan written to {}", escape::path(file)))?;
-            screen.next(&[format!(
-                "twofour prune {} -o OUTPUT --calibration {} --plan {}",
-                word(&given),
-                word(&self.calibration),
-                word(file)
-            )])?;
+            let texts: String = self.calibration.iter().map(|text| format!(" --calibration {}", word(text))).collect();
+            screen.next(&[format!("twofour prune {} -o OUTPUT{texts} --plan {}", word(&given), word(file))])?;
         }
         screen.json(&Answer {
             calibration_tokens,
