@@ -13,7 +13,11 @@ use super::{
     gemm::Gemm,
     own::{Own, OwnWeight},
 };
-use crate::measure::{memory::Rotation, random::Random, work::Shape};
+use crate::measure::{
+    memory::Rotation,
+    random::Random,
+    work::{Shape, Who},
+};
 
 /// A random weight of `T`, pruned to 2:4 for the sparse kernel alone.
 #[derive(Debug)]
@@ -67,6 +71,16 @@ where
     fn sparse_bytes(&self) -> usize {
         self.sparse_bytes
     }
+}
+
+/// Returns the 2:4 kernel in f32, to be measured beside a GEMM of another dtype.
+pub(super) fn single(shape: Shape, tokens: usize) -> Result<Own<SparseWeight<f32>>> {
+    let weight = random::<f32>(shape.out * shape.inputs);
+    let matrix = MatrixRef::new(shape.out, shape.inputs, &weight)?;
+    let sparse = SparseWeight::pack(Compressed::from_pruned(matrix)?)?;
+    let bytes = sparse.bytes();
+    let weights = Rc::new(Rotation::new(sparse, bytes, Clone::clone));
+    Ok(Own::new(weights, Rc::new(random(tokens * shape.inputs)), tokens).named(Who::SparseF32))
 }
 
 pub(super) fn random<T: KernelElement>(count: usize) -> Vec<T> {

@@ -10,7 +10,7 @@ use twofour::{
     kernel::SparseWeightInt4,
 };
 
-use super::{Contender, Weights, int8::Int8Weights, own::Own};
+use super::{Contender, Weights, float::random, int8::Int8Weights, own::Own};
 use crate::measure::{
     memory::Rotation,
     random::Random,
@@ -54,12 +54,9 @@ impl Int4Weights {
 
 impl Weights for Int4Weights {
     fn contenders(&self, tokens: usize) -> Result<Vec<Box<dyn Contender>>> {
-        let mut random = Random::new();
-        let x: Rc<Vec<f32>> = Rc::new((0..tokens * self.inputs).map(|_| random.float()).collect());
+        let x = Rc::new(random(tokens * self.inputs));
         let mut contenders: Vec<Box<dyn Contender>> = vec![Box::new(Own::new(self.sparse.clone(), x, tokens))];
-        for contender in self.int8.contenders(tokens)? {
-            contenders.push(if contender.who() == Who::Sparse { Box::new(Beside(contender)) } else { contender });
-        }
+        contenders.extend(self.int8.with_sparse(Who::SparseI8, tokens));
         Ok(contenders)
     }
 
@@ -69,27 +66,5 @@ impl Weights for Int4Weights {
 
     fn sparse_bytes(&self) -> usize {
         self.sparse_bytes
-    }
-}
-
-/// The 2:4 kernel in int8 under a name of its own.
-#[derive(Debug)]
-struct Beside(Box<dyn Contender>);
-
-impl Contender for Beside {
-    fn who(&self) -> Who {
-        Who::SparseI8
-    }
-
-    fn weight_bytes(&self) -> usize {
-        self.0.weight_bytes()
-    }
-
-    fn multiply(&mut self) -> Result<()> {
-        self.0.multiply()
-    }
-
-    fn product(&self) -> Result<Vec<f32>> {
-        self.0.product()
     }
 }

@@ -8,8 +8,12 @@ use twofour::{
     kernel::{DenseWeightI8, SparseWeightI8},
 };
 
-use super::{Contender, Weights, own::Own};
-use crate::measure::{memory::Rotation, random::Random, work::Shape};
+use super::{Contender, Weights, float::random, own::Own};
+use crate::measure::{
+    memory::Rotation,
+    random::Random,
+    work::{Shape, Who},
+};
 
 /// A random int8 weight, pruned to 2:4 for the sparse kernel alone.
 #[derive(Debug)]
@@ -41,14 +45,20 @@ impl Int8Weights {
     }
 }
 
+impl Int8Weights {
+    /// Returns the contenders, with a name for the 2:4 kernel.
+    pub(super) fn with_sparse(&self, sparse: Who, tokens: usize) -> Vec<Box<dyn Contender>> {
+        let x = Rc::new(random(tokens * self.inputs));
+        vec![
+            Box::new(Own::new(self.sparse.clone(), x.clone(), tokens).named(sparse)),
+            Box::new(Own::new(self.dense.clone(), x, tokens)),
+        ]
+    }
+}
+
 impl Weights for Int8Weights {
     fn contenders(&self, tokens: usize) -> Result<Vec<Box<dyn Contender>>> {
-        let mut random = Random::new();
-        let x: Rc<Vec<f32>> = Rc::new((0..tokens * self.inputs).map(|_| random.float()).collect());
-        Ok(vec![
-            Box::new(Own::new(self.sparse.clone(), x.clone(), tokens)),
-            Box::new(Own::new(self.dense.clone(), x, tokens)),
-        ])
+        Ok(self.with_sparse(Who::Sparse, tokens))
     }
 
     fn dense_bytes(&self) -> usize {

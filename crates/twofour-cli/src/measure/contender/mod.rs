@@ -5,7 +5,6 @@ mod gemm;
 mod int4;
 mod int8;
 mod own;
-mod single;
 
 use std::fmt;
 
@@ -14,7 +13,7 @@ use half::{bf16, f16};
 use twofour::DataType;
 
 pub use self::int4::random_int4;
-use self::{float::FloatWeights, int4::Int4Weights, int8::Int8Weights, single::Single};
+use self::{float::FloatWeights, int4::Int4Weights, int8::Int8Weights};
 use super::work::{Shape, Who};
 use crate::{dtype, weight_format::WeightFormat};
 
@@ -54,7 +53,7 @@ pub(crate) fn weights(shape: Shape, format: WeightFormat) -> Result<Box<dyn Weig
 
 /// Returns the 2:4 kernel in f32, to be interleaved with the contenders of another dtype.
 pub(crate) fn single(shape: Shape, tokens: usize) -> Result<Box<dyn Contender>> {
-    Ok(Box::new(Single::new(shape, tokens)?))
+    Ok(Box::new(float::single(shape, tokens)?))
 }
 
 /// Two dense baselines have different results, so their times are not comparable.

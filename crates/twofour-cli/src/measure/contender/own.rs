@@ -54,6 +54,7 @@ own_weight!(DenseWeightI8, f32, Who::Dense);
 /// A planned call of one of this project's kernels.
 #[derive(Debug)]
 pub(super) struct Own<W: OwnWeight> {
+    who: Who,
     weights: Rc<Rotation<W>>,
     bytes: usize,
     x: Rc<Vec<W::Activation>>,
@@ -64,13 +65,18 @@ pub(super) struct Own<W: OwnWeight> {
 impl<W: OwnWeight> Own<W> {
     pub(super) fn new(weights: Rc<Rotation<W>>, x: Rc<Vec<W::Activation>>, tokens: usize) -> Self {
         let (bytes, out) = (weights.next().bytes(), weights.next().out_features());
-        Own { weights, bytes, x, tokens, y: vec![W::Activation::ZERO; tokens * out] }
+        Own { who: W::WHO, weights, bytes, x, tokens, y: vec![W::Activation::ZERO; tokens * out] }
+    }
+
+    /// Returns the same under another name.
+    pub(super) fn named(self, who: Who) -> Self {
+        Own { who, ..self }
     }
 }
 
 impl<W: OwnWeight> Contender for Own<W> {
     fn who(&self) -> Who {
-        W::WHO
+        self.who
     }
 
     fn weight_bytes(&self) -> usize {
