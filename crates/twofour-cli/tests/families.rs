@@ -1,4 +1,5 @@
-//! Families of models by the command: text as transformers writes it, pruned by calibration; and those that are not run.
+//! Families of models by the command: text as transformers writes it, pruned by calibration; and those that are not
+//! run.
 
 mod support;
 

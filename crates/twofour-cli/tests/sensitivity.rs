@@ -123,6 +123,8 @@ fn a_model_is_calibrated_on_what_it_writes() {
         let error = |t: &Value| t["relative_error"].as_f64();
         found["tensors"].as_array().unwrap().iter().filter_map(error).sum::<f64>()
     };
+    let both = ["prune", &model, "-o", "none", "--calibration", "self", "--calibration", "text.txt"];
+    assert!(run(at, &both).bad(2).contains("stands alone"));
     let error = pruned("one", "0");
     assert!(error > 0.0 && error == pruned("again", "0") && error != pruned("other-seed", "1"));
     let bytes = |output: &str| fs::read(at.join(output).join("model-00001-of-00003.safetensors")).unwrap();

@@ -109,7 +109,7 @@ fn records_hold_the_canonical_form_and_load_into_another_model() {
     let dense = Model::new(30, 48).try_load_file(&path);
     let loaded = loaded.unwrap();
     loaded.forward(x).into_data().assert_eq(&expected.into_data(), true);
-    // Until then burn reads of it what it needs.
+    // burn reads the file lazily: it is removed after the last load.
     std::fs::remove_file(&path).unwrap();
     assert!(wrong.is_err() && dense.is_err());
     // Values, metadata and bias of each; burn counts parameters that are floats.

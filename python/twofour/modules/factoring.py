@@ -127,9 +127,9 @@ def low_rank_(
 
     Factors change a layer's outputs on the calibration least. A budget goes to the directions that take away most of
     the layers' relative errors for each parameter or byte; it is for the whole model, what is not replaced included. A
-    layer for which factors are no smaller stays dense. Without ``sparsity`` so does one whose error is worth its whole
-    weight within a budget. The new layers are :class:`twofour.LowRankLinear`, or :class:`twofour.Linear` where no rank
-    is left beside a 2:4 part. Factors train on; :func:`twofour.load_low_rank_` loads state dicts, and
+    layer for which factors are no smaller stays dense. Without ``sparsity``, a budget may leave a layer dense where
+    that takes away more error for its size than factors elsewhere. The new layers are
+    :class:`twofour.LowRankLinear`, or :class:`twofour.Linear` where no rank is left beside a 2:4 part. Factors train on; :func:`twofour.load_low_rank_` loads state dicts, and
     :func:`twofour.to_dense` multiplies the factors.
 
     The calibration runs once through the dense model, in evaluation, and takes ``4 * in_features ** 2`` bytes for each
@@ -412,7 +412,7 @@ class _Plan:
         if isinstance(rank, str):
             asked //= rows + cols
         asked = min(max(asked, 1), rows, cols)
-        if self.ranks[0] is None or self.cost(asked, 0) >= self.dense_cost(0):
+        if self.ranks[0] is None or any(self.cost(asked, unit) >= self.dense_cost(unit) for unit in (0, 1)):
             return None
         return min(asked, max(each for each in self.ranks if each is not None))
 

@@ -37,8 +37,8 @@ const TOKENS: [u32; 7] = [1, 4, 8, 16, 64, 256, 512];
 
 /// Measure block-sparse weights against dense ones on this machine's CPU
 ///
-/// Weights are random and pruned by blocks. Contenders are interleaved in shuffled order: block-sparse and dense, in f32
-/// and in bf16. Times are medians.
+/// Weights are random and pruned by blocks. Contenders are interleaved in shuffled order: block-sparse and dense, in
+/// f32 and in bf16. Times are medians.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: twofour-bench blocks --threads 2 --pattern block:64x64@0.8 -o blocks.json")]
 pub(crate) struct Blocks {

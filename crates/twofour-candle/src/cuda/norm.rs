@@ -59,7 +59,7 @@ impl Normalization {
 }
 
 impl TapeOperator for Normalization {
-    const NAME: &'static str = "a norm";
+    const NAME: &'static str = "norm";
 
     fn on_cuda(&self, arguments: Arguments<CudaArgument<'_>>) -> Result<(CudaStorage, Shape)> {
         let Arguments { x, weight: gain, bias } = arguments;

@@ -13,7 +13,8 @@ pub(crate) type CpuArgument<'a> = (&'a CpuStorage, &'a Layout);
 #[cfg(feature = "cuda")]
 pub(crate) type CudaArgument<'a> = (&'a CudaStorage, &'a Layout);
 
-/// The input of a layer, and its parameters (the weight of a norm is its gain): they are arguments so that their gradients reach them.
+/// The input of a layer, and its parameters (the weight of a norm is its gain): they are arguments so that their
+/// gradients reach them.
 #[derive(Clone, Copy)]
 pub(crate) struct Arguments<A> {
     pub(crate) x: A,

@@ -194,8 +194,8 @@ impl LayerContext {
     }
 
     /// Returns a context on an existing stream that times nothing: of cuBLASLt's algorithms the library's first choice
-    /// is taken, and products with packed weights are sparse, so that results of another process on the same kind of device, with the same library, are the same to
-    /// the bit.
+    /// is taken, and products with packed weights are sparse, so that results of another process on the same kind of
+    /// device, with the same library, are the same to the bit.
     pub fn repeatable(device: &Device, stream: Arc<CudaStream>) -> Self {
         Self::with(device, stream, false)
     }

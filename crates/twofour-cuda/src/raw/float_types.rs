@@ -28,7 +28,7 @@ pub struct FloatSource {
     pub name: &'static str,
     /// What the kernels do, for the error about another data type.
     pub operation: &'static str,
-    /// Whether it is that of [`row_source`], and not of [`float_source`].
+    /// Whether [`row_source`] makes it, which allows FMA and knows the helpers for rows, or [`float_source`].
     pub contracts_fma: bool,
     /// The files, the last with the kernels.
     pub files: &'static [File],

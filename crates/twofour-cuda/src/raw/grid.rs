@@ -50,7 +50,8 @@ impl Kernel {
             return Ok(());
         }
         let launch = Launch::simple((blocks_of_elements(count, each)?, 1), BLOCK);
-        // SAFETY: this function requires the same.
+        // SAFETY: the parameter has the kernel's layout, and its pointers and the stream are valid, as this function
+        // requires.
         unsafe { self.launch(stream, launch, parameter) }
     }
 }

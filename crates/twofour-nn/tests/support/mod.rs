@@ -65,8 +65,9 @@ pub(crate) fn gradients<D: TrainingData>(
         .collect()
 }
 
-/// Steps of both: losses and norms of gradients are within these shares of the CPU's, and the gradient of each parameter
-/// in the first step, while weights are the same, within a share of its own norm and one of the whole gradient's.
+/// Steps of both: losses and norms of gradients are within these shares of the CPU's, and the gradient of each
+/// parameter in the first step, while weights are the same, within a share of its own norm and one of the whole
+/// gradient's.
 pub(crate) fn expect_alike<D: TrainingData>(
     name: &str,
     (cpu, cuda): (&mut Trainer<CpuEngine, D>, &mut Trainer<CudaEngine, D>),

@@ -57,8 +57,8 @@ pub fn gated_forward(
     run(context, gate, rows, &parameters, x)
 }
 
-/// The gate of gpt-oss: `gate · sigmoid(slope · gate) · (up + 1)`, of a gate of at most a limit, and of an `up` between
-/// it and its negative.
+/// The gate of gpt-oss: `gate · sigmoid(slope · gate) · (up + 1)`, with the gate clamped to at most the
+/// limit and `up` to ± the limit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ClampedGate {
     /// The slope.
@@ -67,8 +67,8 @@ pub struct ClampedGate {
     pub limit: f32,
 }
 
-/// Computes `y` `[rows, width]` from the gates `x[:, ..width]` and from `up`, `x[:, width..]`, for `x` `[rows, 2 · width]`
-/// of f32, f16 or bf16.
+/// Computes `y` `[rows, width]` from the gates `x[:, ..width]` and from `up`, `x[:, width..]`, for `x` `[rows, 2 ·
+/// width]` of f32, f16 or bf16.
 ///
 /// # Errors
 /// Those of [`gated_forward`].

@@ -25,8 +25,8 @@ use crate::{
 ///
 /// --text, for a decoder: The text is encoded whole and cut into windows. Every token is scored once, in the first
 /// window that holds it, given the tokens before it in that window; a window's first token has none and is not scored.
-/// A stride below the window gives every token at least WINDOW - STRIDE tokens before it. Of Gemma, which predicts badly
-/// without it, each window begins with <bos>.
+/// A stride below the window gives every token at least WINDOW - STRIDE tokens before it. Of Gemma, which predicts
+/// badly without it, each window begins with <bos>.
 ///
 /// --text, for a BERT with a head for masked tokens: every token is masked once, together with every seventh token
 /// before and after it, and predicted from the others. The perplexity is that of these predictions; it is no decoder's.
@@ -40,7 +40,8 @@ use crate::{
 /// --task, for a decoder: a file of JSON lines, {"context": TEXT, "choices": [TEXT, TEXT], "answer": INDEX} with
 /// "question" beside "context" or in its place, or {"context": TEXT, "target": TEXT}. Of choices the most likely one is
 /// taken; a target is right where each of its tokens is the most likely one. Shown is the share of right answers with
-/// its standard error, for choices also by the log-likelihood of a byte: acc and acc_norm of lm-evaluation-harness. With
+/// its standard error, for choices also by the log-likelihood of a byte: acc and acc_norm of lm-evaluation-harness.
+/// With
 /// --chat the context is what a user says, and the answer the beginning of the reply.
 ///
 /// --task, for a BERT with a head for answers: a file in SQuAD's JSON format; the model finds each answer in its text.

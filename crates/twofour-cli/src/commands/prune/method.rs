@@ -126,10 +126,11 @@ impl MethodOptions {
 #[derive(Debug, Clone, Args)]
 pub(in super::super) struct CalibrationOptions {
     /// A text file, or `self` for text that the model writes; the model runs on pieces of it, block by block. May be
-    /// repeated: as many pieces are of each text
+    /// repeated: pieces are taken of each text in turn
     ///
-    /// Give text of each kind that the model is to read: kept weights are fitted to it. `self`: the pieces are sampled at temperature 1, from where the model's chat template has a user begin, or else
-    /// from the token that texts begin with. What the model did not write is left out of what is gathered.
+    /// Give text of each kind that the model is to read: kept weights are fitted to it. `self`: the pieces are sampled
+    /// at temperature 1, from where the model's chat template has a user begin, or else from the token that texts begin
+    /// with. What the model did not write is left out of what is gathered.
     #[arg(long, value_name = "TEXT")]
     calibration: Vec<PathBuf>,
 

@@ -75,7 +75,8 @@ impl Sampling {
         let piece = self.piece(before.len() + after.len(), context)?;
         if self.samples < self.texts.len() {
             let (samples, texts) = (self.samples, self.texts.len());
-            return Err(Usage(format!("--samples {samples}: there are {texts} texts, and of each is a piece")).into());
+            let message = format!("--samples {samples}: fewer than the {texts} texts; give at least one for each");
+            return Err(Usage(message).into());
         }
         let mut pieces = vec![vec![]; self.samples];
         let (mut progress, mut done) = (screen.progress(), 0);

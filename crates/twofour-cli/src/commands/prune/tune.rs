@@ -120,7 +120,7 @@ impl TuningOptions {
     /// Returns what tunes the blocks of a model, where that is asked for.
     ///
     /// # Errors
-    /// A model that is no decoder; a device that cannot be used.
+    /// A model that is no decoder, or that does not train; a device that cannot be used.
     pub(super) fn tuner(&self, input: &Path, place: &Place) -> Result<Option<BlockTuner>> {
         let Some(passes) = self.passes() else { return Ok(None) };
         let engine = match place {
@@ -128,6 +128,7 @@ impl TuningOptions {
             Place::Gpu(device, _) => TuningEngine::Cuda(Box::new(CudaEngine::new(device, twofour::DataType::F32)?)),
         };
         let checkpoint = Checkpoint::open(input).context("--tune is for the blocks of decoders")?;
+        BlockTuning::expect_tunable(&checkpoint)?;
         let learning_rate = self.tune_rate.unwrap_or(RATE);
         let tuning = BlockTuning { passes, learning_rate, measure: self.tune_error.into() };
         Ok(Some(BlockTuner { checkpoint, tuning, engine }))

@@ -47,13 +47,13 @@ use crate::{
 
 /// Show what pruning each layer alone costs, and plan which layers stay dense
 ///
-/// Runs the dense model on a text, block by block, prunes each linear layer by each method, and shows the squared change
-/// of its outputs by their square. With --perplexity also the perplexity of the model with that layer alone pruned, by
-/// the last of the methods. With --budget a plan: of the layers that cost least for what they save, as many as the budget
-/// allows are to be pruned. `twofour prune --plan FILE` takes it.
+/// Runs the dense model on a text, block by block, prunes each linear layer by each method, and shows the squared
+/// change of its outputs by their square. With --perplexity also the perplexity of the model with that layer alone
+/// pruned, by the last of the methods. With --budget a plan: of the layers that cost least for what they save, as many
+/// as the budget allows are to be pruned. `twofour prune --plan FILE` takes it.
 ///
-/// It takes about as long as `twofour prune` with the same text for each of the methods. --perplexity runs the model once
-/// for each layer: 0.5 B parameters in 168 layers take 15 to 30 minutes on two cores for 2048 tokens.
+/// It takes about as long as `twofour prune` with the same text for each of the methods. --perplexity runs the model
+/// once for each layer: 0.5 B parameters in 168 layers take 15 to 30 minutes on two cores for 2048 tokens.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -70,7 +70,7 @@ pub(crate) struct Sensitivity {
     #[command(flatten)]
     selection: SelectionOptions,
 
-    /// A text file, or `self` for text that the model writes; may be repeated: as many pieces are of each text
+    /// A text file, or `self` for text that the model writes; may be repeated: pieces are taken of each in turn
     #[arg(long, value_name = "TEXT", required = true)]
     calibration: Vec<PathBuf>,
 

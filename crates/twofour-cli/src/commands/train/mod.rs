@@ -61,9 +61,9 @@ use crate::{
 /// Qwen2; BERT, which always starts from one) or the folder of another run.
 ///
 /// Leaves in the folder: metrics.jsonl (a line for each step), report.json, report.svg, the model, the checkpoints
-/// last/ and best/, and the recipe with its overrides; of a run of adapters the adapter, too. The model is model/, as transformers loads it, where it has one
-/// of that kind; otherwise model.safetensors (bf16, 2:4 layers compressed). The same command again goes on where an
-/// interrupted or killed run stopped.
+/// last/ and best/, and the recipe with its overrides; of a run of adapters the adapter, too. The model is model/, as
+/// transformers loads it, where it has one of that kind; otherwise model.safetensors (bf16, 2:4 layers compressed). The
+/// same command again goes on where an interrupted or killed run stopped.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

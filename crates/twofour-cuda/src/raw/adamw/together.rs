@@ -59,7 +59,8 @@ impl AdamW {
             let most = some.iter().map(|own| own.count).max().unwrap_or(0);
             let blocks = most.div_ceil(4 * u64::from(BLOCK)) as u32;
             let launch = Launch::simple((blocks, some.len() as u32), BLOCK);
-            // SAFETY: the structure has the kernel's layout, and pointers and stream are valid as this function requires.
+            // SAFETY: the structure has the kernel's layout, and pointers and stream are valid as this function
+            // requires.
             unsafe { self.together.launch(stream, launch, &together) }?;
         }
         Ok(())

@@ -138,8 +138,8 @@ pub(crate) fn sources() -> Vec<Source> {
     TYPES.into_iter().flat_map(|(input, output)| Part::all().map(move |part| source(input, output, part))).collect()
 }
 
-/// The kernels that prune and compress weights of one data type to values of another, on one device. Those of a rule are
-/// compiled and loaded by the first call that needs them.
+/// The kernels that prune and compress weights of one data type to values of another, on one device. Those of a rule
+/// are compiled and loaded by the first call that needs them.
 #[derive(Debug, Clone)]
 pub struct Pruner {
     device: Device,

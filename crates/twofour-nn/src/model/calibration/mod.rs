@@ -181,8 +181,7 @@ pub trait CheckpointBlock<S: States = Vec<f32>> {
     }
 
     /// The step in front of which a router reads the hidden states, where the layers of an input's number read a part.
-    fn routed_at(&self, index: usize) -> Option<usize> {
-        let _ = index;
+    fn routed_at(&self, _index: usize) -> Option<usize> {
         None
     }
 
@@ -192,8 +191,7 @@ pub trait CheckpointBlock<S: States = Vec<f32>> {
     ///
     /// # Errors
     /// Those of the products; a token that is not there.
-    fn part_of(&self, index: usize, tokens: &[usize], x: &S) -> Result<Option<S>> {
-        let _ = (index, tokens, x);
+    fn part_of(&self, _index: usize, _tokens: &[usize], _x: &S) -> Result<Option<S>> {
         Ok(None)
     }
 
@@ -487,13 +485,13 @@ impl<'a, R: Runner> Calibration<'a, R> {
 
     /// Runs every text through the next block, as far as the input of that number, and shows it, text by text: of the
     /// block with the weights that `replace` returns in place of the stored ones, and, where they are kept
-    /// ([`Calibration::beside_dense`]), of the stored block on the stored model's hidden states. Calls go from one input
-    /// to a later one; weights that read earlier ones must not change between them. After an error the texts are of no
-    /// more use.
+    /// ([`Calibration::beside_dense`]), of the stored block on the stored model's hidden states. Calls go from one
+    /// input to a later one; weights that read earlier ones must not change between them. After an error the texts are
+    /// of no more use.
     ///
     /// Of experts' inputs each text's part is shown; beside it is what the stored expert would read of the same tokens,
-    /// which the stored model may send elsewhere. For an expert that gets no token of any text, the rows of an identity matrix are shown: by them all
-    /// features count alike.
+    /// which the stored model may send elsewhere. For an expert that gets no token of any text, the rows of an identity
+    /// matrix are shown: by them all features count alike.
     ///
     /// # Errors
     /// Those of [`Calibration::inputs`] and of the products; a replaced weight of another length; an input that the
@@ -649,7 +647,8 @@ impl<'a, R: Runner> Calibration<'a, R> {
     }
 
     /// The hidden states of each text in the stored model, `[tokens, width]`; nothing without
-    /// [`Calibration::beside_dense`]. Once the last input of a block was observed, they are the block's outputs.
+    /// [`Calibration::beside_dense`]. Once the last input of a block was observed, they are the block's outputs; in a
+    /// block of experts, the states in front of its feed-forward block.
     pub fn dense_texts(&self) -> Option<Vec<<R::States as States>::View<'_>>> {
         self.dense.as_ref().map(Texts::states)
     }

@@ -215,7 +215,7 @@ pub(in crate::model) fn expect_sequences(shape: BatchShape, context: usize) -> R
 pub(crate) fn expect_trainable(config: &TransformerConfig) -> Result<()> {
     const MOST_ANGLES: usize = 1 << 25;
     if let Some(what) = config.untrainable() {
-        let remedy = "run, score and prune such models";
+        let remedy = "leave training and tuning out: such models run, are scored and are pruned without";
         return Err(Error::Unsupported { engine: "training", what: what.into(), remedy });
     }
     let (context, head_dim) = (config.context(), config.attention.head_dim);

@@ -157,7 +157,9 @@ impl ClampedGate {
     pub(super) fn of<T: KernelElement>(self, width: usize, x: &[T]) -> Vec<T> {
         let ClampedGate { slope, limit } = self;
         let of = |(gate, up): (&T, &T)| {
-            let (gate, up) = (gate.to_f32().min(limit), up.to_f32().clamp(-limit, limit));
+            let (gate, up) = (gate.to_f32(), up.to_f32().clamp(-limit, limit));
+            // NaN stays.
+            let gate = if gate > limit { limit } else { gate };
             T::from_f32((up + 1.0) * gate / (1.0 + (-slope * gate).exp()))
         };
         let rows = x.chunks_exact((2 * width).max(1)).map(|row| row.split_at(width));

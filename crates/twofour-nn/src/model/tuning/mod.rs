@@ -30,6 +30,16 @@ pub struct BlockTuning {
     pub measure: ErrorMeasure,
 }
 
+impl BlockTuning {
+    /// Checks that a checkpoint's blocks can be tuned.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a model that does not train, with what it has.
+    pub fn expect_tunable(checkpoint: &Checkpoint) -> Result<()> {
+        expect_trainable(checkpoint.config())
+    }
+}
+
 /// A block of a checkpoint whose weights have been pruned.
 pub struct PrunedBlock<'a> {
     /// Its number.

@@ -169,8 +169,8 @@ pub trait TrainingMethod: Sync {
         false
     }
 
-    /// What an optimizer step does to the weights that the present mask prunes, in the step of that number, counted from
-    /// 0.
+    /// What an optimizer step does to the weights that the present mask prunes, in the step of that number, counted
+    /// from 0.
     fn pruned_decay(&self, plan: &SparsityPlan, _step: u64) -> PrunedDecay {
         plan.decay.map_or(PrunedDecay::None, PrunedDecay::from)
     }
@@ -180,8 +180,8 @@ pub trait TrainingMethod: Sync {
         self.watches().then_some("it switches by second moments")
     }
 
-    /// Whether the zeros of a 2:4 model that training starts from get the weights of its teacher, since their places may
-    /// be kept later.
+    /// Whether the zeros of a 2:4 model that training starts from get the weights of its teacher, since their places
+    /// may be kept later.
     fn fills_zeros(&self) -> bool {
         false
     }

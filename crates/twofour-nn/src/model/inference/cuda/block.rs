@@ -55,9 +55,16 @@ struct Causal {
     before: Vec<DeviceBuffer>,
 }
 
+fn no_experts() -> Error {
+    Error::Unsupported { engine: "GPU calibration", what: "experts".into(), remedy: "calibrate on the CPU" }
+}
+
 impl CudaBlock {
     /// The block of that number.
     pub(in crate::model) fn new<P: Parts<f32>>(build: Build<'_, f32, P>, index: usize) -> Result<Self> {
+        if build.config().experts.is_some() {
+            return Err(no_experts());
+        }
         let behind = match build.config().norm.place {
             NormPlace::After => {
                 let norm = |part: &str| build.norm(&format!("blocks.{index}.{part}.norm"));
@@ -65,20 +72,14 @@ impl CudaBlock {
             }
             NormPlace::Before | NormPlace::Around | NormPlace::Parallel => None,
         };
-        let block = CudaBlock { stack: build.one_layer(index)?, index, behind, causal: RefCell::default() };
-        block.hidden_layer()?;
-        Ok(block)
+        Ok(CudaBlock { stack: build.one_layer(index)?, index, behind, causal: RefCell::default() })
     }
 
     /// The hidden layer of the feed-forward block.
     fn hidden_layer(&self) -> Result<&HiddenLayer> {
         match &self.stack.layers[0].hidden {
             FeedForward::Dense(layer) => Ok(layer),
-            FeedForward::Experts(_) => Err(Error::Unsupported {
-                engine: "calibration on a GPU",
-                what: "experts".into(),
-                remedy: "calibrate on the CPU",
-            }),
+            FeedForward::Experts(_) => Err(no_experts()),
         }
     }
 
@@ -114,9 +115,9 @@ impl CudaBlock {
         Ok(h)
     }
 
-    /// Computes a linear layer from its input `h`, with what follows it up to the next one. Returns what that one reads,
-    /// unless it reads the residual stream `x`, to which the output is added; and the products of such a layer, without
-    /// its bias, where they are asked for.
+    /// Computes a linear layer from its input `h`, with what follows it up to the next one. Returns what that one
+    /// reads, unless it reads the residual stream `x`, to which the output is added; and the products of such a layer,
+    /// without its bias, where they are asked for.
     pub(in crate::model) fn step(
         &self,
         role: Role,

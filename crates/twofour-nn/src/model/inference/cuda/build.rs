@@ -48,7 +48,8 @@ impl CudaInference {
     /// among them, so that texts repeat bit for bit.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for heads of another size than 32, 64, 128 and 256, or a width above 8192; another type; those of [`Checkpoint::expect_head`], of reading and of the device's memory.
+    /// [`Error::Unsupported`] for heads of another size than 32, 64, 128 and 256, or a width above 8192; another type;
+    /// those of [`Checkpoint::expect_head`], of reading and of the device's memory.
     pub fn of_checkpoint(device: &Device, checkpoint: &Checkpoint, dtype: DataType) -> Result<Self> {
         checkpoint.expect_head()?;
         Self::of_parts(repeatable(device)?, checkpoint.config(), &checkpoint.parts(), dtype)

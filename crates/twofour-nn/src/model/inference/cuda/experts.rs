@@ -1,6 +1,6 @@
-//! A feed-forward block of experts on a GPU. The host chooses the experts of each token by the router's scores, as on the
-//! CPU. The inputs of each expert's tokens are copied to rows beside each other and go through its layers; the outputs
-//! are added with the weights of their tokens. An expert without a token launches nothing.
+//! A feed-forward block of experts on a GPU. The host chooses the experts of each token by the router's scores, as on
+//! the CPU. The inputs of each expert's tokens are copied to rows beside each other and go through its layers; the
+//! outputs are added with the weights of their tokens. An expert without a token launches nothing.
 
 use std::ops::Range;
 
@@ -59,12 +59,13 @@ struct Rows {
     of_experts: Vec<Range<usize>>,
     /// The token of each row.
     tokens: Vec<u32>,
-    /// Of each token its rows, in the order of experts, with the weights of their outputs. Those of the shared expert are
-    /// behind all others.
+    /// Of each token its rows, in the order of experts, with the weights of their outputs. Those of the shared expert
+    /// are behind all others.
     of_tokens: Vec<Vec<(u32, f32)>>,
 }
 
-/// Tokens that go through an expert with so many: GEMMs are planned for each number, so large ones are rounded up.
+/// Rows that an expert's GEMMs have for so many tokens: a multiple of 16 from 16 on, since GEMMs are planned for each
+/// number.
 pub(super) fn at_once(tokens: usize) -> usize {
     if tokens < ALIGNED { tokens } else { tokens.next_multiple_of(ALIGNED) }
 }

@@ -36,8 +36,8 @@ pub(in crate::model) struct CudaLayer {
 /// What is before and behind a block.
 #[derive(Debug)]
 pub(super) struct CudaBlock {
-    /// The norm of what the block reads. Where a model has norms behind its blocks it is that of the block before, or of
-    /// the embeddings.
+    /// The norm of what the block reads. Where a model has norms behind its blocks it is that of the block before, or
+    /// of the embeddings.
     pub(super) norm: CudaNorm,
     /// The norm of the block's output, where it has one.
     pub(super) post_norm: Option<CudaNorm>,

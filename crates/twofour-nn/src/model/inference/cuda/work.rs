@@ -169,8 +169,8 @@ impl Work {
         norm.launch(&stack.context, rows, (first(&mut self.x, len)?, delta), Normalized::Floats(to))
     }
 
-    /// Launches the sum of the residual stream and of the last block's output, and returns it in the type to compute in,
-    /// `[tokens, width]`.
+    /// Launches the sum of the residual stream and of the last block's output, and returns it in the type to compute
+    /// in, `[tokens, width]`.
     pub(in crate::model) fn sum(&mut self, stack: &CudaStack, tokens: usize) -> Result<DeviceSlice<'_>> {
         let (len, context, h) = (tokens * stack.config.width, &stack.context, &mut self.h.floats);
         convert(context, self.x.as_slice().part(0..len)?, first(h, len)?)?;
@@ -178,8 +178,8 @@ impl Work {
         Ok(self.h.floats.as_slice().part(0..len)?)
     }
 
-    /// Launches the addition of the last block's output and the norm behind the last layer for the last of every so many
-    /// tokens, to integers where what follows reads such.
+    /// Launches the addition of the last block's output and the norm behind the last layer for the last of every so
+    /// many tokens, to integers where what follows reads such.
     pub(in crate::model) fn finish(
         &mut self,
         stack: &CudaStack,

@@ -12,8 +12,8 @@ struct Gated {
     float slope, limit; // of the clamped gate
 };
 
-// The gate of gpt-oss: gate sigmoid(slope gate) (up + 1) of a gate of at most the limit, and of an `up` between it and
-// its negative. NaN stays NaN.
+// The gate of gpt-oss: gate sigmoid(slope gate) (up + 1) with the gate clamped to at most the limit and `up`
+// to plus or minus the limit. NaN stays NaN.
 constexpr int CLAMPED = -1;
 
 template <int F> __device__ __forceinline__ float joined(const Gated& p, float gate, float up) {

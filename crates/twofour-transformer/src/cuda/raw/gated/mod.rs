@@ -58,7 +58,7 @@ impl Gated {
     /// That of [`Kernel::launch`], with the lengths of the parameters' documentation.
     pub(crate) unsafe fn run(&self, stream: Stream, gate: usize, parameters: &GatedParameters) -> Result<()> {
         let kernels = if parameters.dy == 0 { &self.apply } else { &self.gradient };
-        // SAFETY: that of this function.
+        // SAFETY: pointers and stream are valid, as this function requires.
         unsafe { self.launch(stream, &kernels[gate], parameters) }
     }
 
@@ -67,7 +67,7 @@ impl Gated {
     /// # Safety
     /// That of [`Gated::run`].
     pub(crate) unsafe fn clamped(&self, stream: Stream, parameters: &GatedParameters) -> Result<()> {
-        // SAFETY: that of this function.
+        // SAFETY: pointers and stream are valid, as this function requires.
         unsafe { self.launch(stream, &self.clamped, parameters) }
     }
 
