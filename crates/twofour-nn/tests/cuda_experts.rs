@@ -23,7 +23,7 @@ use twofour_nn::{
 
 use support::{
     checkpoints::{self, HEAD, scattered},
-    device,
+    decoded, device,
 };
 
 const FAMILIES: [&str; 5] = ["mixtral", "mixtral_joined", "qwen2_moe", "qwen3_moe", "gpt_oss"];
@@ -239,23 +239,7 @@ fn decoding_has_the_bits_of_launched_steps() {
     let folder = dense("qwen2_moe");
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
     let model = CudaInference::of_checkpoint(&device, &checkpoint, DataType::BF16).unwrap();
-    let run = |launched: bool| {
-        let mut session = model.session(3, 96).unwrap();
-        for sequence in 0..3 {
-            session.prefill(sequence, &text(10 + 7 * sequence)).unwrap();
-        }
-        session.choose().unwrap();
-        let mut all = vec![];
-        for _ in 0..40 {
-            if launched {
-                session.decode_launched().unwrap()
-            } else {
-                session.decode().unwrap()
-            }
-            all.push((session.chosen().unwrap(), session.scores(2).unwrap()));
-        }
-        all
-    };
+    let run = |launched: bool| decoded(&model, text, (40, launched)).0;
     assert!(run(true) == run(false));
 }
 

@@ -27,7 +27,7 @@ use twofour_nn::{
 };
 use twofour_transformer::engine::{Nonlinearity, cpu::CpuEngine};
 
-use support::device;
+use support::{decoded, device};
 
 const GREEDY: Sampling = Sampling { temperature: 0.0, seed: 0 };
 
@@ -231,20 +231,7 @@ fn a_replayed_graph_has_the_bits_of_launched_calls_and_a_full_cache_is_an_error(
     for path in [dense, sparse, int8, int4] {
         let model = CudaInference::from_reader(&device, &Reader::open(&path).unwrap(), DataType::BF16).unwrap();
         let run = |launched: bool| {
-            let mut session = model.session(3, 96).unwrap();
-            for sequence in 0..3 {
-                session.prefill(sequence, &text(10 + 7 * sequence)).unwrap();
-            }
-            session.choose().unwrap();
-            let mut all = vec![];
-            for _ in 0..72 {
-                if launched {
-                    session.decode_launched().unwrap()
-                } else {
-                    session.decode().unwrap()
-                }
-                all.push((session.chosen().unwrap(), session.scores(2).unwrap()));
-            }
+            let (all, mut session) = decoded(&model, text, (72, launched));
             let error = session.decode().unwrap_err();
             assert!(matches!(error, Error::Setting { .. }), "{error}");
             all

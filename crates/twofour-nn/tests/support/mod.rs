@@ -10,7 +10,7 @@ use std::sync::Arc;
 use twofour::DataType;
 use twofour_cuda::Device;
 use twofour_nn::{
-    model::ModelParts as _,
+    model::{CudaInference, CudaSession, ModelParts as _},
     train::{Corpus, Trainer, TrainingData},
 };
 use twofour_transformer::engine::{Engine, Kind, Memory as _, cpu::CpuEngine, cuda::CudaEngine};
@@ -111,4 +111,31 @@ pub(crate) fn distance(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
     assert_eq!(found.len(), expected.len());
     let difference = |(a, b): (&f32, &f32)| if a.is_nan() || b.is_nan() { f32::INFINITY } else { (a - b).abs() };
     found.iter().zip(&expected).map(difference).fold(0f32, f32::max)
+}
+
+/// The tokens that the sequences of a batch choose in a step, and the scores of the last one.
+pub(crate) type Decoded = (Vec<u32>, Vec<f32>);
+
+/// What three sequences of `text`s choose in so many steps, with the scores of the last sequence; and the session after
+/// them. Steps are launched call by call, or replayed where the model allows it.
+pub(crate) fn decoded<'a>(
+    model: &'a CudaInference,
+    text: impl Fn(usize) -> Vec<u32>,
+    (steps, launched): (usize, bool),
+) -> (Vec<Decoded>, CudaSession<'a>) {
+    let mut session = model.session(3, 96).unwrap();
+    for sequence in 0..3 {
+        session.prefill(sequence, &text(10 + 7 * sequence)).unwrap();
+    }
+    session.choose().unwrap();
+    let mut all = vec![];
+    for _ in 0..steps {
+        if launched {
+            session.decode_launched().unwrap()
+        } else {
+            session.decode().unwrap()
+        }
+        all.push((session.chosen().unwrap(), session.scores(2).unwrap()));
+    }
+    (all, session)
 }

@@ -57,8 +57,8 @@ pub fn gated_forward(
     run(context, gate, rows, &parameters, x)
 }
 
-/// The gate of gpt-oss: `gate · sigmoid(slope · gate) · (up + 1)`, with the gate clamped to at most the
-/// limit and `up` to ± the limit.
+/// The gate of gpt-oss: `gate · sigmoid(slope · gate) · (up + 1)`, with the gate clamped to at most the limit and `up`
+/// to ± the limit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ClampedGate {
     /// The slope.

@@ -41,8 +41,7 @@ use crate::{
 /// "question" beside "context" or in its place, or {"context": TEXT, "target": TEXT}. Of choices the most likely one is
 /// taken; a target is right where each of its tokens is the most likely one. Shown is the share of right answers with
 /// its standard error, for choices also by the log-likelihood of a byte: acc and acc_norm of lm-evaluation-harness.
-/// With
-/// --chat the context is what a user says, and the answer the beginning of the reply.
+/// With --chat the context is what a user says, and the answer the beginning of the reply.
 ///
 /// --task, for a BERT with a head for answers: a file in SQuAD's JSON format; the model finds each answer in its text.
 /// Answers are scored by exact match and by F1 over words, in percent, after the normalization of SQuAD's evaluation. A
@@ -176,12 +175,14 @@ impl Eval {
                 None => encoder::perplexity(screen, &self.model, text, self.window),
             };
         }
-        let (found, windows, dtype, begin) = match self.model.device() {
+        let opened = match self.model.device() {
+            ComputeDevice::Cpu => None,
             // Training has no experts.
-            ComputeDevice::Cuda(_) if self.model.open()?.0.config().experts.is_none() => {
-                self.expanded(self.model.gpu()?, &text::read(text)?, screen)?
-            }
-            ComputeDevice::Cpu | ComputeDevice::Cuda(_) => self.as_stored(&text::read(text)?, screen)?,
+            ComputeDevice::Cuda(_) => Some(self.model.open()?).filter(|(saved, _)| saved.config().experts.is_none()),
+        };
+        let (found, windows, dtype, begin) = match opened {
+            Some(opened) => self.expanded(self.model.gpu()?, opened, &text::read(text)?, screen)?,
+            None => self.as_stored(&text::read(text)?, screen)?,
         };
         let answer = Answer {
             perplexity: found.perplexity,
@@ -210,8 +211,13 @@ impl Eval {
     }
 
     /// Scores text on a GPU by the training engine, with dense weights.
-    fn expanded(&self, number: usize, text: &str, screen: &Screen) -> Result<Found> {
-        let (saved, dtype) = self.model.open()?;
+    fn expanded(
+        &self,
+        number: usize,
+        (saved, dtype): (SavedModel, DataType),
+        text: &str,
+        screen: &Screen,
+    ) -> Result<Found> {
         let tokenizer = saved.tokenizer()?;
         let windows = windows((self.window, self.stride), saved.config(), &tokenizer)?;
         let tokens = text::encode(&tokenizer, text, screen)?;

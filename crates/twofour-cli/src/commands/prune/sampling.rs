@@ -86,12 +86,14 @@ impl Sampling {
             let is_whole = file.bytes() <= whole;
             let read = || text::encode(tokenizer, &file.text(whole, &interrupt::requested)?, screen);
             let tokens = is_whole.then(read).transpose()?;
+            let tokens = tokens.as_deref().map(|tokens| {
+                let tokens = tokens.strip_prefix(before.as_slice()).unwrap_or(tokens);
+                tokens.strip_suffix(after.as_slice()).unwrap_or(tokens)
+            });
             for index in (first..self.samples).step_by(self.texts.len()) {
                 interrupt::check()?;
-                let inner = match &tokens {
+                let inner = match tokens {
                     Some(tokens) => {
-                        let tokens = tokens.strip_prefix(before.as_slice()).unwrap_or(tokens);
-                        let tokens = tokens.strip_suffix(after.as_slice()).unwrap_or(tokens);
                         let last = tokens.len().checked_sub(piece.inner);
                         let last = last.ok_or_else(|| text.too_short(tokens.len()))?;
                         let start = self.place(index, last as u64 + 1) as usize;

@@ -23,8 +23,8 @@ pub struct ExpertsConfig {
     pub clamped_gate: Option<ClampedGate>,
 }
 
-/// gpt-oss's gate: `gate · sigmoid(slope · gate) · (up + 1)`, with the gate clamped to at most the
-/// limit and `up` to ± the limit.
+/// gpt-oss's gate: `gate · sigmoid(slope · gate) · (up + 1)`, with the gate clamped to at most the limit and `up` to ±
+/// the limit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ClampedGate {
     /// The slope.

@@ -314,8 +314,7 @@ impl TransformerConfig {
     /// [`Error::Setting`] for a size that is zero or absurd, a patch that does not divide the image, heads that do not
     /// fit each other, a head of an odd number of elements that is to
     /// be rotated, experts that do not fit each other, windows for another number of layers, numbers that are not above
-    /// 0, a class token beside windows, relative positions or a neck, and a head for
-    /// classes or registers without one.
+    /// 0, a class token beside windows, relative positions or a neck, and a head for classes or registers without one.
     pub fn validate(&self) -> Result<()> {
         let AttentionConfig { heads, kv_heads, head_dim, .. } = self.attention;
         let sizes = match self.input {
