@@ -5,6 +5,8 @@
 import json
 import statistics
 
+from markdown import under
+
 
 def losses(folder):
     """Validation losses by method, in the order of their means; and a report."""
@@ -18,27 +20,26 @@ def losses(folder):
 def table(folder):
     """A row for each method."""
     found, report = losses(folder)
-    dense = statistics.mean(found["dense"])
     model, training = report["recipe"]["model"], report["recipe"]["training"]
     tokens = training["steps"] * training["batch"] * model["context"] / 1e6
     parameters = 12 * model["layers"] * model["width"] ** 2 / 1e6
-    lines = [
-        (
-            f"{model['layers']} layers of width {model['width']} ({parameters:.1f} M parameters), context"
-            f" {model['context']}, {training['steps']} steps of {training['batch']} sequences ({tokens:.1f} M bytes) of"
-            f" {', '.join(report['recipe']['data']['text'])}; bf16 on an {folder.parent.name.upper()}."
-        ),
-        "",
-        "| method | seeds | validation loss, nats a byte | least to largest | mean over dense |",
-        "|---|---|---|---|---|",
-    ]
+    text = (
+        f"{model['layers']} layers of width {model['width']} ({parameters:.1f} M parameters), context"
+        f" {model['context']}, {training['steps']} steps of {training['batch']} sequences ({tokens:.1f} M bytes) of"
+        f" {', '.join(report['recipe']['data']['text'])}; bf16 on an {folder.parent.name.upper()}."
+    )
+    return under(text, ["method", "seeds", "validation loss, nats a byte", *SPREAD], by_method(found))
+
+
+SPREAD = ["least to largest", "mean over dense"]
+
+
+def by_method(found):
+    """A row for each method's losses over seeds."""
+    dense = statistics.mean(found["dense"])
     for method, of in found.items():
         mean = statistics.mean(of)
-        lines.append(
-            f"| {method} | {len(of)} | {mean:.4f} | {min(of):.4f} to {max(of):.4f} |"
-            f" {100 * (mean / dense - 1):+.2f} % |"
-        )
-    return "\n".join(lines) + "\n"
+        yield method, len(of), f"{mean:.4f}", f"{min(of):.4f} to {max(of):.4f}", f"{100 * (mean / dense - 1):+.2f} %"
 
 
 def picture(folder):

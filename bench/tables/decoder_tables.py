@@ -4,6 +4,8 @@
 
 import json
 
+from markdown import under
+
 NAMES = {"magnitude": "magnitude", "wanda": "Wanda", "ria": "RIA", "sparsegpt": "SparseGPT"}
 
 
@@ -15,8 +17,7 @@ def table(path):
     dense_tuned = study["dense_tuned"]
     shown = lambda results, kind: "-" if kind not in results else f"{results[kind]:.4f}"  # noqa: E731
     where = path.parent.name.upper() if study["device"] != "cpu" else f"CPU ({path.parent.name})"
-    lines = [
-        (
+    text = (
             f"{sizes['layers']} layers of width {sizes['width']} ({study['model']['parameters'] / 1e6:.1f} M"
             f" parameters), context {sizes['context']}, {study['tokens'] / 1e6:.1f} M bytes of"
             f" {', '.join(study['texts'])} in {training['steps']} steps; {where}, training"
@@ -25,11 +26,8 @@ def table(path):
             f" Perplexity a byte of {study['held_out_bytes']:,} held-out bytes (window {study['window']}, stride"
             f" {study['stride']}); dense {dense:.4f}, and {dense_tuned:.4f} after as many further steps as the pruned"
             " ones get. Fine-tuned models are compared with that."
-        ),
-        "",
-        "| method | pruned | over dense | int8 | int4 | fine-tuned | over dense | int8 | int4 | mean layer error |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    )
+    body = []
     for method, results in sorted(study["methods"].items(), key=lambda item: item[1]["pruned"]["bf16"]):
         pruned, tuned = results["pruned"], results["tuned"]
         over = lambda found, base: f"{100 * (found['bf16'] / base - 1):+.1f} %"  # noqa: E731
@@ -40,19 +38,9 @@ def table(path):
             *[shown(tuned, "bf16"), over(tuned, dense_tuned), shown(tuned, "int8"), shown(tuned, "int4")],
             error,
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        body.append(cells)
         if joint := results.get("joint"):
-            cells = [
-                f"{NAMES.get(method, method)}, quantized in the same pass",
-                "",
-                "",
-                shown(joint, "int8"),
-                shown(joint, "int4"),
-                "",
-                "",
-                "",
-                "",
-                "",
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+            name = f"{NAMES.get(method, method)}, quantized in the same pass"
+            body.append([name, "", "", shown(joint, "int8"), shown(joint, "int4"), *[""] * 5])
+    figures = ["over dense", "int8", "int4"]
+    return under(text, ["method", "pruned", *figures, "fine-tuned", *figures, "mean layer error"], body)

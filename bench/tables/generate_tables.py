@@ -4,6 +4,8 @@ generate -o` writes, and on a GPU from `bench/results/*/generate.json`, what `tw
 import json
 import statistics
 
+import markdown
+
 # What is faster, than what, in what, and by how much at least.
 FLOORS = [
     ("twofour 2:4-bf16", "twofour dense-bf16", "decode_s", 1.4),
@@ -48,46 +50,35 @@ def size(count):
     return f"{count / 2**30:.2f} GiB"
 
 
-def lines(result, raw):
+def table(path, raw):
+    """Programs, and under them the speedups that have floors."""
+    result = json.loads(path.read_text())
     machine, model = result["machine"], result["model"]
     loads = [load for load in result["load_average"] if load is not None]
     versions = dict.fromkeys(row["version"] for row in result["rows"] if row.get("version"))
     rounds = len(result["load_average"])
     load = f"load average {min(loads):.1f} to {max(loads):.1f}" if loads else "load average unknown"
-    found = [
+    text = (
         f"**{model['name']}**, {model['layers']} layers, {model['vocabulary']} tokens, {model['parameters'] / 1e9:.2f}"
         f" billion parameters; {machine['cpu']}, engine {machine['engine']}, {machine['threads']} threads;"
         f" `{result['command']}` ([raw]({raw})); {rounds} rounds, {load}"
         + "".join(f"; {v}" for v in versions)
-        + ".",
-        "",
-        (
-            f"| program | weights | decode tokens/s: median | best | prefill of {result['prompt']}, tokens/s: median |"
-            " best | peak memory |"
-        ),
-        "|---|---|---|---|---|---|---|",
-    ]
+        + "."
+    )
+    body = []
     for row in result["rows"]:
+        rates = [f"{row[key]:.1f}" for key in ("decode_tokens_per_s", "best_decode_tokens_per_s")]
+        rates += [f"{row[key]:.0f}" for key in ("prefill_tokens_per_s", "best_prefill_tokens_per_s")]
         peak = size(row["peak_memory_bytes"]) if row["peak_memory_bytes"] else ""
-        found.append(
-            f"| {row['contender']} | {size(row['weight_bytes'])} | {row['decode_tokens_per_s']:.1f} |"
-            f" {row['best_decode_tokens_per_s']:.1f} | {row['prefill_tokens_per_s']:.0f} |"
-            f" {row['best_prefill_tokens_per_s']:.0f} | {peak} |"
-        )
-    clauses = floors(result)
-    if clauses:
-        found += [
-            "",
-            "| speedup | floor | ratio of medians | of the fastest rounds | quartiles of the rounds' ratios |",
-            "|---|---|---|---|---|",
-        ]
-    for what, floor, medians, fastest, low, high in clauses:
-        found.append(f"| {what} | {floor:.1f}x | {medians:.2f}x | {fastest:.2f}x | {low:.2f}x to {high:.2f}x |")
-    return found
-
-
-def table(path, raw):
-    return "\n".join(lines(json.loads(path.read_text()), raw)) + "\n"
+        body.append([row["contender"], size(row["weight_bytes"]), *rates, peak])
+    prefill = f"prefill of {result['prompt']}, tokens/s: median"
+    head = ["program", "weights", "decode tokens/s: median", "best", prefill, "best", "peak memory"]
+    clauses = [
+        [what, f"{floor:.1f}x", f"{medians:.2f}x", f"{fastest:.2f}x", f"{low:.2f}x to {high:.2f}x"]
+        for what, floor, medians, fastest, low, high in floors(result)
+    ]
+    of_rounds = ["ratio of medians", "of the fastest rounds", "quartiles of the rounds' ratios"]
+    return markdown.under(text, head, body) + ("\n" + markdown.rows(["speedup", "floor", *of_rounds], clauses) if clauses else "")
 
 
 def memory(row, first):
@@ -110,40 +101,18 @@ def gpu_table(path, raw):
     rows = {(row["model"], row["batch"], row["weights"]): row for row in result["rows"]}
     first = result["rows"][0]["batch"]
     bases = {base: name for base, name in GPU_BASES.items() if any(weights == base for _, _, weights in rows)}
-    heads = [
-        "model",
-        "batch",
-        "weights",
-        "step",
-        "tokens/s",
-        *(f"over {name}" for name in bases.values()),
-        "GB/s",
-        "model size",
-        "memory",
-    ]
-    lines = [
-        (
-            f"**{result['machine']['gpu']}**, `{result['command']}` ([raw]({raw})): medians of rounds of 16 steps."
-            " GB/s: of the weights, keys and values that a step reads. Model size: of the linear layers' weights and"
-            " the head."
-        ),
-        "",
-        f"| {' | '.join(heads)} |",
-        "|---" * len(heads) + "|",
-    ]
+    over_bases = [f"over {name}" for name in bases.values()]
+    heads = ["model", "batch", "weights", "step", "tokens/s", *over_bases, "GB/s", "model size", "memory"]
+    text = (
+        f"**{result['machine']['gpu']}**, `{result['command']}` ([raw]({raw})): medians of rounds of 16 steps."
+        " GB/s: of the weights, keys and values that a step reads. Model size: of the linear layers' weights and"
+        " the head."
+    )
+    body = []
     for (model, batch, weights), row in rows.items():
         over = [rows.get((model, batch, base)) for base in bases]
         over = ["" if base is None or base is row else f"{base['step_ms'] / row['step_ms']:.2f}x" for base in over]
-        cells = [
-            model,
-            batch,
-            weights,
-            f"{row['step_ms']:.2f} ms",
-            f"{row['tokens_per_s']:.0f}",
-            *over,
-            f"{row['gb_per_s']:.0f}",
-            size(row["weight_bytes"]),
-            memory(row, first),
-        ]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines) + "\n"
+        step = [f"{row['step_ms']:.2f} ms", f"{row['tokens_per_s']:.0f}"]
+        sizes = [f"{row['gb_per_s']:.0f}", size(row["weight_bytes"]), memory(row, first)]
+        body.append([model, batch, weights, *step, *over, *sizes])
+    return markdown.under(text, heads, body)

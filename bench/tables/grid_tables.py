@@ -5,6 +5,8 @@ below.
 import collections
 import math
 
+import markdown
+
 # Groups by elements of the weight: name, from, below.
 GROUPS = [("16 M or more", 16_000_000, math.inf), ("1 to 16 M", 1_000_000, 16_000_000), ("less than 1 M", 0, 1_000_000)]
 LARGE, MEDIUM = GROUPS[0][0], GROUPS[1][0]
@@ -97,18 +99,9 @@ def selection(cells):
 
 
 def summary_lines(result):
-    heads = [
-        "weights, elements",
-        "dtype",
-        "cells",
-        "over dense: worst",
-        "mean",
-        "over cuSPARSELt: worst",
-        "mean",
-        "dispatcher over dense: worst",
-    ]
-    heads += ["chosen without measurement: within 10 % of the best", "worst"]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    heads = ["weights, elements", "dtype", "cells", "over dense: worst", "mean", "over cuSPARSELt: worst", "mean"]
+    heads += ["dispatcher over dense: worst", "chosen without measurement: within 10 % of the best", "worst"]
+    body = []
     for (dtype, group), cells in by_group(result).items():
         line = [group, dtype, str(len(cells))]
         for over in ("cublaslt", "cusparselt"):
@@ -118,7 +111,8 @@ def summary_lines(result):
         line.append(f"{found[0]:.2f}x: {found[1]}" if found else "-")
         found = selection(cells)
         line += [f"{100 * found[0]:.1f} %", f"{found[1]:.2f}x the time: {found[2]}"] if found else ["-", "-"]
-        lines.append("| " + " | ".join(line) + " |")
+        body.append(line)
+    lines = markdown.rows(heads, body).splitlines()
     cells = all_cells(result)
     left_out = [cell for cell in cells if cell.disturbed]
     if left_out:
@@ -171,15 +165,13 @@ def floors(result):
 
 
 def floor_lines(result):
-    lines = [
-        "| floor: speedup over dense, elements of the weight | dtype | measured | where | holds |",
-        "|---|---|---|---|---|",
-    ]
+    body = []
     for clause in floors(result):
         measured = "-" if clause.measured is None else f"{clause.measured:.3f}x"
         holds = "" if clause.holds is None else "yes" if clause.holds else "**no**"
-        lines.append(f"| {clause.text} | {clause.dtype} | {measured} | {clause.where} | {holds} |")
-    return lines
+        body.append([clause.text, clause.dtype, measured, clause.where, holds])
+    head = ["floor: speedup over dense, elements of the weight", "dtype", "measured", "where", "holds"]
+    return markdown.rows(head, body).splitlines()
 
 
 def grid_lines(result):

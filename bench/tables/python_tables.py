@@ -3,18 +3,14 @@
 
 import json
 import re
-import statistics
+
+from accuracy_tables import SPREAD, by_method
+from markdown import rows, under
 
 
 def read(folder, name):
     path = folder / f"python-{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
-
-
-def rows(head, body):
-    """A table in Markdown."""
-    lines = [head, ["---"] * len(head), *body]
-    return "".join("| " + " | ".join(str(cell) for cell in line) + " |\n" for line in lines)
 
 
 def host_table(folder):
@@ -27,9 +23,8 @@ def host_table(folder):
         for name, us in found["results"].items()
         if "operator" not in name
     ]
-    return f"**{found['machine']}**, torch {found['torch']}\n\n" + rows(
-        ["call, 8 tokens of 64 features", "least", "median"], body
-    )
+    head = ["call, 8 tokens of 64 features", "least", "median"]
+    return under(f"**{found['machine']}**, torch {found['torch']}", head, body)
 
 
 def transformers_table(folder):
@@ -51,7 +46,7 @@ def transformers_table(folder):
         for row in found["rows"]
     ]
     head = ["model", "path", "batch x tokens", "form", "dense", "2:4", "dense over 2:4", "memory over dense"]
-    return f"**{found['machine']}**, torch {found['torch']}, commit {found['commit']}\n\n" + rows(head, body)
+    return under(f"**{found['machine']}**, torch {found['torch']}, commit {found['commit']}", head, body)
 
 
 def int4_table(folder):
@@ -76,9 +71,8 @@ def int4_table(folder):
         body.append(
             ["all of a step", tokens, *(f"{ms[name]:.2f} ms" for name in names), f"{ms[dense] / ms[ours]:.2f}x"]
         )
-    return f"**{found['device']}**, torch {found['torch']}, groups of {found['group']}\n\n" + rows(
-        ["layer", "tokens", *names, "2:4 over dense int4"], body
-    )
+    head = ["layer", "tokens", *names, "2:4 over dense int4"]
+    return under(f"**{found['device']}**, torch {found['torch']}, groups of {found['group']}", head, body)
 
 
 CASE = re.compile(
@@ -132,7 +126,7 @@ def linear_table(folder):
         )
     head = ["", "dense (pruning: torch's operator)", "twofour", "speedup", "worst layer", "over torch's 2:4"]
     threads = f", {found['threads']} threads" if found["engine"] else ""
-    return f"**{found['machine']}**{threads}, torch {found['torch']}, {found['rounds']} rounds\n\n" + rows(head, body)
+    return under(f"**{found['machine']}**{threads}, torch {found['torch']}, {found['rounds']} rounds", head, body)
 
 
 def model_table(folder):
@@ -157,9 +151,8 @@ def model_table(folder):
         body.append([what, f"{ms['dense']:.2f} ms", f"{ms['2:4']:.2f} ms", f"{ms['dense'] / ms['2:4']:.2f}x"])
     if not body:
         return ""
-    return f"**{(step or bert)['machine']}**, torch {(step or bert)['torch']}\n\n" + rows(
-        ["", "dense", "2:4", "speedup"], body
-    )
+    head = ["", "dense", "2:4", "speedup"]
+    return under(f"**{(step or bert)['machine']}**, torch {(step or bert)['torch']}", head, body)
 
 
 def parallel_table(folder):
@@ -175,7 +168,7 @@ def parallel_table(folder):
         times = [f"{dense['ms']:.1f} ms", f"{sparse['ms']:.1f} ms", f"{dense['ms'] / sparse['ms']:.3f}x"]
         body.append([name, *times, f"{launching} ms" if launching else "-", masks])
     head = ["training step", "dense", "2:4", "speedup", "host time to launch it: dense and 2:4", "masks of the ranks"]
-    return f"**{found['machine']}**, torch {found['torch']}\n\n" + rows(head, body)
+    return under(f"**{found['machine']}**, torch {found['torch']}", head, body)
 
 
 def study_table(folder):
@@ -186,18 +179,7 @@ def study_table(folder):
     losses = {}
     for run in found["runs"]:
         losses.setdefault(run["method"], []).append(run["held_out_loss"])
-    dense = statistics.mean(losses["dense"])
-    body = [
-        [
-            method,
-            len(of),
-            f"{statistics.mean(of):.4f}",
-            f"{min(of):.4f} to {max(of):.4f}",
-            f"{100 * (statistics.mean(of) / dense - 1):+.2f} %",
-        ]
-        for method, of in losses.items()
-    ]
-    return rows(["method", "seeds", "held-out loss, nats a byte", "least to largest", "mean over dense"], body)
+    return rows(["method", "seeds", "held-out loss, nats a byte", *SPREAD], by_method(losses))
 
 
 def tables(of):

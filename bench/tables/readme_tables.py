@@ -18,6 +18,7 @@ import decoder_tables
 import generate_tables
 import image_tables
 import grid_tables
+import markdown
 import python_tables
 import real_model_tables
 import vision_tables
@@ -69,22 +70,15 @@ def table(path):
     machine, place = result["machine"], path.resolve()
     raw = f" ([raw]({link(place)}))" if place.is_relative_to(ROOT) else ""
     heads = [h for t in threads for h in (plural(t, "thread"), "dense: share of read bandwidth")]
-    lines = [
-        (
-            f"**{machine['cpu']}**, engine {machine['engine']}, measured by `{result['command']}`{raw}; read bandwidth:"
-            f" {read}."
-        ),
-        "",
-        "| work | bandwidth limit | " + " | ".join(heads) + " |",
-        "|---|---|" + "---|" * len(heads),
-    ]
+    text = f"**{machine['cpu']}**, engine {machine['engine']}, measured by `{result['command']}`{raw}"
+    body = []
     for (work, dtype, shape, tokens), by_threads in groups.items():
         limits = [r["byte_limit"] for rows in by_threads.values() for r in rows if work == "decode"]
         limit = f"{limits[0]:.2f}x" if limits else ""
         shown = [cell for t in threads for cell in cells(by_threads.get(t, []))]
         name = f"{work} {dtype}, {plural(tokens, 'token')}, [{shape[0]}, {shape[1]}]"
-        lines.append(f"| {name} | {limit} | " + " | ".join(shown) + " |")
-    return "\n".join(lines) + "\n"
+        body.append([name, limit, *shown])
+    return markdown.under(f"{text}; read bandwidth: {read}.", ["work", "bandwidth limit", *heads], body)
 
 
 def prune_table(path):
@@ -96,25 +90,13 @@ def prune_table(path):
     for row in result["rows"]:
         of.setdefault(tuple(row["shape"]), {})[row["dtype"], row["output"], row["kernel"]] = row
     machine = result["machine"]
-    heads = [
-        "bf16, greedy",
-        "bf16, optimal",
-        "f32, greedy",
-        "f32, optimal",
-        "bf16 to e4m3, greedy",
-        "copy of as many bytes (bf16)",
-    ]
-    heads += ["torch, bf16, greedy", "torch / ours"]
-    raw = link(path)
-    lines = [
-        (
-            f"**{machine['gpu']}**, {machine['architecture']}, measured by `{result['command']}` ([raw]({raw})); torch"
-            f" {torch.get('torch', '-')} by `bench/peers/pytorch_prune.py` on the same machine in the same minute."
-        ),
-        "",
-        "| weight | " + " | ".join(heads) + " |",
-        "|---|" + "---|" * len(heads),
-    ]
+    heads = ["weight", "bf16, greedy", "bf16, optimal", "f32, greedy", "f32, optimal", "bf16 to e4m3, greedy"]
+    heads += ["copy of as many bytes (bf16)", "torch, bf16, greedy", "torch / ours"]
+    text = (
+        f"**{machine['gpu']}**, {machine['architecture']}, measured by `{result['command']}` ([raw]({link(path)}));"
+        f" torch {torch.get('torch', '-')} by `bench/peers/pytorch_prune.py` on the same machine in the same minute."
+    )
+    body = []
     for shape, rows in of.items():
 
         def cell(dtype, kernel, output="bf16"):
@@ -125,8 +107,8 @@ def prune_table(path):
         cells += [cell("bf16", "greedy", "e4m3"), cell("bf16", "device to device")]
         theirs = times.get(shape)
         cells += [f"{theirs:.1f} µs", f"{theirs / rows['bf16', 'bf16', 'greedy']['us']:.2f}x"] if theirs else ["", ""]
-        lines.append(f"| [{shape[0]}, {shape[1]}] | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        body.append([list(shape), *cells])
+    return markdown.under(text, heads, body)
 
 
 def where(path, result):
@@ -153,15 +135,7 @@ def by_contender(rows, key):
 
 def gemm_table(path):
     result = json.loads(path.read_text())
-    lines = [
-        where(path, result),
-        "",
-        (
-            "| tokens, in, out | dtype | dense: cuBLASLt | 2:4: cuSPARSELt | 2:4: twofour | speedup over dense | over"
-            " cuSPARSELt | sustained: dense, cuSPARSELt, twofour |"
-        ),
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    body = []
     for (dtype, shape), rows in by_contender(result["rows"], lambda r: (r["dtype"], tuple(r["shape"]))).items():
         dense, theirs, ours = (rows.get(name) for name in ("cublaslt", "cusparselt", "twofour"))
         rate = lambda row: f"{micro(row)}, {row['tflops']:.0f} TF" if row else "-"
@@ -169,25 +143,24 @@ def gemm_table(path):
         operations = 2 * shape[0] * shape[1] * shape[2]
         shown = ", ".join(f"{operations / us * 1e-6:.0f} TF" for us in sustained)
         cells = [rate(dense), rate(theirs), rate(ours), over(dense, ours), over(theirs, ours), shown]
-        lines.append(f"| {', '.join(map(str, shape))} | {dtype} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        body.append([", ".join(map(str, shape)), dtype, *cells])
+    heads = ["tokens, in, out", *GEMM_HEADS, "sustained: dense, cuSPARSELt, twofour"]
+    return markdown.under(where(path, result), heads, body)
+
+
+#: What tables of GEMMs say of each.
+GEMM_HEADS = ["dtype", "dense: cuBLASLt", "2:4: cuSPARSELt", "2:4: twofour", "speedup over dense", "over cuSPARSELt"]
 
 
 def decode_table(path):
     result = json.loads(path.read_text())
     of = by_contender(result["rows"], lambda r: (r["dtype"], tuple(r["shape"][:0:-1]), r["shape"][0]))
     tokens = sorted({key[2] for key in of})
-    lines = [
-        where(path, result),
-        "",
-        (
-            "Time of our kernel; speedup over dense cuBLASLt, over cuSPARSELt (- where it has no kernel). Last column:"
-            " the time to read the 2:4 weight once, the bandwidth limit."
-        ),
-        "",
-        "| weight | dtype | " + " | ".join(plural(t, "token") for t in tokens) + " | reading the weight |",
-        "|---|---|" + "---|" * (len(tokens) + 1),
-    ]
+    text = (
+        "Time of our kernel; speedup over dense cuBLASLt, over cuSPARSELt (- where it has no kernel). Last column:"
+        " the time to read the 2:4 weight once, the bandwidth limit."
+    )
+    heads, body = [*(plural(t, "token") for t in tokens), "reading the weight"], []
     for dtype, shape in dict.fromkeys(key[:2] for key in of):
         cells = []
         for t in tokens:
@@ -195,28 +168,25 @@ def decode_table(path):
             ours = rows["twofour"]
             cells.append(f"{micro(ours)}; {over(rows.get('cublaslt'), ours)}, {over(rows.get('cusparselt'), ours)}")
         cells.append(micro(of[dtype, shape, tokens[0]]["read"]))
-        lines.append(f"| [{shape[0]}, {shape[1]}] | {dtype} | " + " | ".join(cells) + " |")
+        body.append([list(shape), dtype, *cells])
+    made = where(path, result) + "\n\n" + markdown.under(text, ["weight", "dtype", *heads], body)
     int4 = {key: rows for key, rows in of.items() if "twofour-int4" in rows}
     if int4:
-        lines += [
-            "",
-            (
-                "Int4 2:4 weights with groups of 128: time of our kernel; speedup over dense bf16 (cuBLASLt), over our"
-                " bf16 2:4 kernel. Last column: the time to read the int4 weight once, and the speedup over dense bf16"
-                " at one token that a GEMM as fast as that would have."
-            ),
-            "",
-            "| weight | " + " | ".join(plural(t, "token") for t in tokens) + " | reading the weight |",
-            "|---|" + "---|" * (len(tokens) + 1),
-        ]
+        text = (
+            "Int4 2:4 weights with groups of 128: time of our kernel; speedup over dense bf16 (cuBLASLt), over our"
+            " bf16 2:4 kernel. Last column: the time to read the int4 weight once, and the speedup over dense bf16"
+            " at one token that a GEMM as fast as that would have."
+        )
+        body = []
         for dtype, shape in dict.fromkeys(key[:2] for key in int4):
             rows = [int4[dtype, shape, t] for t in tokens]
             cells = [(r["twofour-int4"], r.get("cublaslt"), r["twofour"]) for r in rows]
             cells = [f"{micro(ours)}; {over(dense, ours)}, {over(wide, ours)}" for ours, dense, wide in cells]
             reading = rows[0]["read-int4"]
             cells.append(f"{micro(reading)}; {over(rows[0].get('cublaslt'), reading)}")
-            lines.append(f"| [{shape[0]}, {shape[1]}] | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+            body.append([list(shape), *cells])
+        made += "\n" + markdown.under(text, ["weight", *heads], body)
+    return made
 
 
 def layer_table(path):
@@ -224,19 +194,10 @@ def layer_table(path):
     of = collections.OrderedDict()
     for row in result["rows"]:
         of.setdefault((row["dtype"], tuple(row["shape"])), {})[row["contender"], row["part"]] = row
-    heads = [
-        "tokens, in, out",
-        "dtype",
-        "dense step",
-        "2:4 step",
-        "speedup",
-        "mask and packing",
-        "forward",
-        "input gradient",
-        "weight and bias gradients",
-    ]
+    heads = ["tokens, in, out", "dtype", "dense step", "2:4 step", "speedup", "mask and packing", "forward"]
+    heads += ["input gradient", "weight and bias gradients"]
     heads += ["step with MVUE", "speedup", "weight and bias gradients (MVUE)"]
-    lines = [where(path, result), "", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    body = []
     for (dtype, shape), rows in of.items():
         dense, ours, mvue = (rows[contender, "all"] for contender in ("cublaslt", "twofour", "twofour-mvue"))
         both = lambda part: f"{micro(rows['cublaslt', part])} to {micro(rows['twofour', part])}"
@@ -244,8 +205,8 @@ def layer_table(path):
         cells = [micro(dense), micro(ours), over(dense, ours), micro(rows["twofour", "mask and packing"])]
         cells += [both("forward"), both("input gradient"), both(gradients)]
         cells += [micro(mvue), over(dense, mvue), micro(rows["twofour-mvue", gradients])]
-        lines.append(f"| {', '.join(map(str, shape))} | {dtype} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        body.append([", ".join(map(str, shape)), dtype, *cells])
+    return markdown.under(where(path, result), heads, body)
 
 
 def attention_table(path):
@@ -268,18 +229,11 @@ def attention_table(path):
         if row["contender"] == "fused":
             ours.setdefault(key(row), {})[row["part"]] = row
     peer = f"torch {torch['torch']}, cuDNN {torch['cudnn']}"
-    lines = [
-        where(path, result),
-        (
-            f"Contender: the fastest engine of `scaled_dot_product_attention` ({peer};"
-            f" [raw]({link(path.with_name('attention-torch.json'))}))."
-        ),
-        "",
-    ]
-    lines += [
-        "| tokens | heads | mask | forward | backward | both | torch's best, both | of its speed |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    text = (
+        f"{where(path, result)}\nContender: the fastest engine of `scaled_dot_product_attention` ({peer};"
+        f" [raw]({link(path.with_name('attention-torch.json'))}))."
+    )
+    body = []
     for (shape, causal), rows in ours.items():
         batch, positions, heads, head_dim = shape
         other = best[shape, causal]
@@ -288,8 +242,9 @@ def attention_table(path):
             f"{micro(rows[part])}, {rows[part]['tflops']:.0f} TFLOP/s" for part in ("forward", "backward", "both")
         ]
         cells += [f"{micro(other)} ({other['contender']})", over(other, rows["both"])]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        body.append(cells)
+    heads = ["tokens", "heads", "mask", "forward", "backward", "both", "torch's best, both", "of its speed"]
+    return markdown.under(text, heads, body)
 
 
 def compiled_step(path, row):
@@ -306,17 +261,10 @@ def compiled_step(path, row):
 def step_table(path):
     result = json.loads(path.read_text())
     has_images = any(row.get("kind") == "vit" for row in result["rows"])
-    heads = [
-        "model" if has_images else "layers",
-        "feed-forward blocks",
-        "step",
-        "90th percentile",
-        "without a graph",
-        "tokens/s",
-        "over dense",
-    ]
+    heads = ["model" if has_images else "layers", "feed-forward blocks", "step", "90th percentile", "without a graph"]
+    heads += ["tokens/s", "over dense"]
     heads += ["of torch.compile's dense step"] * has_images + ["forward", "backward", "optimizer", "masks", "memory"]
-    lines = [where(path, result), "", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    body = []
     for row in result["rows"]:
         kind, (layers, _, _, tokens, _) = row.get("kind", "gpt"), row["model"]
         dense = next(
@@ -330,21 +278,14 @@ def step_table(path):
             if has_images
             else str(layers)
         )
-        cells = [
-            model,
-            row["contender"],
-            f"{row['ms']:.2f} ms",
-            f"{row['p90_ms']:.2f} ms",
-            f"{row['launched_ms']:.2f} ms",
-            f"{row['tokens_per_s']:,.0f}",
-        ]
-        cells.append(f"{dense['ms'] / row['ms']:.3f}x")
+        cells = [model, row["contender"], *(f"{row[key]:.2f} ms" for key in ("ms", "p90_ms", "launched_ms"))]
+        cells += [f"{row['tokens_per_s']:,.0f}", f"{dense['ms'] / row['ms']:.3f}x"]
         if has_images:
             compiled = compiled_step(path, row)
             cells.append(f"{row['ms'] / compiled:.3f} ({compiled:.2f} ms)" if compiled else "-")
         cells += [f"{phases[phase]:.2f} ms" for phase in ("forward", "backward", "update", "masks")]
-        lines.append("| " + " | ".join(cells + [f"{row.get('allocated_bytes', row['bytes']) / 1e9:.2f} GB"]) + " |")
-    return "\n".join(lines) + "\n"
+        body.append([*cells, f"{row.get('allocated_bytes', row['bytes']) / 1e9:.2f} GB"])
+    return markdown.under(where(path, result), heads, body)
 
 
 # Rows of the short CPU table: work, dtype, tokens, [out, in].
@@ -382,10 +323,7 @@ GPU_ROWS = [
 def short_cpu_table(_):
     machines = [(p.parent.name, json.loads(p.read_text())) for p in sorted(ROOT.glob("bench/results/*/cpu.json"))]
     names = [CPU_NAMES.get(name, name) for name, _ in machines]
-    lines = [
-        "| GEMM | weight [out, in] | bandwidth limit | " + " | ".join(names) + " |",
-        "|---|---|---|" + "---|" * len(names),
-    ]
+    body = []
     for work, dtype, tokens, shape in CPU_ROWS:
         shown, limit = [], ""
         for _, result in machines:
@@ -398,12 +336,8 @@ def short_cpu_table(_):
             shown.append(cells(rows)[0].split(" (")[0].split(",")[0])
             if work == "decode" and rows and tokens == 1:
                 limit = f"{rows[0]['byte_limit']:.2f}x"
-        lines.append(
-            f"| {work} {dtype}, {plural(tokens, 'token')} | [{shape[0]}, {shape[1]}] | {limit} | "
-            + " | ".join(shown)
-            + " |"
-        )
-    return "\n".join(lines) + "\n"
+        body.append([f"{work} {dtype}, {plural(tokens, 'token')}", list(shape), limit, *shown])
+    return markdown.rows(["GEMM", "weight [out, in]", "bandwidth limit", *names], body)
 
 
 def gpu_row(tokens, inputs, out, dtype):
@@ -426,34 +360,28 @@ def gpu_row(tokens, inputs, out, dtype):
 
 
 def short_gpu_table(_):
-    used, lines = [], []
+    used, body = [], []
     for tokens, inputs, out, dtype in GPU_ROWS:
         path, result, dense, theirs, ours = gpu_row(tokens, inputs, out, dtype)
         used.append((path, result))
         shown = [micro(dense), micro(theirs) if theirs else "-", micro(ours), over(dense, ours), over(theirs, ours)]
         name = "int4, against dense bf16" if dtype == "int4" else dtype
-        lines.append(f"| {tokens} | [{out}, {inputs}] | {name} | " + " | ".join(shown) + " |")
+        body.append([tokens, [out, inputs], name, *shown])
     machine = used[0][1]["machine"]
     sources = ", ".join(f"[{path.name}]({link(path)})" for path in dict.fromkeys(path for path, _ in used))
     libraries = used[0][1]["libraries"]
     heat_map = ROOT / "docs/grid-h200.svg"
-    picture = [
-        f"![Heat map of the speedup over dense and over cuSPARSELt, by layer and number of tokens]({link(heat_map)})",
-        "",
-    ]
-    head = [
-        (
-            f"**{machine['gpu']}**, device time, median ({sources}); cuBLASLt {libraries['cublaslt']}, cuSPARSELt"
-            f" {libraries['cusparselt']}."
-        ),
-        "",
-        (
-            "| tokens | weight [out, in] | dtype | dense: cuBLASLt | 2:4: cuSPARSELt | 2:4: twofour | speedup over"
-            " dense | over cuSPARSELt |"
-        ),
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    return "\n".join((picture if heat_map.exists() else []) + head + lines) + "\n"
+    text = (
+        f"**{machine['gpu']}**, device time, median ({sources}); cuBLASLt {libraries['cublaslt']}, cuSPARSELt"
+        f" {libraries['cusparselt']}."
+    )
+    return picture(heat_map) + markdown.under(text, ["tokens", "weight [out, in]", *GEMM_HEADS], body)
+
+
+def picture(heat_map):
+    """A link to a heat map, where it was drawn."""
+    what = "Heat map of the speedup over dense and over cuSPARSELt, by layer and number of tokens"
+    return f"![{what}]({link(heat_map)})\n\n" if heat_map.exists() else ""
 
 
 # Rows of the README's table of speed: of the CPU's, the machine's folder, work, dtype, tokens, [out, in]; of the GPU's
@@ -477,7 +405,7 @@ def speed_table(_):
     result = json.loads(path.read_text())
     threads = max(row["threads"] for row in result["rows"])
     where = f"[{CPU_NAMES[folder]}]({link(path)}), {plural(threads, 'thread')}"
-    lines = ["| machine | GEMM | weight [out, in] | dense, the fastest | 2:4 | speedup |", "|---|---|---|---|---|---|"]
+    body = []
     for work, dtype, tokens, shape in wanted:
         key = (work, dtype, tokens, shape, threads)
         rows = [
@@ -486,9 +414,7 @@ def speed_table(_):
         ours = next(r["median_us"] for r in rows if r["contender"] == "twofour 2:4")
         dense = min(r["median_us"] for r in rows if not r["contender"].startswith("twofour 2:4"))
         shown = [f"{dense / 1e3:.1f} ms", f"{ours / 1e3:.1f} ms", f"{dense / ours:.2f}x"]
-        lines.append(
-            f"| {where} | {dtype}, {plural(tokens, 'token')} | [{shape[0]}, {shape[1]}] | " + " | ".join(shown) + " |"
-        )
+        body.append([where, f"{dtype}, {plural(tokens, 'token')}", list(shape), *shown])
         where = ""
     for tokens, inputs, out, dtype in SPEED_GPU:
         path, result, dense, _, ours = gpu_row(tokens, inputs, out, dtype)
@@ -496,26 +422,15 @@ def speed_table(_):
             f"[{result['machine']['gpu']}]({link(path.parent)})" if (tokens, inputs, out, dtype) == SPEED_GPU[0] else ""
         )
         name = "int4 (dense: bf16)" if dtype == "int4" else dtype
-        lines.append(
-            f"| {machine} | {name}, {plural(tokens, 'token')} | [{out}, {inputs}] | {micro(dense)} | {micro(ours)} |"
-            f" {over(dense, ours)} |"
-        )
-    return "\n".join(lines) + "\n"
+        name = f"{name}, {plural(tokens, 'token')}"
+        body.append([machine, name, [out, inputs], micro(dense), micro(ours), over(dense, ours)])
+    return markdown.rows(["machine", "GEMM", "weight [out, in]", "dense, the fastest", "2:4", "speedup"], body)
 
 
 def grid_table(path):
     result = json.loads(path.read_text())
-    lines = [where(path, result)]
-    heat_map = ROOT / f"docs/grid-{path.parent.name}.svg"
-    if heat_map.exists():
-        lines += [
-            "",
-            (
-                "![Heat map of the speedup over dense and over cuSPARSELt, by layer and number of"
-                f" tokens]({link(heat_map)})"
-            ),
-        ]
-    return "\n".join(lines + [""] + grid_tables.grid_lines(result)) + "\n"
+    heat_map = picture(ROOT / f"docs/grid-{path.parent.name}.svg")
+    return f"{where(path, result)}\n\n{heat_map}" + "\n".join(grid_tables.grid_lines(result)) + "\n"
 
 
 def epilogue_grid_table(path):

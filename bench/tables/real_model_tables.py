@@ -5,6 +5,8 @@
 import json
 import statistics
 
+import markdown
+
 QUESTIONS = "questions"
 COLOURS = ["#0a7", "#c50", "#36c", "#a3a"]
 
@@ -44,27 +46,23 @@ def table(path, link):
     result = json.loads(path.read_text())
     texts = list(dict.fromkeys(row["text"] for row in result["rows"] if row["text"] != QUESTIONS))
     asked = next((row["questions"] for row in result["rows"] if row["text"] == QUESTIONS), 0)
-    lines = [
-        (
+    note = (
             f"Windows of {result['window']} tokens over whole texts; gap: what is left of SparseGPT's damage, (method"
             f" - dense) / (SparseGPT - dense) with the same seed; bytes are those of the compressed weights; {asked}"
             f" questions of four choices, in percent with their standard error. By `bench/studies/real_models.py`"
             f" ([raw]({link}))."
-        ),
-        "",
-        "| model | method | seeds | " + " | ".join(f"{text}: perplexity (seeds), gap" for text in texts)
-        + " | right answers | MB | minutes |",
-        "|---|---|---|" + "---|" * (len(texts) + 3),
-    ]
+    )
+    of_texts = [f"{text}: perplexity (seeds), gap" for text in texts]
+    body = []
     for model, labels in grouped(result).items():
         for label, by_text in labels.items():
             every = [row for rows in by_text.values() for row in rows]
             seeds = len({row["seed"] for row in every})
             size, minutes = mean(every, "bytes"), mean(every, "minutes")
             cells = [with_gap(by_text.get(text, [])) for text in texts]
-            cells += [share(by_text.get(QUESTIONS, [])), f"{size / 1e6:.0f}", "" if minutes is None else f"{minutes:.1f}"]
-            lines.append(f"| {model} | {label} | {seeds} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+            cells += [share(by_text.get(QUESTIONS, [])), f"{size / 1e6:.0f}"]
+            body.append([model, label, seeds, *cells, "" if minutes is None else f"{minutes:.1f}"])
+    return markdown.under(note, ["model", "method", "seeds", *of_texts, "right answers", "MB", "minutes"], body)
 
 
 #: The rows of the README's table: labels of `real_models.py`, and what they are called there.
@@ -81,7 +79,7 @@ SHORT = {
 def short_table(path, model):
     """One model's perplexities, right answers and size by the methods of `SHORT`."""
     by_label = grouped(json.loads(path.read_text()))[model]
-    lines = ["| method | wikitext-2 test | code | right answers | MB |", "|---|---|---|---|---|"]
+    body = []
     for label, name in SHORT.items():
         by_text = by_label[label]
         cells = [mean(by_text.get(text, []), "perplexity") for text in ("wikitext2-test", "code")]
@@ -89,8 +87,8 @@ def short_table(path, model):
         answers = share(by_text.get(QUESTIONS, []))
         size = mean([row for rows in by_text.values() for row in rows], "bytes")
         cells += ["not measured" if answers == "-" else f"{answers} %", f"{size / 1e6:.0f}"]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        body.append([name, *cells])
+    return markdown.rows(["method", "wikitext-2 test", "code", "right answers", "MB"], body)
 
 
 def points(result):

@@ -7,6 +7,8 @@ import pathlib
 import statistics
 import sys
 
+from markdown import under
+
 
 def results(folder):
     """Reports by method, in the order of the mean accuracy of their heads."""
@@ -20,7 +22,7 @@ def results(folder):
 def cells(of):
     """Mean, and least to largest, of shares in percent."""
     percent = [100 * share for share in of]
-    return f"{statistics.mean(percent):.2f} % | {min(percent):.2f} to {max(percent):.2f}"
+    return f"{statistics.mean(percent):.2f} %", f"{min(percent):.2f} to {max(percent):.2f}"
 
 
 def table(folder):
@@ -33,21 +35,18 @@ def table(folder):
     )
     unseen = int(images * data["validation"])
     where = "f32 on a CPU" if report["device"] == "cpu" else f"bf16 on an {folder.parent.name.upper()}"
-    lines = [
-        (
+    text = (
             f"{model['layers']} layers of width {model['width']}, patches of {model['patch']} x {model['patch']}"
             f" pixels, {training['steps']} steps of {training['batch']} images of {data['images']}: {images - unseen}"
             f" to train on, {unseen} to judge by; {where}."
-        ),
-        "",
-        "| method | seeds | accuracy of the head | least to largest | of regression on features | least to largest |",
-        "|---|---|---|---|---|---|",
-    ]
+    )
+    body = []
     for method, reports in found.items():
         heads = [report["val_accuracy"] for report in reports]
         probes = [report["linear_probe"]["validation_accuracy"] for report in reports]
-        lines.append(f"| {method} | {len(reports)} | {cells(heads)} | {cells(probes)} |")
-    return "\n".join(lines) + "\n"
+        body.append([method, len(reports), *cells(heads), *cells(probes)])
+    spread = "least to largest"
+    return under(text, ["method", "seeds", "accuracy of the head", spread, "of regression on features", spread], body)
 
 
 if __name__ == "__main__":
