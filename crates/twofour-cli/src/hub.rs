@@ -49,8 +49,8 @@ impl Name {
 }
 
 /// Whether a model is made of this file of a repository: its configuration, its tokenizer and its safetensors, in the
-/// root or, of a model of sentence-transformers, in the folder of a module, as `2_Dense/`; weights of PyTorch where they
-/// have no safetensors beside them.
+/// root or, of a model of sentence-transformers, in the folder of a module, as `2_Dense/`; weights of PyTorch where
+/// they have no safetensors beside them.
 fn is_of_model(file: &str, all: &[&str]) -> bool {
     let is_text = [".json", ".txt", ".model"].iter().any(|end| file.ends_with(end));
     let is_safe = file.ends_with(".safetensors");

@@ -1,8 +1,8 @@
 //! Choosing tensors of a model.
 //!
 //! Without `--include` the chosen tensors are those that the library finds to be weights of linear layers
-//! or convolutions ([`twofour::role`]). `--include` replaces that choice; `--exclude` removes tensors from either. A `*` matches dots
-//! too.
+//! or convolutions ([`twofour::role`]). `--include` replaces that choice; `--exclude` removes tensors from either. A
+//! `*` matches dots too.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -159,8 +159,8 @@ pub(crate) struct Selection {
 }
 
 impl Selection {
-    /// Returns the model with the chosen experts in tensors of three dimensions taken apart; the choice of these tensors
-    /// is that of their matrices from now on.
+    /// Returns the model with the chosen experts in tensors of three dimensions taken apart; the choice of these
+    /// tensors is that of their matrices from now on.
     pub(crate) fn unstack(&mut self, reader: Reader) -> Result<Reader> {
         let before = reader.stacks().len();
         let reader = reader.unstacked(|tensor| self.of(&tensor.name, tensor.dtype, &tensor.shape).is_ok())?;

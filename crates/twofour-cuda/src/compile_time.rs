@@ -61,9 +61,9 @@ pub(crate) fn counted<R>(work: impl FnOnce() -> R) -> R {
     work()
 }
 
-/// Returns how long this process has spent so far on compiling kernels and loading them, on all devices: the time during
-/// which at least one thread did so. What else a program measures may contain it, since a kernel is loaded by the first
-/// call that launches it.
+/// Returns how long this process has spent so far on compiling kernels and loading them, on all devices: the time
+/// during which at least one thread did so. What else a program measures may contain it, since a kernel is loaded by
+/// the first call that launches it.
 pub fn compile_time() -> Duration {
     CLOCK.time()
 }

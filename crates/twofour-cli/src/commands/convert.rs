@@ -56,8 +56,8 @@ pub(crate) struct ConvertModel {
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Target::Dense)]
     to: Target,
 
-    /// Multiply the weights by these masks first: mask_compressed.npz of MaskLLM, or a file of torch.save or safetensors
-    /// with zeros and ones, named after their weights: WEIGHT.mask
+    /// Multiply the weights by these masks first: mask_compressed.npz of MaskLLM, or a file of torch.save or
+    /// safetensors with zeros and ones, named after their weights: WEIGHT.mask
     #[arg(long, value_name = "FILE")]
     mask: Option<PathBuf>,
 }

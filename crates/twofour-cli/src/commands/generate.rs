@@ -79,8 +79,8 @@ struct Answer<'a> {
     tokens: usize,
     token_ids: Vec<u32>,
     prompt_tokens: usize,
-    /// From the first token to the last, without compiling kernels; reading the prompt and the first token after it take
-    /// `prompt_seconds`, with compiling.
+    /// From the first token to the last, without compiling kernels; reading the prompt and the first token after it
+    /// take `prompt_seconds`, with compiling.
     tokens_per_s: Option<f64>,
     prompt_seconds: f64,
     /// Spent on compiling and loading GPU kernels while generating, before the first token and after it.

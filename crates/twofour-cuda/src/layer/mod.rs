@@ -18,9 +18,9 @@
 //! With many tokens a product with a packed weight is a dense GEMM where that is measured to be faster: the first call
 //! for a shape times both. [`LayerContext::repeatable`] has none of that.
 //!
-//! Calls launch work on the context's stream and return. Results repeat bit for bit in a process. After [`SparseLinear::prepare`] a
-//! CUDA graph can capture calls, because what changes from step to step (seeds, step numbers and learning rates) is in
-//! device memory.
+//! Calls launch work on the context's stream and return. Results repeat bit for bit in a process. After
+//! [`SparseLinear::prepare`] a CUDA graph can capture calls, because what changes from step to step (seeds, step
+//! numbers and learning rates) is in device memory.
 
 pub mod borrowed;
 mod captured;

@@ -28,8 +28,8 @@ use crate::{Activation, DataType, Error, Result, problem::GemmProblem, raw::gemm
 /// | 8-bit integers, a scale for each row | quantized with a scale for each token, on the device |
 /// | int4, scales for rows or groups | as they are; up to 256 tokens 64 at a time, and more with the weight's floats, which are computed once |
 ///
-/// From 512 tokens on, the GEMM of floats or int4 is a dense one with the weight unpacked to the context's workspace where the first call
-/// for a shape measures that to be faster.
+/// From 512 tokens on, the GEMM of floats or int4 is a dense one with the weight unpacked to the context's workspace
+/// where the first call for a shape measures that to be faster.
 #[derive(Debug)]
 pub struct PackedLinear {
     context: LayerContext,

@@ -1,7 +1,7 @@
 //! GEMMs with a packed weight: sparse, or dense where that is measured to be faster.
 //!
-//! A dense GEMM reads the weight from the workspace, into which each call unpacks it, so that no dense copy is kept. The
-//! layers of a stream share that memory.
+//! A dense GEMM reads the weight from the workspace, into which each call unpacks it, so that no dense copy is kept.
+//! The layers of a stream share that memory.
 //!
 //! ```text
 //! first call for a shape, up to a power of two of tokens:  time both ways with its operands, keep the faster one
@@ -97,7 +97,8 @@ impl LayerContext {
         Ok(PackedGemm { sparse, dense })
     }
 
-    /// Returns the dense way of a problem, or `None` where there is none, and while it must be planned during a capture.
+    /// Returns the dense way of a problem, or `None` where there is none, and while it must be planned during a
+    /// capture.
     fn unpacked(&self, problem: GemmProblem) -> Option<Arc<Unpacked>> {
         let planned: Result<Option<Arc<Unpacked>>> = self.plans().of(problem, || {
             self.expect_not_capturing("planning a dense GEMM")?;

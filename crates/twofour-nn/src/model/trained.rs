@@ -79,9 +79,9 @@ pub trait TrainedModel<E: Engine>: ModelParts<E> + Debug + Send + Sized {
     ) -> Result<()>;
 
     /// A forward and a backward pass over a batch in the engine's memory, whose inputs and targets are known to exist:
-    /// adds the sum of the losses of the objective to `loss`, and writes or adds the gradients, times `scale`, of all parameters.
-    /// `ready` receives gradients as they are complete: those of all parameters, each once, in an order that depends on
-    /// the configuration alone.
+    /// adds the sum of the losses of the objective to `loss`, and writes or adds the gradients, times `scale`, of all
+    /// parameters. `ready` receives gradients as they are complete: those of all parameters, each once, in an order
+    /// that depends on the configuration alone.
     ///
     /// # Errors
     /// Operands that do not fit; a model whose parameters do not train

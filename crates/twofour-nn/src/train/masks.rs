@@ -119,8 +119,8 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
     }
 
     /// Adds what trains beside frozen weights to them, under the masks of their zeros; returns the name of each layer
-    /// with the norm of the update by that of the weight, and that of what zeros lose by that of the update. For the end
-    /// of a run: a checkpoint of the trainer has to be saved before.
+    /// with the norm of the update by that of the weight, and that of what zeros lose by that of the update. For the
+    /// end of a run: a checkpoint of the trainer has to be saved before.
     ///
     /// # Errors
     /// Those of the engine.

@@ -175,8 +175,8 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         }
     }
 
-    /// The numbers of AdamW in the update that was just done, for what trains on the host, where the norm of all gradients
-    /// was `norm`; none of another optimizer.
+    /// The numbers of AdamW in the update that was just done, for what trains on the host, where the norm of all
+    /// gradients was `norm`; none of another optimizer.
     pub(super) fn optimizer_numbers(&self, learning_rate: f64, norm: f64) -> Option<AdamWStep> {
         let OptimizerStep::AdamW(step) = self.numbers(learning_rate, self.progress.updates).other else { return None };
         let clip = self.settings.clip_norm;

@@ -56,8 +56,8 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         Ok(self)
     }
 
-    /// Gives the zeros of 2:4 layers whose method chooses among all weights those of the teacher, at the first step; the
-    /// masks that the zeros are stay.
+    /// Gives the zeros of 2:4 layers whose method chooses among all weights those of the teacher, at the first step;
+    /// the masks that the zeros are stay.
     fn fill_zeros(&mut self, teacher: &D::Model<E>) -> Result<()> {
         let Trainer { engine, model, plan, parts, .. } = self;
         let teachers: HashMap<&str, &Linear<E>> = teacher.linears().map(|linear| (linear.name(), linear)).collect();

@@ -60,8 +60,8 @@ pub trait LinearOperations: Memory {
     /// Operands that do not fit.
     fn bias_gradient(&self, dy: &Self::Buffer, accumulate: Accumulate, db: &mut Self::Buffer) -> Result<()>;
 
-    /// A 2:4 layer over a master weight `[out_features, in_features]` of [`Kind::Wide`](super::Kind::Wide), with GEMMs of
-    /// a precision: selects its mask and packs it.
+    /// A 2:4 layer over a master weight `[out_features, in_features]` of [`Kind::Wide`](super::Kind::Wide), with GEMMs
+    /// of a precision: selects its mask and packs it.
     ///
     /// # Errors
     /// A NaN in the master weight, settings that exclude each other, a shape that no kernel of the engine supports; a

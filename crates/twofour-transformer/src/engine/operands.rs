@@ -107,9 +107,9 @@ pub enum PrunedDecay {
         /// The factor λ.
         strength: f64,
     },
-    /// Pruned elements move by `(1 - share) · m + share · strength · sign(w)` in place of their first moment `m`, and the
-    /// second moment of all elements follows what they move by in place of the gradient (AdamS of CAST, Huang et al.,
-    /// 2025).
+    /// Pruned elements move by `(1 - share) · m + share · strength · sign(w)` in place of their first moment `m`, and
+    /// the second moment of all elements follows what they move by in place of the gradient (AdamS of CAST, Huang et
+    /// al., 2025).
     Moment {
         /// How far the decay has taken the place of the gradient, from 0 to 1.
         share: f32,

@@ -11,8 +11,8 @@ use crate::{
 /// `X₀ᵀX` over all tokens added: of the inputs `X₀` that a layer has in the dense model and the inputs `X` that it has
 /// in the pruned one, for the same tokens; or `Y₀ᵀX`, of the layer's outputs in the dense model.
 ///
-/// It takes `4 n²` bytes for `n` input features, or `4 m n` for `m` outputs. With the [`Hessian`](super::Hessian) of `X`
-/// it says what a layer must do to come near its dense outputs from the inputs that it has:
+/// It takes `4 n²` bytes for `n` input features, or `4 m n` for `m` outputs. With the [`Hessian`](super::Hessian) of
+/// `X` it says what a layer must do to come near its dense outputs from the inputs that it has:
 /// [`compensated`](crate::solve::compensated).
 #[derive(Debug, Clone, PartialEq)]
 pub struct CrossProducts {

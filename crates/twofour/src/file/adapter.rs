@@ -19,8 +19,8 @@ use crate::{DataType, Element, Error, Result, match_element};
 /// | LoRS | the same, with the `peft_type` `LORS` | `s · m ⊙ (B A)`, where `m` is one where `W` is not zero |
 /// | SPP (Lu et al., ICML 2024) | `lora_A.weight` `[r, in]`, `lora_A.weight_col` `[out, 1]` | `s · A' ⊙ b ⊙ W`: rows of `A'` are those of `A`, each `out / r` times |
 ///
-/// SPP has the `peft_type` `SPP` or, as its authors wrote it, `LORA`. peft loads neither of these two kinds, and refuses
-/// the types `SPP` and `LORS`. `s` is `lora_alpha / r`, or `lora_alpha / √r` with `use_rslora`.
+/// SPP has the `peft_type` `SPP` or, as its authors wrote it, `LORA`. peft loads neither of these two kinds, and
+/// refuses the types `SPP` and `LORS`. `s` is `lora_alpha / r`, or `lora_alpha / √r` with `use_rslora`.
 #[derive(Debug)]
 pub struct Adapter {
     reader: Reader,

@@ -4,20 +4,20 @@
 //! integers), with an entry in the file's metadata; anything else in the file is an ordinary tensor.
 //! `docs/reference/format.md` is the specification.
 //!
-//! Experts in a tensor of three dimensions are compressed one by one ([`Reader::unstacked`]), and become that tensor where
-//! they are dense again.
+//! Experts in a tensor of three dimensions are compressed one by one ([`Reader::unstacked`]), and become that tensor
+//! where they are dense again.
 //!
 //! A [`Convert`] writes a whole model anew by an [`Operation`]: [`Compress`], [`Decompress`], [`Prune`], [`PruneWith`],
 //! [`PruneAndQuantize`], [`Quantize`], [`Merge`], [`Export`] or [`Unchanged`]; [`prune`](prune()) is the usual one in a
-//! line. It looks at its input twice: first every tensor that is to change is checked and the output planned, then it is
-//! written. So an error
+//! line. It looks at its input twice: first every tensor that is to change is checked and the output planned, then it
+//! is written. So an error
 //! in the input is found before the first byte is written, and memory holds some rows of a tensor for each thread,
 //! however large the model; where a function of the caller's prunes, the tensor.
 //!
 //! A file that holds tensors is a [`Source`]: safetensors; GGUF of llama.cpp, whose tensors appear as transformers has
 //! them, with the configuration and the tokenizer that its metadata tell; or a state dict that `torch.save` wrote, such
-//! as `pytorch_model.bin`, of which no code is run; or arrays of numpy (`.npz`). Weights that another tool packed appear as this library's behind
-//! [`Reader::translated`], and [`Export`] writes them so.
+//! as `pytorch_model.bin`, of which no code is run; or arrays of numpy (`.npz`). Weights that another tool packed
+//! appear as this library's behind [`Reader::translated`], and [`Export`] writes them so.
 //!
 //! Where the input is a directory, so is the output, with what else the model's directory holds ([`Beside`]). An output
 //! that is named `*.safetensors` is that file alone. A directory of packed weights says that it is one: its files of

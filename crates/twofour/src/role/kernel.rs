@@ -5,8 +5,8 @@ use super::stacked::is_stacked;
 /// The shape of a convolution's weight `[out_channels, in_channels, *kernel]`, and its matrix
 /// `[out_channels, positions * in_channels]`, with which patches of the input are multiplied.
 ///
-/// Columns of the matrix are in the order kernel position, input channel. So the groups of a pattern run along the input
-/// channels of one position wherever their number is a multiple of the group, as TensorRT and apex have it.
+/// Columns of the matrix are in the order kernel position, input channel. So the groups of a pattern run along the
+/// input channels of one position wherever their number is a multiple of the group, as TensorRT and apex have it.
 ///
 /// ```
 /// use twofour::role::Kernel;

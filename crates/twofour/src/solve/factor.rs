@@ -77,8 +77,8 @@ fn cholesky<T: Float>(a: &mut [T], stride: usize, at: usize, n: usize) -> Result
     cholesky(a, stride, at + half, n - half)
 }
 
-/// The inverse of a symmetric positive definite matrix `[n, n]`, computed in f64 where f32 does not suffice; the error is
-/// a row whose pivot is not positive.
+/// The inverse of a symmetric positive definite matrix `[n, n]`, computed in f64 where f32 does not suffice; the error
+/// is a row whose pivot is not positive.
 pub(super) fn inverse(matrix: &[f32], n: usize) -> Result<Vec<f32>, usize> {
     let mut narrow = matrix.to_vec();
     if invert(&mut narrow, n).is_ok() {

@@ -94,8 +94,8 @@ pub struct Pruning {
     pub swaps: usize,
     /// Steps of refitting kept weights at the end ([`refit`](super::refit())); 0 for none.
     pub refit: usize,
-    /// The share of the errors of earlier layers that the weight makes up for ([`compensated`](super::compensated())); 0 for
-    /// none.
+    /// The share of the errors of earlier layers that the weight makes up for ([`compensated`](super::compensated()));
+    /// 0 for none.
     pub compensation: f64,
     /// What kept weights are rounded to at the end ([`round`](round())), if they are.
     pub grid: Option<Grid>,
@@ -134,10 +134,12 @@ impl Pruning {
         self.method.requires().max(if follows { StatisticKind::Hessian } else { StatisticKind::Nothing })
     }
 
-    /// Prunes a weight `[rows, cols]`, by what is known of its inputs, and of the dense model beside them, on a backend.
+    /// Prunes a weight `[rows, cols]`, by what is known of its inputs, and of the dense model beside them, on a
+    /// backend.
     ///
     /// # Errors
-    /// Those of [`Method::prune`], [`compensated`](super::compensated()), [`swaps`](swaps()) and [`refit`](super::refit()).
+    /// Those of [`Method::prune`], [`compensated`](super::compensated()), [`swaps`](swaps()) and
+    /// [`refit`](super::refit()).
     pub fn prune(
         &self,
         backend: &dyn Backend,

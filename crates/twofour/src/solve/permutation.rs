@@ -7,9 +7,9 @@
 //!
 //! The score of an element is what the layer's error becomes when it alone is pruned and the others make up for it,
 //! `w² / [H⁻¹]_jj`. Columns are sorted by the sum of their elements' scores and dealt to the groups, so that each group
-//! gets important and unimportant ones. Then groups in pairs exchange two columns, the two that make the sum of the kept
-//! scores largest, as long as that sum grows (as in Pool and Yu, "Channel Permutations for N:M Sparsity", NeurIPS 2021,
-//! with these scores in place of magnitudes).
+//! gets important and unimportant ones. Then groups in pairs exchange two columns, the two that make the sum of the
+//! kept scores largest, as long as that sum grows (as in Pool and Yu, "Channel Permutations for N:M Sparsity", NeurIPS
+//! 2021, with these scores in place of magnitudes).
 
 use rayon::prelude::*;
 

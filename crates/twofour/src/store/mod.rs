@@ -13,8 +13,8 @@
 //! another one: [`Csr`] is what all of them are converted to and from.
 //!
 //! An element is stored where it is neither +0.0 nor -0.0 (NaN is stored), so that a -0.0 comes back as +0.0; parts
-//! may hold zeros, and [`Coo`], [`Csr`] and [`Csc`] keep them when they are converted to each other. A block is stored as it
-//! is, with its zeros.
+//! may hold zeros, and [`Coo`], [`Csr`] and [`Csc`] keep them when they are converted to each other. A block is stored
+//! as it is, with its zeros.
 //!
 //! ```
 //! use twofour::{MatrixRef, store::{Bsr, Coo, Csc, Csr}};

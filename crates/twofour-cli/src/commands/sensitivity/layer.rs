@@ -28,8 +28,8 @@ impl Layer {
         (bytes / 2).saturating_sub(self.weights() / 8)
     }
 
-    /// What pruning it costs: the logarithm of the factor on the dense perplexity, or, where none was measured, the last
-    /// method's error.
+    /// What pruning it costs: the logarithm of the factor on the dense perplexity, or, where none was measured, the
+    /// last method's error.
     pub(super) fn cost(&self, dense: Option<f64>) -> f64 {
         match (self.perplexity, dense) {
             (Some(perplexity), Some(dense)) => (perplexity / dense).ln().max(0.0),

@@ -21,9 +21,11 @@ struct Parameters {
     u16* copy;                   // the weight in 16 bits, written in the same pass, or null
     const u32* skip;             // where it is not 0, nothing is written; or null
     const double* rate_at;       // read instead of `rate`, or null
-    double* partial;             // of each CTA, the sum of the second moment's changes; for `watched_step`, `logarithm_step`
+    // of each CTA, the sum of the second moment's changes; for `watched_step`, `logarithm_step`
+    double* partial;
     u64 count;
-    double rate, pruned_decay;   // what is taken off pruned elements where `decays_pruned`: their product, times the element
+    // what is taken off pruned elements where `decays_pruned`: their product, times the element
+    double rate, pruned_decay;
     u32 cols;
     u32 copy_is_bf16;
     u32 is_frozen;               // the second moment stays, and `frozen_scale` corrects it
@@ -40,8 +42,8 @@ __device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b
 
 // Updates an element and returns the magnitude of its second moment's change. `pruned_left` is what decay leaves of
 // pruned elements.
-__device__ __forceinline__ float update(
-    const Parameters& p, const Numbers& n, float pruned_left, float scale, bool kept, float& w, float g, float& m, float& v) {
+__device__ __forceinline__ float update(const Parameters& p, const Numbers& n, float pruned_left, float scale,
+    bool kept, float& w, float g, float& m, float& v) {
     g = times(g, scale);
     if (!kept) g = add(g, times(p.masked_decay, w));
     m = add(times(m, p.beta1), times(g, p.rest1));
@@ -52,7 +54,9 @@ __device__ __forceinline__ float update(
     return fabsf(add(v, -before));
 }
 
-__device__ __forceinline__ u16 copied(const Parameters& p, float w) { return p.copy_is_bf16 ? narrow<BF16>(w) : narrow<F16>(w); }
+__device__ __forceinline__ u16 copied(const Parameters& p, float w) {
+    return p.copy_is_bf16 ? narrow<BF16>(w) : narrow<F16>(w);
+}
 
 // What is summed of a second moment's change: nothing, its magnitude, or that one's logarithm (STEP's option 2).
 enum Watch { NOTHING, MAGNITUDE, LOGARITHM };
@@ -69,7 +73,8 @@ template <Watch WATCHED> __device__ __forceinline__ double update_four(const Par
     const float scale = p.gradient_scale ? *p.gradient_scale : 1.0f;
     Numbers n = p.numbers_at ? *p.numbers_at : p.numbers;
     if (p.is_frozen) n.second_scale = p.frozen_scale;
-    const float left = p.decays_pruned ? (float)(1.0 - __dmul_rn(p.rate_at ? *p.rate_at : p.rate, p.pruned_decay)) : n.decay;
+    const float left =
+        p.decays_pruned ? (float)(1.0 - __dmul_rn(p.rate_at ? *p.rate_at : p.rate, p.pruned_decay)) : n.decay;
     u32 kept = 15;
     if (p.tiles) {
         const u64 row = at / p.cols;
@@ -78,7 +83,8 @@ template <Watch WATCHED> __device__ __forceinline__ double update_four(const Par
     }
     double sum = 0.0;
     if (at + 4 <= p.count) {
-        float4 w = *(const float4*)(p.weight + at), m = *(const float4*)(p.first + at), v = *(const float4*)(p.second + at);
+        float4 w = *(const float4*)(p.weight + at), m = *(const float4*)(p.first + at),
+               v = *(const float4*)(p.second + at);
         const FourRaw g = *(const FourRaw*)((const Raw*)p.gradient + at);
         const float x = update(p, n, left, scale, kept & 1, w.x, widen<GRADIENT>(g.of[0]), m.x, v.x);
         const float y = update(p, n, left, scale, kept & 2, w.y, widen<GRADIENT>(g.of[1]), m.y, v.y);
@@ -87,14 +93,16 @@ template <Watch WATCHED> __device__ __forceinline__ double update_four(const Par
         *(float4*)(p.weight + at) = w;
         *(float4*)(p.first + at) = m;
         if (!p.is_frozen) *(float4*)(p.second + at) = v;
-        if (p.copy) *(ushort4*)(p.copy + at) = make_ushort4(copied(p, w.x), copied(p, w.y), copied(p, w.z), copied(p, w.w));
-        if constexpr (WATCHED != NOTHING) sum = (size_of<WATCHED>(x) + size_of<WATCHED>(y)) + (size_of<WATCHED>(z) + size_of<WATCHED>(u));
+        if (p.copy)
+            *(ushort4*)(p.copy + at) = make_ushort4(copied(p, w.x), copied(p, w.y), copied(p, w.z), copied(p, w.w));
+        if constexpr (WATCHED != NOTHING)
+            sum = (size_of<WATCHED>(x) + size_of<WATCHED>(y)) + (size_of<WATCHED>(z) + size_of<WATCHED>(u));
         return sum;
     }
     for (u64 i = at; i < p.count; i++) {
         const bool is_kept = kept >> (i - at) & 1;
-        const float change =
-            update(p, n, left, scale, is_kept, p.weight[i], widen<GRADIENT>(((const Raw*)p.gradient)[i]), p.first[i], p.second[i]);
+        const float change = update(p, n, left, scale, is_kept, p.weight[i],
+            widen<GRADIENT>(((const Raw*)p.gradient)[i]), p.first[i], p.second[i]);
         if (p.copy) p.copy[i] = copied(p, p.weight[i]);
         if constexpr (WATCHED != NOTHING) sum += size_of<WATCHED>(change);
     }
@@ -113,7 +121,9 @@ __device__ __forceinline__ double sum_of_256(double value) {
     return shared[0];
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4) step(const __grid_constant__ Parameters p) { update_four<NOTHING>(p); }
+extern "C" __global__ void __launch_bounds__(256, 4) step(const __grid_constant__ Parameters p) {
+    update_four<NOTHING>(p);
+}
 
 extern "C" __global__ void __launch_bounds__(256, 4) watched_step(const __grid_constant__ Parameters p) {
     const double sum = sum_of_256(update_four<MAGNITUDE>(p));

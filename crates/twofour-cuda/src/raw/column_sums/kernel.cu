@@ -72,7 +72,9 @@ template <int F> __device__ __forceinline__ void gradient_chunks(const ColumnSum
     // The precise functions of f32 leave no registers for vectors.
     const bool vectors = ELEMENT != F32 && p.cols % WIDTH == 0 && ((u64)p.matrix | (u64)p.input) % sizeof(Vector) == 0;
     float sum[WIDTH] = {};
-    const auto through = [&](Raw gradient, Raw in) { return narrow<ELEMENT>(widen<ELEMENT>(gradient) * slope_in<F, ELEMENT>(widen<ELEMENT>(in))); };
+    const auto through = [&](Raw gradient, Raw in) {
+        return narrow<ELEMENT>(widen<ELEMENT>(gradient) * slope_in<F, ELEMENT>(widen<ELEMENT>(in)));
+    };
     if (vectors && col < p.cols) {
         #pragma unroll 4
         for (u32 row = first + warp; row < end; row += 8, at += step, input += step) {
@@ -103,9 +105,15 @@ template <int F> __device__ __forceinline__ void gradient_chunks(const ColumnSum
         p.partial[(u64)blockIdx.y * p.cols + COLUMNS * blockIdx.x + c] = total;
     }
 }
-extern "C" __global__ void __launch_bounds__(256) relu_chunks(const __grid_constant__ ColumnSums p) { gradient_chunks<RELU>(p); }
-extern "C" __global__ void __launch_bounds__(256) gelu_chunks(const __grid_constant__ ColumnSums p) { gradient_chunks<GELU>(p); }
-extern "C" __global__ void __launch_bounds__(256) silu_chunks(const __grid_constant__ ColumnSums p) { gradient_chunks<SILU>(p); }
+extern "C" __global__ void __launch_bounds__(256) relu_chunks(const __grid_constant__ ColumnSums p) {
+    gradient_chunks<RELU>(p);
+}
+extern "C" __global__ void __launch_bounds__(256) gelu_chunks(const __grid_constant__ ColumnSums p) {
+    gradient_chunks<GELU>(p);
+}
+extern "C" __global__ void __launch_bounds__(256) silu_chunks(const __grid_constant__ ColumnSums p) {
+    gradient_chunks<SILU>(p);
+}
 
 // A CTA adds the chunks of 32 columns: each of eight warps every eighth chunk.
 extern "C" __global__ void __launch_bounds__(256) sum_of_chunks(const __grid_constant__ ColumnSums p) {

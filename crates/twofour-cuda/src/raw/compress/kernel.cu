@@ -25,7 +25,7 @@ struct OneWay {
 };
 
 // ---- one axis
-// ----------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 
 typedef Bits<IN>::type Raw;
 typedef Bits<OUT>::type Stored;
@@ -40,7 +40,9 @@ __device__ __forceinline__ Both stored(float value) {
 }
 
 // Returns whether a number is NaN or, unless INFINITIES are allowed, infinite.
-template <bool INFINITIES> __device__ __forceinline__ bool is_wrong(float value) { return INFINITIES ? value != value : !(fabsf(value) <= 3.402823466e38f); }
+template <bool INFINITIES> __device__ __forceinline__ bool is_wrong(float value) {
+    return INFINITIES ? value != value : !(fabsf(value) <= 3.402823466e38f);
+}
 // Returns whether any of four is. Magnitudes are divided by eight, so that the sum of finite ones is finite.
 template <bool INFINITIES> __device__ __forceinline__ bool any_wrong(const float (&v)[4]) {
     if (INFINITIES) return v[0] != v[0] || v[1] != v[1] || v[2] != v[2] || v[3] != v[3];
@@ -59,8 +61,8 @@ struct FourGroups {
 };
 
 // Compresses four groups of a line from `first_group` on. `place` returns the index in the tensor of a line's element.
-template <int RULE, bool COLUMNS, class Place>
-__device__ __forceinline__ FourGroups four_groups(const OneWay& p, u64 seed, float (&values)[4][4], u32 line, u32 first_group, u32 own_groups, float factor, Place place) {
+template <int RULE, bool COLUMNS, class Place> __device__ __forceinline__ FourGroups four_groups(const OneWay& p,
+    u64 seed, float (&values)[4][4], u32 line, u32 first_group, u32 own_groups, float factor, Place place) {
     // One Philox draw serves four groups of MVUE, or two groups of MVUE_APPROXIMATE.
     uint4 random = {}, more = {};
     if (RULE == MVUE) random = philox(seed, first_group / 4, line, 0);
@@ -81,15 +83,20 @@ __device__ __forceinline__ FourGroups four_groups(const OneWay& p, u64 seed, flo
         u32 kept = 0;
         if (RULE == MAGNITUDE) kept = two_largest(v);
         if (RULE == SOFT_THRESHOLD) kept = soft_threshold(v);
-        if (RULE == MVUE_APPROXIMATE && g.value < 2) kept = mvue_approximate(v, g.value == 0 ? unit(random.x) : unit(random.z), g.value == 0 ? unit(random.y) : unit(random.w));
-        if (RULE == MVUE_APPROXIMATE && g.value >= 2) kept = mvue_approximate(v, g.value == 2 ? unit(more.x) : unit(more.z), g.value == 2 ? unit(more.y) : unit(more.w));
+        if (RULE == MVUE_APPROXIMATE && g.value < 2)
+            kept = mvue_approximate(
+                v, g.value == 0 ? unit(random.x) : unit(random.z), g.value == 0 ? unit(random.y) : unit(random.w));
+        if (RULE == MVUE_APPROXIMATE && g.value >= 2)
+            kept = mvue_approximate(
+                v, g.value == 2 ? unit(more.x) : unit(more.z), g.value == 2 ? unit(more.y) : unit(more.w));
         if (RULE == GIVEN && group < own_groups) {
             const u32 tile_cols = (p.cols + 3) / 4;
             const u32 tile = p.tiles[COLUMNS ? (u64)group * tile_cols + line / 4 : (u64)(line / 4) * tile_cols + group];
             kept = COLUMNS ? (tile >> line % 4 & 0x1111) * 0x249 >> 9 & 15 : tile >> 4 * (line % 4) & 15;
         }
         Two two;
-        if (RULE == MVUE) two = mvue(v, unit(g.value == 0 ? random.x : g.value == 1 ? random.y : g.value == 2 ? random.z : random.w));
+        if (RULE == MVUE)
+            two = mvue(v, unit(g.value == 0 ? random.x : g.value == 1 ? random.y : g.value == 2 ? random.z : random.w));
         else two = of_kept(v, kept);
         if (group >= own_groups) two = of_kept(v, 0);
         if (p.factor) {
@@ -104,8 +111,8 @@ __device__ __forceinline__ FourGroups four_groups(const OneWay& p, u64 seed, flo
 
 // Compresses four groups by MVUE where values keep their 16-bit type and all elements are inside the tensor. `groups`
 // returns the bits of each group. Returns false where `four_groups` must be used instead.
-template <int RULE, int E, class Groups, class Out>
-__device__ __forceinline__ bool four_groups_drawn(const OneWay& p, u64 seed, Groups groups, u32 line, u32 first_group, Out& out) {
+template <int RULE, int E, class Groups, class Out> __device__ __forceinline__ bool four_groups_drawn(
+    const OneWay& p, u64 seed, Groups groups, u32 line, u32 first_group, Out& out) {
     if constexpr (RULE == MVUE && E == OUT && sizeof(typename Bits<E>::type) == 2) {
         uint2 lying[4];
         unrolled<4>([&](auto g) { lying[g.value] = groups(g); });
@@ -164,7 +171,8 @@ template <int RULE> __device__ __forceinline__ void along_rows(const OneWay& p) 
         FourGroups out;
         if (start + 16 > p.cols || !four_groups_drawn<RULE, IN>(p, seed, lying, row, start / 4, out)) {
             float values[4][4];
-            unrolled<16>([&](auto i) { values[i.value / 4][i.value % 4] = widen<IN>(raw[i.value / 4].of[i.value % 4]); });
+            unrolled<16>(
+                [&](auto i) { values[i.value / 4][i.value % 4] = widen<IN>(raw[i.value / 4].of[i.value % 4]); });
             out = four_groups<RULE, false>(p, seed, values, row, start / 4, (p.cols + 3) / 4, factor, place);
         }
         store_values(p, row, start / 4, out.values);
@@ -188,7 +196,8 @@ template <int RULE> __device__ __forceinline__ void along_columns(const OneWay& 
     const Raw* from = (const Raw*)p.dense + (u64)start * p.cols + col;
     Neighbours raw[16] = {};
     if (p.aligned && start + 16 <= p.rows) {
-        if (col < p.cols) unrolled<16>([&](auto i) { raw[i.value] = *(const Neighbours*)(from + (u64)i.value * p.cols); });
+        if (col < p.cols)
+            unrolled<16>([&](auto i) { raw[i.value] = *(const Neighbours*)(from + (u64)i.value * p.cols); });
     } else {
         unrolled<16>([&](auto i) {
             if (start + i.value < p.rows) {
@@ -207,12 +216,15 @@ template <int RULE> __device__ __forceinline__ void along_columns(const OneWay& 
         }
         const auto place = [&](u32 along) { return (u64)along * p.cols + line; };
         const auto lying = [&](auto g) {
-            return make_uint2(halves_of(raw[4 * g.value], raw[4 * g.value + 1], c.value), halves_of(raw[4 * g.value + 2], raw[4 * g.value + 3], c.value));
+            return make_uint2(halves_of(raw[4 * g.value], raw[4 * g.value + 1], c.value),
+                halves_of(raw[4 * g.value + 2], raw[4 * g.value + 3], c.value));
         };
         FourGroups out;
         if (start + 16 > p.rows || !four_groups_drawn<RULE, IN>(p, seed, lying, line, start / 4, out)) {
             float wide[4][4];
-            unrolled<16>([&](auto i) { wide[i.value / 4][i.value % 4] = widen<IN>((Raw)(raw[i.value] >> (8 * sizeof(Raw) * c.value))); });
+            unrolled<16>([&](auto i) {
+                wide[i.value / 4][i.value % 4] = widen<IN>((Raw)(raw[i.value] >> (8 * sizeof(Raw) * c.value)));
+            });
             out = four_groups<RULE, true>(p, seed, wide, line, start / 4, (p.rows + 3) / 4, factor, place);
         }
         // Swizzled: neighbouring pairs of lines begin in different banks.
@@ -221,10 +233,12 @@ template <int RULE> __device__ __forceinline__ void along_columns(const OneWay& 
     });
     __syncthreads();
     constexpr u32 AT_ONCE = 256 / HALVES_OF_BLOCK;
-    const u32 half = threadIdx.x % HALVES_OF_BLOCK, place_there = half ^ threadIdx.x / HALVES_OF_BLOCK / 2 % HALVES_OF_BLOCK;
+    const u32 half = threadIdx.x % HALVES_OF_BLOCK,
+              place_there = half ^ threadIdx.x / HALVES_OF_BLOCK / 2 % HALVES_OF_BLOCK;
     unrolled<ROWS_OF_BLOCK / AT_ONCE>([&](auto i) {
         const u32 line = AT_ONCE * i.value + threadIdx.x / HALVES_OF_BLOCK;
-        if (first_line + line < p.lines) store_values(p, first_line + line, 4 * (first_half + half), values[line][place_there]);
+        if (first_line + line < p.lines)
+            store_values(p, first_line + line, 4 * (first_half + half), values[line][place_there]);
     });
     store_meta_of_block(p.meta, p.lines, (p.groups + 7) / 8, first_line, first_half / 2, meta);
 }
@@ -236,9 +250,14 @@ constexpr u32 MVUE_ALONG_ROWS = 2;
 #else
 constexpr u32 MVUE_ALONG_ROWS = 3;
 #endif
-#define ONE_WAY(name, RULE, ALONG_ROWS, ALONG_COLUMNS)                                                                                                \
-    extern "C" __global__ void __launch_bounds__(256, ALONG_ROWS) rows_##name(const __grid_constant__ OneWay p) { along_rows<RULE>(p); }             \
-    extern "C" __global__ void __launch_bounds__(256, ALONG_COLUMNS) columns_##name(const __grid_constant__ OneWay p) { along_columns<RULE>(p); }
+#define ONE_WAY(name, RULE, ALONG_ROWS, ALONG_COLUMNS)                                                            \
+    extern "C" __global__ void __launch_bounds__(256, ALONG_ROWS) rows_##name(const __grid_constant__ OneWay p) { \
+        along_rows<RULE>(p);                                                                                      \
+    }                                                                                                             \
+    extern "C" __global__ void __launch_bounds__(256, ALONG_COLUMNS)                                              \
+        columns_##name(const __grid_constant__ OneWay p) {                                                        \
+        along_columns<RULE>(p);                                                                                   \
+    }
 ONE_WAY(magnitude, MAGNITUDE, 3, 3)
 ONE_WAY(soft_threshold, SOFT_THRESHOLD, 3, 3)
 ONE_WAY(mvue_approximate, MVUE_APPROXIMATE, 3, 3)

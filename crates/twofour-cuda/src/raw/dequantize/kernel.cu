@@ -39,7 +39,8 @@ extern "C" __global__ void __launch_bounds__(256) dequantize(const __grid_consta
     const u64 unit = (u64)block * p.units + word / 4;
     u32 numbers[4], codes[2];
     unrolled<4>([&](auto t) { numbers[t.value] = p.values[(unit * 32 + 4 * g + t.value) * 4 + product]; });
-    unrolled<2>([&](auto s) { codes[s.value] = p.meta[(unit * 32 + 4 * g + 2 * (product % 2) + s.value) * 2 + product / 2]; });
+    unrolled<2>(
+        [&](auto s) { codes[s.value] = p.meta[(unit * 32 + 4 * g + 2 * (product % 2) + s.value) * 2 + product / 2]; });
     const u32 scales = p.scales[((u64)block * p.per_row + (p.per_row == 1 ? 0 : word / 4)) * 8 + g];
     unrolled<2>([&](auto half) {
         constexpr u32 HALF = decltype(half)::value;
@@ -48,7 +49,8 @@ extern "C" __global__ void __launch_bounds__(256) dequantize(const __grid_consta
         unrolled<8>([&](auto j) {
             constexpr u32 NIBBLE = HALF + 2 * (decltype(j)::value / 4);
             const u32 of = numbers[j.value % 4];
-            const float low = (float)((int)(of >> (4 * NIBBLE) & 15) - 8), high = (float)((int)(of >> (4 * NIBBLE + 16) & 15) - 8);
+            const float low = (float)((int)(of >> (4 * NIBBLE) & 15) - 8),
+                        high = (float)((int)(of >> (4 * NIBBLE + 16) & 15) - 8);
             pairs[j.value] = narrow<ELEMENT>(low * scale) | (u32)narrow<ELEMENT>(high * scale) << 16;
         });
         const u32 low = codes[0] >> (16 * HALF) & 0xFFFF, high = codes[1] >> (16 * HALF) & 0xFFFF;

@@ -51,9 +51,13 @@ template <int F> __device__ __forceinline__ void gradient(const Elementwise& p) 
     });
 }
 
-#define FUNCTION(name, F)                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(256) apply_##name(const __grid_constant__ Elementwise p) { apply<F>(p); }            \
-    extern "C" __global__ void __launch_bounds__(256) gradient_##name(const __grid_constant__ Elementwise p) { gradient<F>(p); }
+#define FUNCTION(name, F)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(256) apply_##name(const __grid_constant__ Elementwise p) {    \
+        apply<F>(p);                                                                                           \
+    }                                                                                                          \
+    extern "C" __global__ void __launch_bounds__(256) gradient_##name(const __grid_constant__ Elementwise p) { \
+        gradient<F>(p);                                                                                        \
+    }
 FUNCTION(identity, IDENTITY)
 FUNCTION(relu, RELU)
 FUNCTION(gelu, GELU)

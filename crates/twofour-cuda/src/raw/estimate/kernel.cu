@@ -60,8 +60,12 @@ template <int RULE> __device__ __forceinline__ void estimate(const Estimate& p) 
             u32 kept = 0;
             if (RULE == MAGNITUDE) kept = two_largest(v);
             if (RULE == SOFT_THRESHOLD) kept = soft_threshold(v);
-            if (RULE == MVUE_APPROXIMATE && g.value < 2) kept = mvue_approximate(v, g.value == 0 ? unit(random.x) : unit(random.z), g.value == 0 ? unit(random.y) : unit(random.w));
-            if (RULE == MVUE_APPROXIMATE && g.value >= 2) kept = mvue_approximate(v, g.value == 2 ? unit(more.x) : unit(more.z), g.value == 2 ? unit(more.y) : unit(more.w));
+            if (RULE == MVUE_APPROXIMATE && g.value < 2)
+                kept = mvue_approximate(
+                    v, g.value == 0 ? unit(random.x) : unit(random.z), g.value == 0 ? unit(random.y) : unit(random.w));
+            if (RULE == MVUE_APPROXIMATE && g.value >= 2)
+                kept = mvue_approximate(
+                    v, g.value == 2 ? unit(more.x) : unit(more.z), g.value == 2 ? unit(more.y) : unit(more.w));
             two = of_kept(v, kept);
         }
         if (p.factor) {
@@ -70,7 +74,9 @@ template <int RULE> __device__ __forceinline__ void estimate(const Estimate& p) 
         }
         const Raw a = rounded(two.a), b = rounded(two.b);
         FourRaw result;
-        unrolled<4>([&](auto i) { result.of[i.value] = (two.code & 3) == i.value ? a : two.code >> 2 == i.value ? b : (Raw)0; });
+        unrolled<4>([&](auto i) {
+            result.of[i.value] = (two.code & 3) == i.value ? a : two.code >> 2 == i.value ? b : (Raw)0;
+        });
         if (p.aligned) {
             *(FourRaw*)(to + col) = result;
         } else {
@@ -81,7 +87,15 @@ template <int RULE> __device__ __forceinline__ void estimate(const Estimate& p) 
     });
 }
 
-extern "C" __global__ void __launch_bounds__(256) estimate_magnitude(const __grid_constant__ Estimate p) { estimate<MAGNITUDE>(p); }
-extern "C" __global__ void __launch_bounds__(256) estimate_soft_threshold(const __grid_constant__ Estimate p) { estimate<SOFT_THRESHOLD>(p); }
-extern "C" __global__ void __launch_bounds__(256) estimate_mvue_approximate(const __grid_constant__ Estimate p) { estimate<MVUE_APPROXIMATE>(p); }
-extern "C" __global__ void __launch_bounds__(256) estimate_mvue(const __grid_constant__ Estimate p) { estimate<MVUE>(p); }
+extern "C" __global__ void __launch_bounds__(256) estimate_magnitude(const __grid_constant__ Estimate p) {
+    estimate<MAGNITUDE>(p);
+}
+extern "C" __global__ void __launch_bounds__(256) estimate_soft_threshold(const __grid_constant__ Estimate p) {
+    estimate<SOFT_THRESHOLD>(p);
+}
+extern "C" __global__ void __launch_bounds__(256) estimate_mvue_approximate(const __grid_constant__ Estimate p) {
+    estimate<MVUE_APPROXIMATE>(p);
+}
+extern "C" __global__ void __launch_bounds__(256) estimate_mvue(const __grid_constant__ Estimate p) {
+    estimate<MVUE>(p);
+}

@@ -102,7 +102,8 @@ template <class F> __device__ __forceinline__ void by_activation(const Output& t
 __device__ __forceinline__ bool has_epilogue(const Output& to) { return to.ending % 2 == 0; }
 // Whether results have an epilogue and can be stored in eights of 16 bits.
 __device__ __forceinline__ bool is_finished_in_eights(const Output& to, u32 output) {
-    return (to.ending == BIAS_EIGHTS || to.ending == FINISHED_EIGHTS) && to.stride_feature == 1 && (output == F16 || output == BF16);
+    return (to.ending == BIAS_EIGHTS || to.ending == FINISHED_EIGHTS) && to.stride_feature == 1 &&
+           (output == F16 || output == BF16);
 }
 
 // Returns the product of an accumulator's scales.
@@ -122,7 +123,10 @@ __device__ __forceinline__ void of_bits(int& sum, u32 bits) { sum = bits; }
 // Returns four contiguous words of shared memory.
 __device__ __forceinline__ uint4 four_words(u32 address) {
     uint4 four;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w) : "r"(address) : "memory");
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w)
+        : "r"(address)
+        : "memory");
     return four;
 }
 
@@ -142,8 +146,12 @@ __device__ __forceinline__ void add_four(Sum (&sums)[4], u32 address) {
 template <int E> struct Result {
     typedef typename Bits<E>::type Type;
     static __device__ __forceinline__ Type of(Sum, float finished) { return narrow<E>(finished); }
-    static __device__ __forceinline__ float bias(const void* bias, u32 row) { return widen<E>(((const Type*)bias)[row]); }
-    static __device__ __forceinline__ Type plus(Type there, Type result) { return narrow<E>(widen<E>(there) + widen<E>(result)); }
+    static __device__ __forceinline__ float bias(const void* bias, u32 row) {
+        return widen<E>(((const Type*)bias)[row]);
+    }
+    static __device__ __forceinline__ Type plus(Type there, Type result) {
+        return narrow<E>(widen<E>(there) + widen<E>(result));
+    }
 };
 template <> struct Result<I32> {
     typedef u32 Type;
@@ -153,7 +161,9 @@ template <> struct Result<I32> {
 };
 
 __device__ __forceinline__ float bias_at(const void* bias, u32 output, u32 at) {
-    return output == F16 ? Result<F16>::bias(bias, at) : output == BF16 ? Result<BF16>::bias(bias, at) : Result<F32>::bias(bias, at);
+    return output == F16    ? Result<F16>::bias(bias, at)
+           : output == BF16 ? Result<BF16>::bias(bias, at)
+                            : Result<F32>::bias(bias, at);
 }
 
 // Returns an accumulator times its scales, plus its biases.
@@ -198,7 +208,8 @@ __device__ constexpr bool is_of_f16(int kind) { return kind == PLAIN_F16 || kind
 // call fetches the instructions of its kind only.
 template <class F> __device__ __forceinline__ void by_kind(const Output& to, u32 output, F f) {
     const bool halves = output == F16 || output == BF16, plain = to.ending == PLAIN_EIGHTS;
-    if (to.stride_feature != 1 || to.ending == FINISHED_EACH || to.ending == PLAIN_EACH || (!halves && !plain)) f(Int<ANY>());
+    if (to.stride_feature != 1 || to.ending == FINISHED_EACH || to.ending == PLAIN_EACH || (!halves && !plain))
+        f(Int<ANY>());
     else if (!halves) f(Int<PLAIN_32_BITS>());
     else if (to.ending == FINISHED_EIGHTS && output == F16) f(Int<FINISHED_F16>());
     else if (to.ending == FINISHED_EIGHTS) f(Int<FINISHED_BF16>());
@@ -218,18 +229,22 @@ template <int OF_F16, int OF_BF16, int A, class F> __device__ __forceinline__ vo
 // NONE stands for ReLU, too. What is rare is tested first: the compiler places what is tested last next to the main
 // loop.
 template <int COMPILED_FOR, class F> __device__ __forceinline__ void by_epilogue(const Output& to, u32 output, F f) {
-    const bool each = to.stride_feature != 1 || to.ending == FINISHED_EACH || to.ending == PLAIN_EACH, halves = output == F16 || output == BF16;
+    const bool each = to.stride_feature != 1 || to.ending == FINISHED_EACH || to.ending == PLAIN_EACH,
+               halves = output == F16 || output == BF16;
     if constexpr (COMPILED_FOR == WITHOUT) {
         if (each) f(Int<ANY_PLAIN>(), Int<NONE>());
         else if (!halves) f(Int<PLAIN_32_BITS>(), Int<NONE>());
         else by_half<PLAIN_F16, PLAIN_BF16, NONE>(output, f);
     } else {
-        const bool fast = (COMPILED_FOR != LINEAR || to.activation <= RELU) && (COMPILED_FOR != ACTIVATED || to.activation > RELU);
-        if (COMPILED_FOR == EVERY && to.ending == PLAIN_EIGHTS && !each && !halves) return f(Int<PLAIN_32_BITS>(), Int<NONE>());
+        const bool fast =
+            (COMPILED_FOR != LINEAR || to.activation <= RELU) && (COMPILED_FOR != ACTIVATED || to.activation > RELU);
+        if (COMPILED_FOR == EVERY && to.ending == PLAIN_EIGHTS && !each && !halves)
+            return f(Int<PLAIN_32_BITS>(), Int<NONE>());
         if (each || !halves || !fast) return f(Int<ANY>(), Int<NONE>());
         if constexpr (COMPILED_FOR != LINEAR) {
             if (to.activation == SILU) return by_half<FINISHED_F16, FINISHED_BF16, SILU>(output, f);
-            if (COMPILED_FOR == ACTIVATED || to.activation == GELU) return by_half<FINISHED_F16, FINISHED_BF16, GELU>(output, f);
+            if (COMPILED_FOR == ACTIVATED || to.activation == GELU)
+                return by_half<FINISHED_F16, FINISHED_BF16, GELU>(output, f);
         }
         if constexpr (COMPILED_FOR != ACTIVATED) {
             if (to.ending == FINISHED_EIGHTS) return by_half<FINISHED_F16, FINISHED_BF16, NONE>(output, f);
@@ -241,19 +256,23 @@ template <int COMPILED_FOR, class F> __device__ __forceinline__ void by_epilogue
 
 // Asks L2 for the biases and scales of `rows` features, and of `tokens` tokens: at the end of the main loop they are
 // then near. Each of the first threads takes eight features and 32 tokens.
-__device__ __forceinline__ void ask_for_features(const Output& to, u32 output, u32 features, u32 feature, u32 rows, u32 thread) {
+__device__ __forceinline__ void ask_for_features(
+    const Output& to, u32 output, u32 features, u32 feature, u32 rows, u32 thread) {
     const u32 f = feature + thread * 8;
     if (!has_epilogue(to) || thread * 8 >= rows || f >= features) return;
     if (to.bias) asm volatile("prefetch.global.L2 [%0];" ::"l"((const u8*)to.bias + (u64)f * (output == F32 ? 4 : 2)));
     if (to.feature_scales) asm volatile("prefetch.global.L2 [%0];" ::"l"(to.feature_scales + f));
 }
 __device__ __forceinline__ void ask_for_tokens(const Output& to, u32 token, u32 tokens, u32 thread) {
-    if (to.token_scales && thread * 32 < tokens) asm volatile("prefetch.global.L2 [%0];" ::"l"(to.token_scales + token + thread * 32));
+    if (to.token_scales && thread * 32 < tokens)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(to.token_scales + token + thread * 32));
 }
 
 // What the epilogue of 16-bit results does with a feature, and with a token: 1 and 0 past the end.
 struct Factors { float scale, bias; };
-template <int KIND> __device__ __forceinline__ float half_at(const void* values, u32 at) { return widen<is_of_f16(KIND) ? F16 : BF16>(((const u16*)values)[at]); }
+template <int KIND> __device__ __forceinline__ float half_at(const void* values, u32 at) {
+    return widen<is_of_f16(KIND) ? F16 : BF16>(((const u16*)values)[at]);
+}
 template <int KIND> __device__ __forceinline__ Factors factors_of_feature(const Output& to, u32 features, u32 f) {
     if (f >= features) return {1.0f, 0.0f};
     return {to.feature_scales ? to.alpha * to.feature_scales[f] : to.alpha, to.bias ? half_at<KIND>(to.bias, f) : 0.0f};
@@ -277,7 +296,8 @@ template <int KIND> __device__ __forceinline__ u32 narrow_two(float first, float
 
 // Stores four neighbouring results, or as many as there are features: without an epilogue or, with ANY, after whichever
 // there is. The first feature is a multiple of four.
-template <int KIND> __device__ __forceinline__ void store_neighbours(const Output& to, u32 output, const Sum (&sums)[4], u32 features, u32 f, u32 t) {
+template <int KIND> __device__ __forceinline__ void store_neighbours(
+    const Output& to, u32 output, const Sum (&sums)[4], u32 features, u32 f, u32 t) {
     const u64 at = f + t * to.stride_token;
     if (KIND == ANY || KIND == ANY_PLAIN) {
         #pragma unroll
@@ -287,8 +307,10 @@ template <int KIND> __device__ __forceinline__ void store_neighbours(const Outpu
             else store(to, output, sums[i], f + i, t);
         }
     } else if (KIND == PLAIN_32_BITS) {
-        *(uint4*)((u32*)to.data + at) = make_uint4(bits_of(sums[0]), bits_of(sums[1]), bits_of(sums[2]), bits_of(sums[3]));
+        *(uint4*)((u32*)to.data + at) =
+            make_uint4(bits_of(sums[0]), bits_of(sums[1]), bits_of(sums[2]), bits_of(sums[3]));
     } else {
-        *(uint2*)((u16*)to.data + at) = make_uint2(narrow_two<KIND>((float)sums[0], (float)sums[1]), narrow_two<KIND>((float)sums[2], (float)sums[3]));
+        *(uint2*)((u16*)to.data + at) = make_uint2(
+            narrow_two<KIND>((float)sums[0], (float)sums[1]), narrow_two<KIND>((float)sums[2], (float)sums[3]));
     }
 }

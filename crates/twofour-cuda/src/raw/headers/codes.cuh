@@ -21,7 +21,8 @@ struct MetaOrder {
 };
 
 // Stores the codes of row `row`, groups 8 word to 8 word + 7, of a weight with elements of ELEMENT_BYTES bytes.
-template <int ELEMENT_BYTES> __device__ __forceinline__ void store_meta(MetaOrder to, u32 rows, u32 words_per_row, u32 row, u32 word, u32 codes) {
+template <int ELEMENT_BYTES>
+__device__ __forceinline__ void store_meta(MetaOrder to, u32 rows, u32 words_per_row, u32 row, u32 word, u32 codes) {
     if (to.order == 0) {
         to.words[(u64)row * words_per_row + word] = codes;
         return;

@@ -9,7 +9,8 @@ __device__ __forceinline__ uint4 philox(u64 seed, u32 block, u32 row, u32 purpos
     u32 a = block, b = row, c = purpose, d = 0, key = (u32)seed, other_key = (u32)(seed >> 32);
     #pragma unroll
     for (int round = 0; round < 10; round++) {
-        const u32 high = __umulhi(0xD2511F53u, a), low = 0xD2511F53u * a, other_high = __umulhi(0xCD9E8D57u, c), other_low = 0xCD9E8D57u * c;
+        const u32 high = __umulhi(0xD2511F53u, a), low = 0xD2511F53u * a, other_high = __umulhi(0xCD9E8D57u, c),
+                  other_low = 0xCD9E8D57u * c;
         a = other_high ^ b ^ key;
         b = other_low;
         c = high ^ d ^ other_key;
@@ -69,7 +70,9 @@ struct Sums {
     }
 };
 
-__device__ __forceinline__ float signed_as(float value, float element, float magnitude) { return magnitude > 0.0f ? copysignf(value, element) : 0.0f; }
+__device__ __forceinline__ float signed_as(float value, float element, float magnitude) {
+    return magnitude > 0.0f ? copysignf(value, element) : 0.0f;
+}
 
 // Returns the first element at which the cumulative sum of magnitudes exceeds `target`, leaving out the element
 // `without` (4: none): as `draw` on the CPU.
@@ -90,13 +93,19 @@ __device__ __forceinline__ u32 mvue_approximate(float (&v)[4], float first_rando
     unrolled<4>([&](auto i) { m[i.value] = times(fabsf(v[i.value]), 0.125f); });
     const Sums sums(m);
     const u32 first = draw(m, 4, times(first_random, sums.all));
-    const float left = first == 0 ? sums.others[0] : first == 1 ? sums.others[1] : first == 2 ? sums.others[2] : sums.others[3];
+    const float left = first == 0   ? sums.others[0]
+                       : first == 1 ? sums.others[1]
+                       : first == 2 ? sums.others[2]
+                                    : sums.others[3];
     const u32 second = draw(m, first, times(second_random, left));
-    unrolled<4>([&](auto i) { q[i.value] = sums.others[i.value] > 0.0f ? over(m[i.value], sums.others[i.value]) : 0.0f; });
-    const float of_others[4] = {sum_of(q[1], q[2], q[3]), sum_of(q[0], q[2], q[3]), sum_of(q[0], q[1], q[3]), sum_of(q[0], q[1], q[2])};
+    unrolled<4>(
+        [&](auto i) { q[i.value] = sums.others[i.value] > 0.0f ? over(m[i.value], sums.others[i.value]) : 0.0f; });
+    const float of_others[4] = {
+        sum_of(q[1], q[2], q[3]), sum_of(q[0], q[2], q[3]), sum_of(q[0], q[1], q[3]), sum_of(q[0], q[1], q[2])};
     const u32 kept = 1u << first | 1u << second;
     unrolled<4>([&](auto i) {
-        if (kept >> i.value & 1) v[i.value] = signed_as(times(8.0f, over(sums.all, add(1.0f, of_others[i.value]))), v[i.value], m[i.value]);
+        if (kept >> i.value & 1)
+            v[i.value] = signed_as(times(8.0f, over(sums.all, add(1.0f, of_others[i.value]))), v[i.value], m[i.value]);
     });
     return kept;
 }
@@ -125,9 +134,18 @@ __device__ __forceinline__ Two mvue(const float (&v)[4], float random) {
     unrolled<4>([&](auto i) { line[i.value] = fminf(m[i.value], sums.others[i.value]); });
     const float one = line[0], two = add(one, line[1]), three = add(two, line[2]);
     const float half = times(0.5f, add(three, line[3])), point = times(random, half), other = add(point, half);
-    const bool p1 = one <= point, p2 = two <= point, p3 = three <= point, q1 = one <= other, q2 = two <= other, q3 = three <= other;
+    const bool p1 = one <= point, p2 = two <= point, p3 = three <= point, q1 = one <= other, q2 = two <= other,
+               q3 = three <= other;
     const u32 first = p1 + p2 + p3, second = q1 + q2 + q3;
-    Two drawn = {p3 ? v[3] : p2 ? v[2] : p1 ? v[1] : v[0], q3 ? v[3] : q2 ? v[2] : q1 ? v[1] : v[0], first | second << 2};
+    Two drawn = {p3   ? v[3]
+                 : p2 ? v[2]
+                 : p1 ? v[1]
+                      : v[0],
+        q3   ? v[3]
+        : q2 ? v[2]
+        : q1 ? v[1]
+             : v[0],
+        first | second << 2};
     if (first == second) drawn = of_kept(v, half > 0.0f ? 1u << first : two_largest(v));
     const float value = times(8.0f, half);
     drawn.a = signed_as(fmaxf(value, fabsf(drawn.a)), drawn.a, times(fabsf(drawn.a), 0.125f));
@@ -172,10 +190,13 @@ __device__ __forceinline__ float ends_before(float one, float two, float three, 
 // the next.
 template <int E> struct Drawn {
     u32 pair, places;
-    float sum; // of all magnitudes / 8; infinite where `mvue` must compute the group, because rounding moved a point to the other's element or past the end
+    // of all magnitudes / 8; infinite where `mvue` must compute the group, because rounding moved a point to the
+    // other's element or past the end
+    float sum;
 
     __device__ __forceinline__ Drawn(u32 low, u32 high, float random) {
-        const float v[4] = {widen<E>((u16)low), widen<E>((u16)(low >> 16)), widen<E>((u16)high), widen<E>((u16)(high >> 16))};
+        const float v[4] = {
+            widen<E>((u16)low), widen<E>((u16)(low >> 16)), widen<E>((u16)high), widen<E>((u16)(high >> 16))};
         float m[4], line[4];
         unrolled<4>([&](auto i) { m[i.value] = times(fabsf(v[i.value]), 0.125f); });
         const Sums sums(m);
@@ -202,7 +223,8 @@ template <int E> struct Drawn {
 };
 
 // Draws four groups in order. Returns false where `mvue` must compute one of them, or where a value is NaN or infinite.
-template <int E> __device__ __forceinline__ bool drawn(const uint2 (&groups)[4], uint4 random, u32 (&pairs)[4], u32& codes) {
+template <int E>
+__device__ __forceinline__ bool drawn(const uint2 (&groups)[4], uint4 random, u32 (&pairs)[4], u32& codes) {
     const Drawn<E> a(groups[0].x, groups[0].y, unit(random.x)), b(groups[1].x, groups[1].y, unit(random.y));
     const Drawn<E> c(groups[2].x, groups[2].y, unit(random.z)), d(groups[3].x, groups[3].y, unit(random.w));
     pairs[0] = a.pair, pairs[1] = b.pair, pairs[2] = c.pair, pairs[3] = d.pair;

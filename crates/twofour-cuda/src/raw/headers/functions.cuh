@@ -67,5 +67,9 @@ template <int F> __device__ __forceinline__ float quick_slope(float x) {
 }
 
 // The same for numbers of a type: f32 has the precise functions.
-template <int F, int E> __device__ __forceinline__ float value_in(float x) { return E == F32 ? value<F>(x) : quick_value<F>(x); }
-template <int F, int E> __device__ __forceinline__ float slope_in(float x) { return E == F32 ? slope<F>(x) : quick_slope<F>(x); }
+template <int F, int E> __device__ __forceinline__ float value_in(float x) {
+    return E == F32 ? value<F>(x) : quick_value<F>(x);
+}
+template <int F, int E> __device__ __forceinline__ float slope_in(float x) {
+    return E == F32 ? slope<F>(x) : quick_slope<F>(x);
+}

@@ -23,13 +23,16 @@ __device__ __forceinline__ void barrier_arrive(u32 barrier) {
 // `.release.cluster` would become a fence of all memory.
 __device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 rank) {
     asm volatile(
-        "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(barrier), "r"(rank)
+        "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there];}" ::
+            "r"(barrier),
+        "r"(rank)
         : "memory");
 }
-#define BARRIER_WAIT(acquire)                                                                                                                       \
-    asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity" acquire ".shared::cta.b64 done, [%0], %1; @done bra through; bra again; through: }" \
-                 ::"r"(barrier), "r"(parity)                                                                                                        \
-                 : "memory")
+#define BARRIER_WAIT(acquire)                                                                                \
+    asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity" acquire                                 \
+                 ".shared::cta.b64 done, [%0], %1; @done bra through; bra again; through: }" ::"r"(barrier), \
+        "r"(parity)                                                                                          \
+        : "memory")
 __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) { BARRIER_WAIT(""); }
 // Waits for data that other CTAs of the cluster have sent.
 __device__ __forceinline__ void barrier_wait_for_cluster(u32 barrier, u32 parity) { BARRIER_WAIT(".acquire.cluster"); }
@@ -41,34 +44,48 @@ template <int COUNT> __device__ __forceinline__ void next_stage(u32& stage, u32&
     }
 }
 // Synchronizes some of the CTA's warps (`bar.sync`).
-__device__ __forceinline__ void named_barrier(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__device__ __forceinline__ void named_barrier(u32 id, u32 threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 // ---- Copies. Coordinates count elements, the contiguous axis first. Elements outside the matrix are read as zeros and
 // not written.
 
 __device__ __forceinline__ void copy_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
 }
-__device__ __forceinline__ void prefetch(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+__device__ __forceinline__ void prefetch(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 __device__ __forceinline__ void copy_tile(u32 to, const TensorMap* map, u32 x, u32 y, u32 barrier) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(map), "r"(x),
-                 "r"(y), "r"(barrier)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+            to),
+        "l"(map), "r"(x), "r"(y), "r"(barrier)
+        : "memory");
 }
 // Copies to the same address of every CTA of the cluster that has a bit in `blocks` (multicast).
 __device__ __forceinline__ void copy_tile_to_many(u32 to, const TensorMap* map, u32 x, u32 y, u32 barrier, u16 blocks) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-                 "l"(map), "r"(x), "r"(y), "r"(barrier), "h"(blocks)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
+        "{%2, %3}], [%4], %5;" ::"r"(to),
+        "l"(map), "r"(x), "r"(y), "r"(barrier), "h"(blocks)
+        : "memory");
 }
 __device__ __forceinline__ void store_tile(const TensorMap* map, u32 x, u32 y, u32 from) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(x), "r"(y), "r"(from) : "memory");
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(x),
+        "r"(y), "r"(from)
+        : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 // Adds a tile to the matrix, element by element, in the map's data type.
 __device__ __forceinline__ void add_tile(const TensorMap* map, u32 x, u32 y, u32 from) {
-    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(x), "r"(y), "r"(from) : "memory");
+    asm volatile(
+        "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
+        "r"(x), "r"(y), "r"(from)
+        : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 // Waits until all but the last `LEFT` stores of this thread have read their source.
@@ -86,9 +103,13 @@ __device__ __forceinline__ u32 cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
 // Arrives without ordering memory: `cluster_arrive` is a fence of all memory.
-__device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_sync() {
     cluster_arrive();
@@ -103,9 +124,10 @@ __device__ __forceinline__ u32 address_at(u32 address, u32 rank) {
 }
 // Sends four words to another CTA of the cluster, and counts their bytes at a barrier of that CTA.
 __device__ __forceinline__ void send_four(u32 to, u32 a, u32 b, u32 c, u32 d, u32 barrier) {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d),
-                 "r"(barrier)
-                 : "memory");
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+        "r"(a), "r"(b), "r"(c), "r"(d), "r"(barrier)
+        : "memory");
 }
 
 // ---- Warpgroups.
@@ -152,14 +174,19 @@ __device__ __forceinline__ u64 operand_after(u64 operand, u32 bytes) { return op
 // ---- `stmatrix`: 8x8 matrices of 16-bit elements from registers to shared memory, as they are or transposed.
 
 __device__ __forceinline__ void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+        "r"(c), "r"(d)
+        : "memory");
 }
 
 __device__ __forceinline__ void store_transposed(u32 address, u32 a, u32 b, u32 c, u32 d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a),
+        "r"(b), "r"(c), "r"(d)
+        : "memory");
 }
 __device__ __forceinline__ void store_transposed(u32 address, u32 a, u32 b) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b)
+        : "memory");
 }
 
 // Returns a warp-uniform value in a form that the compiler recognizes as uniform. Otherwise it emits copies and `wgmma`

@@ -16,7 +16,8 @@ __device__ __forceinline__ u32 permute(u32 low, u32 high, u32 bytes) {
 }
 
 // Rounds two f32s as `narrow` does, the first into the lower part.
-template <int E> __device__ __forceinline__ typename Pair<sizeof(typename Bits<E>::type)>::type narrow_two(float first, float second) {
+template <int E>
+__device__ __forceinline__ typename Pair<sizeof(typename Bits<E>::type)>::type narrow_two(float first, float second) {
     typename Pair<sizeof(typename Bits<E>::type)>::type bits;
     if constexpr (E == BF16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
     if constexpr (E == F16) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));

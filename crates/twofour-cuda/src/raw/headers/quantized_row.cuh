@@ -25,9 +25,11 @@ struct RowCtas {
         if (count == 1) return amax;
         asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
         if (threadIdx.x < count) {
-            asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; st.shared::cluster.u32 [there], %2;}" ::"r"(shared_address(of_ctas + rank)),
-                         "r"(threadIdx.x), "r"(amax)
-                         : "memory");
+            asm volatile(
+                "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; st.shared::cluster.u32 [there], %2;}" ::"r"(
+                    shared_address(of_ctas + rank)),
+                "r"(threadIdx.x), "r"(amax)
+                : "memory");
         }
         asm volatile("barrier.cluster.arrive.release;" ::: "memory");
         asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
@@ -36,7 +38,9 @@ struct RowCtas {
     }
 #else
     __device__ __forceinline__ RowCtas() : rank(0), count(1) {}
-    __device__ __forceinline__ u32 largest(u32 amax, u32* of_warps, u32*) const { return amax_of_block(amax, of_warps); }
+    __device__ __forceinline__ u32 largest(u32 amax, u32* of_warps, u32*) const {
+        return amax_of_block(amax, of_warps);
+    }
 #endif
 
     // The row that the CTA has a part of.
@@ -50,11 +54,14 @@ template <int N> __device__ __forceinline__ void store_bytes(u8* to, const u8 (&
     *(Bytes*)to = bytes;
 }
 
-template <int N, class Part> __device__ __forceinline__ void quantize_parts(const RowCtas& ctas, u32 width, u8* to, float* scale_to, u32* of_warps, u32* of_ctas, Part part) {
+template <int N, class Part> __device__ __forceinline__ void quantize_parts(
+    const RowCtas& ctas, u32 width, u8* to, float* scale_to, u32* of_warps, u32* of_ctas, Part part) {
     const u32 count = width / N, first = ctas.rank * blockDim.x + threadIdx.x, stride = ctas.count * blockDim.x;
     float kept[KEPT][N];
     u32 amax = 0;
-    const auto enlarge = [&](const float(&values)[N]) { unrolled<N>([&](auto e) { amax = max(amax, magnitude(values[e.value])); }); };
+    const auto enlarge = [&](const float (&values)[N]) {
+        unrolled<N>([&](auto e) { amax = max(amax, magnitude(values[e.value])); });
+    };
     unrolled<KEPT>([&](auto i) {
         const u32 at = first + i.value * stride;
         if (at < count) part(at * N, kept[i.value]), enlarge(kept[i.value]);
@@ -84,8 +91,10 @@ template <int N, class Part> __device__ __forceinline__ void quantize_parts(cons
 
 // Quantizes a row of `width` numbers. `part(at, values)` computes the numbers from index `at` on, N of them for a
 // `float values[N]`: 1 or, where `vectors`, WIDTH at a multiple of WIDTH.
-template <class Part> __device__ __forceinline__ void quantize_row(const RowCtas& ctas, bool vectors, u32 width, u8* to, float* scale_to, Part part) {
+template <class Part> __device__ __forceinline__ void quantize_row(
+    const RowCtas& ctas, bool vectors, u32 width, u8* to, float* scale_to, Part part) {
     __shared__ u32 of_warps[32], of_ctas[MOST_CTAS];
-    if (vectors && width % WIDTH == 0 && (u64)to % WIDTH == 0) quantize_parts<WIDTH>(ctas, width, to, scale_to, of_warps, of_ctas, part);
+    if (vectors && width % WIDTH == 0 && (u64)to % WIDTH == 0)
+        quantize_parts<WIDTH>(ctas, width, to, scale_to, of_warps, of_ctas, part);
     else quantize_parts<1>(ctas, width, to, scale_to, of_warps, of_ctas, part);
 }

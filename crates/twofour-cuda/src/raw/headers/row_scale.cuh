@@ -17,7 +17,8 @@ struct RowScale {
     bool finite;
 
     // `amax` is the largest magnitude of the row, as bits.
-    __device__ __forceinline__ explicit RowScale(u32 amax) : scale(__fdiv_rn(__uint_as_float(amax), 127.0f)), finite(amax < 0x7F800000u) {}
+    __device__ __forceinline__ explicit RowScale(u32 amax)
+        : scale(__fdiv_rn(__uint_as_float(amax), 127.0f)), finite(amax < 0x7F800000u) {}
 
     // NaN for a row with a NaN or an infinity.
     __device__ __forceinline__ float stored() const { return finite ? scale : __uint_as_float(0x7FC00000u); }

@@ -34,7 +34,8 @@ template <int N> __device__ __forceinline__ void load_f32(const float* from, flo
         if (((u64)from & 15) == 0) {
             unrolled<N / 4>([&](auto i) {
                 const float4 four = ((const float4*)from)[i.value];
-                to[4 * i.value] = four.x, to[4 * i.value + 1] = four.y, to[4 * i.value + 2] = four.z, to[4 * i.value + 3] = four.w;
+                to[4 * i.value] = four.x, to[4 * i.value + 1] = four.y, to[4 * i.value + 2] = four.z,
+                       to[4 * i.value + 3] = four.w;
             });
             return;
         }
@@ -47,7 +48,8 @@ template <int N> __device__ __forceinline__ void store_f32(float* to, const floa
     if constexpr (N % 4 == 0) {
         if (((u64)to & 15) == 0) {
             unrolled<N / 4>([&](auto i) {
-                ((float4*)to)[i.value] = make_float4(from[4 * i.value], from[4 * i.value + 1], from[4 * i.value + 2], from[4 * i.value + 3]);
+                ((float4*)to)[i.value] =
+                    make_float4(from[4 * i.value], from[4 * i.value + 1], from[4 * i.value + 2], from[4 * i.value + 3]);
             });
             return;
         }
@@ -83,7 +85,8 @@ __device__ __forceinline__ float sum_of_block(float value, float* shared) {
 
 // Returns the largest value of the CTA's threads to each of them.
 __device__ __forceinline__ float largest_of_block(float value, float* shared) {
-    for (u32 distance = 16; distance > 0; distance /= 2) value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFFu, value, distance));
+    for (u32 distance = 16; distance > 0; distance /= 2)
+        value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFFu, value, distance));
     __syncthreads();
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
     __syncthreads();

@@ -8,7 +8,9 @@ template <> struct Values<1> { u32 bits; };
 
 template <int Out, int In> __device__ __forceinline__ Values<2> stored(const Four<In>& four) {
     uint2 words;
-    if constexpr (In == F32) words = make_uint2(narrow_two<Out>(four.value(0), four.value(1)), narrow_two<Out>(four.value(2), four.value(3)));
+    if constexpr (In == F32)
+        words =
+            make_uint2(narrow_two<Out>(four.value(0), four.value(1)), narrow_two<Out>(four.value(2), four.value(3)));
     else words = four.bits;
     return {make_uint2(plus_zeros<Out>(words.x), plus_zeros<Out>(words.y))};
 }
@@ -49,8 +51,12 @@ template <int BYTES> __device__ __forceinline__ Picking picking_of(u32 kept) {
     return Picking{bytes | code << 16, mask};
 }
 
-__device__ __forceinline__ u32 picked(Values<2> values, Picking pick) { return permute(values.bits.x, values.bits.y, pick.bytes) & pick.mask; }
-__device__ __forceinline__ u16 picked(Values<1> values, Picking pick) { return (u16)(permute(values.bits, 0, pick.bytes) & pick.mask); }
+__device__ __forceinline__ u32 picked(Values<2> values, Picking pick) {
+    return permute(values.bits.x, values.bits.y, pick.bytes) & pick.mask;
+}
+__device__ __forceinline__ u16 picked(Values<1> values, Picking pick) {
+    return (u16)(permute(values.bits, 0, pick.bytes) & pick.mask);
+}
 
 // ---- metadata of rows
 // ---------------------------------------------------------------------------------------------------------
@@ -127,7 +133,8 @@ __device__ __forceinline__ u32 keeping(u32 element) {
 // A CTA passes over a square, which is given by its row and column among the weight's squares. 256 threads: eight warps
 // of 16 rows by 128 columns. ANY supports every rule, shape and alignment of the weight, and writes padding: elements
 // outside the weight are zeros.
-template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(const BothWays& p, u32 square_row, u32 square_col) {
+template <int In, int Out, int RULE>
+__device__ __forceinline__ void both_ways(const BothWays& p, u32 square_row, u32 square_col) {
     // Values of the transpose, [column, 64 of its row], in pieces of four tiles that are swizzled so that neither
     // writes nor reads have bank conflicts.
     typedef typename Bits<Out>::type Value;
@@ -150,8 +157,11 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
     auto load = [&](u32 row) {
         Four<In> four = {};
         if constexpr (RULE == ANY) {
-            if (row < p.rows) four = four_of<In>((const typename Bits<In>::type*)p.weight + (u64)row * p.cols + col0, col0 < p.cols ? p.cols - col0 : 0);
-        } else if (column_inside && row < p.rows) four = *(const Four<In>*)((const typename Bits<In>::type*)p.weight + (u64)row * p.cols + col0);
+            if (row < p.rows)
+                four = four_of<In>((const typename Bits<In>::type*)p.weight + (u64)row * p.cols + col0,
+                    col0 < p.cols ? p.cols - col0 : 0);
+        } else if (column_inside && row < p.rows)
+            four = *(const Four<In>*)((const typename Bits<In>::type*)p.weight + (u64)row * p.cols + col0);
         return four;
     };
     // Loads all rows at once where registers allow, so that many loads are in flight.
@@ -199,7 +209,8 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
             if constexpr (RULE == ANY) kept &= inside_of(p, row, col0);
         } else {
             if constexpr (IN_TWOS) kept = masks[t.value];
-            else if constexpr (RULE == ANY) kept = select_tile_by(p.rule, w[R], w[R + 1], w[R + 2], w[R + 3], inside_of(p, row, col0));
+            else if constexpr (RULE == ANY)
+                kept = select_tile_by(p.rule, w[R], w[R + 1], w[R + 2], w[R + 3], inside_of(p, row, col0));
             else kept = select_tile<RULE, In, false>(w + R, WHOLE);
             if (w[R].nan() | w[R + 1].nan() | w[R + 2].nan() | w[R + 3].nan()) {
                 u32 last = 0;
@@ -211,7 +222,8 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
                     }
                 });
                 // It has no place in an order, and must not disappear: results that would depend on it are NaN.
-                if constexpr (RULE != ROWS) kept = RULE == ANY && p.rule == ROWS ? kept : keeping(last) & inside_of(p, row, col0);
+                if constexpr (RULE != ROWS)
+                    kept = RULE == ANY && p.rule == ROWS ? kept : keeping(last) & inside_of(p, row, col0);
             }
             if (inside && p.tiles) p.tiles[tile] = (u16)kept;
         }
@@ -226,9 +238,11 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
             Picking pick = pickings[kept >> (4 * r.value) & 15];
             Both pair = picked(out[r.value], pick);
             if constexpr (RULE == ANY) {
-                if (p.values && row + r.value < p.along.lines && col0 / 4 < p.along.groups) ((Both*)p.values)[(u64)(row + r.value) * p.along.groups + col0 / 4] = pair;
+                if (p.values && row + r.value < p.along.lines && col0 / 4 < p.along.groups)
+                    ((Both*)p.values)[(u64)(row + r.value) * p.along.groups + col0 / 4] = pair;
             } else {
-                if (inside && p.values) *(Both*)((Value*)p.values + (u64)(row + r.value) * (p.cols / 2) + col0 / 2) = pair;
+                if (inside && p.values)
+                    *(Both*)((Value*)p.values + (u64)(row + r.value) * (p.cols / 2) + col0 / 2) = pair;
             }
             row_codes[warp * PART + R + r.value][lane] = (u8)(pick.bytes >> 16);
         });
@@ -256,7 +270,8 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
 
     // Metadata of rows: four words for each of 128 rows.
     const u32 lines = RULE == ANY ? p.along.lines : p.rows, words = RULE == ANY ? p.along.words() : (p.cols + 31) / 32;
-    const u32 lines_transposed = RULE == ANY ? p.across.lines : p.cols, words_transposed = RULE == ANY ? p.across.words() : (p.rows + 31) / 32;
+    const u32 lines_transposed = RULE == ANY ? p.across.lines : p.cols,
+              words_transposed = RULE == ANY ? p.across.words() : (p.rows + 31) / 32;
     for (u32 i = threadIdx.x; i < SIDE * 4; i += 256) {
         u32 r = i / 4, word = i % 4;
         u32 row = first_row + r, global_word = first_col / 32 + word;
@@ -284,7 +299,8 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
         // Each warp stores 16 columns, four at a time, eight values a lane.
         #pragma unroll
         for (u32 i = 0; i < 4; i++) {
-            const u32 piece = lane % 8, column = 16 * warp + 4 * i + lane / 8, col = first_col + column, row = first_row + 16 * piece;
+            const u32 piece = lane % 8, column = 16 * warp + 4 * i + lane / 8, col = first_col + column,
+                      row = first_row + 16 * piece;
             if (col < lines_transposed && row / 4 < groups) {
                 const Value* from = transposed + column * (SIDE / 2) + 8 * (piece ^ (column / 4 & 7));
                 Value* to = (Value*)p.values_transposed + (u64)col * (2 * groups) + row / 2;
@@ -296,7 +312,8 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
         for (u32 i = 0; i < 16; i++) {
             u32 column = 16 * warp + i, col = first_col + column, row = first_row + 4 * lane;
             if (col < lines_transposed && row / 4 < groups) {
-                const Value* from = transposed + column * (SIDE / 2) + 8 * ((lane / 4) ^ (column / 4 & 7)) + 2 * (lane % 4);
+                const Value* from =
+                    transposed + column * (SIDE / 2) + 8 * ((lane / 4) ^ (column / 4 & 7)) + 2 * (lane % 4);
                 Value* to = (Value*)p.values_transposed + (u64)col * (2 * groups) + row / 2;
                 *(Both*)to = *(const Both*)from;
             }
@@ -329,7 +346,9 @@ extern "C" __global__ void __launch_bounds__(256, 2) both_ways_alone(const __gri
 }
 #endif
 #ifdef PART_OF_EVERY_SHAPE
-extern "C" __global__ void __launch_bounds__(256, 1) both_ways_any(const __grid_constant__ Weights weights) { together<ANY>(weights); }
+extern "C" __global__ void __launch_bounds__(256, 1) both_ways_any(const __grid_constant__ Weights weights) {
+    together<ANY>(weights);
+}
 #endif
 
 #ifdef PART_OF_MASKS
@@ -360,6 +379,10 @@ template <int E, bool ANY_SHAPE> __device__ __forceinline__ void apply_mask(cons
     });
 }
 
-extern "C" __global__ void __launch_bounds__(256) apply_mask_of_tiles(const __grid_constant__ Masked p) { apply_mask<IN, false>(p); }
-extern "C" __global__ void __launch_bounds__(256) apply_mask_of_tiles_any(const __grid_constant__ Masked p) { apply_mask<IN, true>(p); }
+extern "C" __global__ void __launch_bounds__(256) apply_mask_of_tiles(const __grid_constant__ Masked p) {
+    apply_mask<IN, false>(p);
+}
+extern "C" __global__ void __launch_bounds__(256) apply_mask_of_tiles_any(const __grid_constant__ Masked p) {
+    apply_mask<IN, true>(p);
+}
 #endif

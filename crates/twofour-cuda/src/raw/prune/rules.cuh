@@ -121,7 +121,8 @@ __device__ __forceinline__ u32 causal1122(const int* keys, u32 inside = WHOLE) {
         Entry e[4];
         unrolled<4>([&](auto col) {
             e[col.value].key = keys[4 * row.value + col.value];
-            e[col.value].payload = inside >> (4 * row.value + col.value) & 1 ? payload_of(4 * row.value + col.value) : 0;
+            e[col.value].payload =
+                inside >> (4 * row.value + col.value) & 1 ? payload_of(4 * row.value + col.value) : 0;
         });
         Sort<0, 4>::run(e);
         constexpr u32 room = row.value < 2 ? 1 : 2;
@@ -166,7 +167,8 @@ struct Best {
     u32 pairs;
 };
 
-template <template <int> class Vector> __device__ __forceinline__ void best_by_vector(const float* first, const float* second, Best* best) {
+template <template <int> class Vector>
+__device__ __forceinline__ void best_by_vector(const float* first, const float* second, Best* best) {
     unrolled<19>([&](auto v) { best[v.value] = Best{-1.0f, 0}; });
     unrolled<36>([&](auto p) {
         constexpr int P = p.value;
@@ -232,7 +234,8 @@ template <int ROW> struct Extend {
         #pragma unroll 1
         for (u32 i = 0; i < CHOICES; i++) {
             const u32 choice = choice_of(i), with = above | choice << (4 * ROW);
-            const bool fits = __popc(with & 0x1111) <= 2 && __popc(with & 0x2222) <= 2 && __popc(with & 0x4444) <= 2 && __popc(with & 0x8888) <= 2;
+            const bool fits = __popc(with & 0x1111) <= 2 && __popc(with & 0x2222) <= 2 && __popc(with & 0x4444) <= 2 &&
+                              __popc(with & 0x8888) <= 2;
             if (!fits || (choice << (4 * ROW) & ~inside) != 0) continue;
             float gain = 0.0f;
             unrolled<4>([&](auto c) {
@@ -262,7 +265,8 @@ __device__ __forceinline__ u32 two_largest(const int* keys) {
     unrolled<4>([&](auto i) {
         u32 larger = 0;
         unrolled<4>([&](auto j) {
-            if (j.value != i.value) larger += j.value < i.value ? keys[j.value] >= keys[i.value] : keys[j.value] > keys[i.value];
+            if (j.value != i.value)
+                larger += j.value < i.value ? keys[j.value] >= keys[i.value] : keys[j.value] > keys[i.value];
         });
         if (larger < 2) kept |= 1u << i.value;
     });
@@ -288,7 +292,9 @@ template <int E> struct Four {
 };
 template <> struct Four<F32> {
     uint4 bits;
-    __device__ __forceinline__ u32 raw(int i) const { return i == 0 ? bits.x : i == 1 ? bits.y : i == 2 ? bits.z : bits.w; }
+    __device__ __forceinline__ u32 raw(int i) const {
+        return i == 0 ? bits.x : i == 1 ? bits.y : i == 2 ? bits.z : bits.w;
+    }
     __device__ __forceinline__ float value(int i) const { return __uint_as_float(raw(i)); }
     __device__ __forceinline__ int magnitude(int i) const { return raw(i) & 0x7FFFFFFF; }
     __device__ __forceinline__ int signed_key(int i) const { return (int)raw(i) < 0 ? -magnitude(i) : magnitude(i); }
@@ -308,12 +314,14 @@ template <int In> struct KeysOf { static constexpr Keys value = In == F16 ? NUMB
 
 // Whether a rule's masks are selected for two tiles of 16-bit elements at a time.
 template <int RULE, int In> struct InTwos {
-    static constexpr bool value = In != F32 && (RULE == GREEDY_ABS || (RULE == GREEDY_SIGNED && KeysOf<In>::value != INTEGERS));
+    static constexpr bool value =
+        In != F32 && (RULE == GREEDY_ABS || (RULE == GREEDY_SIGNED && KeysOf<In>::value != INTEGERS));
 };
 
 // Selects greedily the masks of two tiles of 16-bit elements, of four rows each, with one sort for both. `payloads` are
 // those of the elements.
-template <int RULE, int In> __device__ __forceinline__ void greedy_two(const Four<In>* first, const Four<In>* second, const u32* payloads, u32* kept) {
+template <int RULE, int In> __device__ __forceinline__ void greedy_two(
+    const Four<In>* first, const Four<In>* second, const u32* payloads, u32* kept) {
     constexpr u32 part = RULE == GREEDY_ABS ? 0x7FFF7FFFu : 0xFFFFFFFFu;
     Two<KeysOf<In>::value> e[16];
     unrolled<16>([&](auto i) {
@@ -327,7 +335,8 @@ template <int RULE, int In> __device__ __forceinline__ void greedy_two(const Fou
     u32 a = 0, b = 0;
     unrolled<16>([&](auto i) {
         u32 places = e[15 - i.value].payloads;
-        u32 of_a = *(const u32*)((const u8*)payloads + (places & 0xFFFF)), of_b = *(const u32*)((const u8*)payloads + (places >> 16));
+        u32 of_a = *(const u32*)((const u8*)payloads + (places & 0xFFFF)),
+            of_b = *(const u32*)((const u8*)payloads + (places >> 16));
         if ((a & (of_a << 1) & 0xAAAA0000u) == 0) a += of_a;
         if ((b & (of_b << 1) & 0xAAAA0000u) == 0) b += of_b;
     });
@@ -336,7 +345,9 @@ template <int RULE, int In> __device__ __forceinline__ void greedy_two(const Fou
 }
 
 // A key that is at most the key of every number: that of minus infinity.
-template <int In> struct Below { static constexpr int value = In == F32 ? -0x7F800000 : In == BF16 ? -0x7F80 : -0x7C00; };
+template <int In> struct Below {
+    static constexpr int value = In == F32 ? -0x7F800000 : In == BF16 ? -0x7F80 : -0x7C00;
+};
 
 // Returns the mask of a tile of four rows. With CUT the tile is at the weight's edge, and only the elements of `inside`
 // exist.
@@ -350,7 +361,8 @@ template <int RULE, int In, bool CUT> __device__ __forceinline__ u32 select_tile
         int keys[16];
         unrolled<16>([&](auto i) {
             const Four<In>& row = rows[i.value / 4];
-            keys[i.value] = RULE == GREEDY_ABS || RULE == ROWS ? row.magnitude(i.value % 4) : row.signed_key(i.value % 4);
+            keys[i.value] =
+                RULE == GREEDY_ABS || RULE == ROWS ? row.magnitude(i.value % 4) : row.signed_key(i.value % 4);
             if (CUT && !(inside >> i.value & 1)) keys[i.value] = Below<In>::value;
         });
         if (!CUT) inside = WHOLE;
@@ -364,7 +376,8 @@ template <int RULE, int In, bool CUT> __device__ __forceinline__ u32 select_tile
 }
 
 // The same by a rule that is found out. A call of its own: the code is there once.
-template <int In> __device__ __noinline__ u32 select_tile_by(u32 rule, Four<In> a, Four<In> b, Four<In> c, Four<In> d, u32 inside) {
+template <int In>
+__device__ __noinline__ u32 select_tile_by(u32 rule, Four<In> a, Four<In> b, Four<In> c, Four<In> d, u32 inside) {
     const Four<In> rows[4] = {a, b, c, d};
     switch (rule) {
         case GREEDY_ABS: return select_tile<GREEDY_ABS, In, true>(rows, inside);

@@ -15,7 +15,8 @@ extern "C" __global__ void __launch_bounds__(1024, 1) rows_to_i8(const __grid_co
     const RowCtas ctas;
     const u64 first = (u64)ctas.row() * p.cols;
     const Raw* const from = (const Raw*)p.matrix + first;
-    quantize_row(ctas, (u64)from % 16 == 0, p.cols, p.out + first, p.scales + ctas.row(), [&](u32 at, auto& values) { load(from + at, values); });
+    quantize_row(ctas, (u64)from % 16 == 0, p.cols, p.out + first, p.scales + ctas.row(),
+        [&](u32 at, auto& values) { load(from + at, values); });
 }
 
 // The pointers of quantization to 8-bit floats.
@@ -37,7 +38,8 @@ extern "C" __global__ void __launch_bounds__(256) largest_magnitude(const __grid
     u32 amax = 0;
     const u64 stride = (u64)gridDim.x * 256;
     #pragma unroll 4
-    for (u64 at = (u64)blockIdx.x * 256 + threadIdx.x; at < p.count; at += stride) amax = max(amax, __float_as_uint(fabsf(widen<ELEMENT>(((const Raw*)p.matrix)[at]))));
+    for (u64 at = (u64)blockIdx.x * 256 + threadIdx.x; at < p.count; at += stride)
+        amax = max(amax, __float_as_uint(fabsf(widen<ELEMENT>(((const Raw*)p.matrix)[at]))));
     amax = __reduce_max_sync(0xFFFFFFFFu, amax);
     if (threadIdx.x % 32 == 0) atomicMax(&most, amax);
     __syncthreads();
@@ -70,7 +72,8 @@ template <int E> __device__ __forceinline__ void quantize(const Whole& p) {
         struct __align__(4 * sizeof(Raw)) Four { Raw of[4]; };
         const Four four = *(const Four*)from;
         u32 bytes = 0;
-        unrolled<4>([&](auto i) { bytes |= (u32)narrow<E>(widen<ELEMENT>(four.of[i.value]) * inverse) << (8 * i.value); });
+        unrolled<4>(
+            [&](auto i) { bytes |= (u32)narrow<E>(widen<ELEMENT>(four.of[i.value]) * inverse) << (8 * i.value); });
         *(u32*)(p.out + at) = bytes;
         return;
     }

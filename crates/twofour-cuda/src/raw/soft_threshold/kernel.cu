@@ -17,7 +17,8 @@ typedef Bits<ELEMENT>::type Raw;
 __device__ __forceinline__ double sum_of_warp(double x) {
     for (int step = 16; step > 0; step /= 2) {
         const u64 bits = (u64)__double_as_longlong(x);
-        const u32 low = __shfl_down_sync(0xFFFFFFFFu, (u32)bits, step), high = __shfl_down_sync(0xFFFFFFFFu, (u32)(bits >> 32), step);
+        const u32 low = __shfl_down_sync(0xFFFFFFFFu, (u32)bits, step),
+                  high = __shfl_down_sync(0xFFFFFFFFu, (u32)(bits >> 32), step);
         x += __longlong_as_double((long long)((u64)high << 32 | low));
     }
     return x;
@@ -37,7 +38,8 @@ extern "C" __global__ void __launch_bounds__(256) sum_parts(const __grid_constan
             m[i.value] = fabsf(w[i.value]);
         });
         // The third largest magnitude, from the minima and maxima of both pairs.
-        const float low = fminf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3])), high = fmaxf(fminf(m[0], m[1]), fminf(m[2], m[3]));
+        const float low = fminf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3])),
+                    high = fmaxf(fminf(m[0], m[1]), fminf(m[2], m[3]));
         const float third = fminf(low, high);
         unrolled<4>([&](auto i) {
             // Elements at or below the threshold contribute nothing.

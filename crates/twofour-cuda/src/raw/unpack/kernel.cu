@@ -44,7 +44,9 @@ extern "C" __global__ void __launch_bounds__(256) unpack(const __grid_constant__
         if (first + col >= p.cols) return;
         const Element_ low = values[2 * g.value], high = values[2 * g.value + 1];
         Four four;
-        unrolled<4>([&](auto i) { four.of[i.value] = (code & 3) == i.value ? low : code >> 2 == i.value ? high : (Element_)0; });
+        unrolled<4>([&](auto i) {
+            four.of[i.value] = (code & 3) == i.value ? low : code >> 2 == i.value ? high : (Element_)0;
+        });
         if (aligned) {
             *(Four*)(dense + col) = four;
         } else {

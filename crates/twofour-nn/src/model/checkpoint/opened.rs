@@ -66,8 +66,8 @@ impl Opened {
         let source = Source::new(family, &fields, &reader);
         let mut config = (family.config)(&source)?;
         config.validate().map_err(|error| fields.not_valid(&error))?;
-        // Every layer needs tensors: a number of layers or experts that the files cannot hold is refused before anything
-        // is made of it.
+        // Every layer needs tensors: a number of layers or experts that the files cannot hold is refused before
+        // anything is made of it.
         let tensors = reader.tensors().count();
         let blocks = |layer: usize| config.experts(layer).map_or(1, |experts| experts.count);
         if config.layers > tensors || (0..config.layers).map(blocks).sum::<usize>() > tensors {

@@ -42,7 +42,8 @@ pub(super) fn fields_of(path: &Path) -> Result<Fields> {
     }
 }
 
-/// The files of weights of a checkpoint, with experts taken apart; those of other tools' formats that this library reads are its own there.
+/// The files of weights of a checkpoint, with experts taken apart; those of other tools' formats that this library
+/// reads are its own there.
 ///
 /// # Errors
 /// [`CheckpointError::ForeignWeights`] where the configuration says that another tool quantized or compressed them;

@@ -39,12 +39,12 @@ use crate::{
 /// Tokens that go through the layers together, about; at least those of one sequence.
 const TOKENS: usize = 1 << 14;
 
-/// An encoder's weights in the memory of a GPU, in f32, f16 or bf16: dense layers for cuBLASLt, 2:4 layers in f16, bf16,
-/// int8 or int4 for the 2:4 kernels; in f32 all are dense.
+/// An encoder's weights in the memory of a GPU, in f32, f16 or bf16: dense layers for cuBLASLt, 2:4 layers in f16,
+/// bf16, int8 or int4 for the 2:4 kernels; in f32 all are dense.
 ///
 /// GEMMs and attention run in the type, the residual stream and all sums are f32. Inputs of int8 layers are quantized
-/// with a scale for each token. The pooler stays out: [`Encoder::pooled`](super::Encoder::pooled) of the same checkpoint
-/// makes it of the hidden states.
+/// with a scale for each token. The pooler stays out: [`Encoder::pooled`](super::Encoder::pooled) of the same
+/// checkpoint makes it of the hidden states.
 #[derive(Debug)]
 pub struct CudaEncoder {
     stack: CudaStack,

@@ -35,8 +35,8 @@ use crate::{
     text::SpecialTokens,
 };
 
-/// An encoder with the head that scores the vocabulary for masked tokens: transformers' `BertForMaskedLM`, on the CPU or
-/// on a GPU.
+/// An encoder with the head that scores the vocabulary for masked tokens: transformers' `BertForMaskedLM`, on the CPU
+/// or on a GPU.
 #[derive(Debug)]
 pub struct MaskedEncoder {
     encoder: Box<dyn HiddenStates>,

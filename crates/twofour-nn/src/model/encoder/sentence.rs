@@ -41,8 +41,8 @@ impl SentenceEncoder {
     ///
     /// # Errors
     /// Those of [`EncoderCheckpoint::open`] and [`Checkpoint::open`];
-    /// [`CheckpointError`](crate::model::CheckpointError) for a module that is damaged or of another kind; another type;
-    /// those of reading and packing.
+    /// [`CheckpointError`](crate::model::CheckpointError) for a module that is damaged or of another kind; another
+    /// type; those of reading and packing.
     pub fn load(directory: impl AsRef<Path>, dtype: DataType) -> Result<Self> {
         Self::loaded(directory.as_ref(), |stored| {
             match_float!(dtype, |T| {

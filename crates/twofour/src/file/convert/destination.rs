@@ -93,8 +93,8 @@ impl Destination {
     }
 
     /// Makes the directory of an output of several files, where it is not there yet, and copies what is beside the
-    /// tensors; `configuration` is the `quantization_config` of another tool, `watch` is asked now and then whether to go
-    /// on.
+    /// tensors; `configuration` is the `quantization_config` of another tool, `watch` is asked now and then whether to
+    /// go on.
     pub(super) fn open(
         self,
         reader: &Reader,

@@ -20,9 +20,9 @@ use crate::{
 /// LoRS and SPP, whose updates have the weight's zeros, every weight keeps them and nothing is lost.
 ///
 /// # Errors
-/// [`Error::Format`] for an adapter of another model, [`Error::Shape`] for an update of another shape, [`Error::Format`]
-/// for a weight of integers or of more dimensions, [`Error::Infinite`] for a sum beyond the weight's dtype, with tensor,
-/// row and column.
+/// [`Error::Format`] for an adapter of another model, [`Error::Shape`] for an update of another shape,
+/// [`Error::Format`] for a weight of integers or of more dimensions, [`Error::Infinite`] for a sum beyond the weight's
+/// dtype, with tensor, row and column.
 ///
 /// ```no_run
 /// use twofour::file::{Adapter, Convert, Merge, Reader};

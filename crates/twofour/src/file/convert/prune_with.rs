@@ -34,8 +34,8 @@ pub enum PrunedWeight {
 ///
 /// # Errors
 /// Those of [`Prune`](super::Prune) and of the function, with the tensor's name; [`Error::Shape`] or [`Error::Length`]
-/// for a result of another shape, [`Error::TooManyKept`] or [`Error::Violation`] for a mask that breaks its pattern, [`Error::NotPruned`] for
-/// an element that should be zero, [`Error::Infinite`] for one beyond the dtype.
+/// for a result of another shape, [`Error::TooManyKept`] or [`Error::Violation`] for a mask that breaks its pattern,
+/// [`Error::NotPruned`] for an element that should be zero, [`Error::Infinite`] for one beyond the dtype.
 ///
 /// ```
 /// use std::collections::BTreeMap;

@@ -32,8 +32,8 @@ pub enum ExportFormat {
     PackQuantized,
     /// `int-quantized` of compressed-tensors, dense with zeros: int8, 2:4 or dense.
     IntQuantized,
-    /// `float-quantized` of compressed-tensors, dense with zeros: floats, 2:4 or dense, which are rounded to 8 bits (E4M3)
-    /// with a scale for each row.
+    /// `float-quantized` of compressed-tensors, dense with zeros: floats, 2:4 or dense, which are rounded to 8 bits
+    /// (E4M3) with a scale for each row.
     FloatQuantized,
     /// `marlin-24` of compressed-tensors, which vLLM up to 0.14 runs: int4 and int8.
     Marlin24,
@@ -64,7 +64,8 @@ impl ExportFormat {
         }
     }
 
-    /// The ends of the names of a weight's tensors: values, scales or bits, and, where there are such, metadata or shape.
+    /// The ends of the names of a weight's tensors: values, scales or bits, and, where there are such, metadata or
+    /// shape.
     fn ends(self) -> &'static [&'static str] {
         match self {
             ExportFormat::IntQuantized | ExportFormat::FloatQuantized => &["weight", naive::SCALES],
@@ -94,8 +95,8 @@ impl FromStr for ExportFormat {
 
 /// Writes weights in a format of another tool: compressed ones, and chosen dense ones that are 2:4 along their rows,
 /// where the format has weights of floats; with [`ExportFormat::FloatQuantized`] all chosen dense ones, with
-/// [`ExportFormat::IntQuantized`] [dense integers](Reader::is_dense_int8). Everything else is copied. The `config.json` of a directory says what that
-/// tool has it say.
+/// [`ExportFormat::IntQuantized`] [dense integers](Reader::is_dense_int8). Everything else is copied. The `config.json`
+/// of a directory says what that tool has it say.
 ///
 /// Memory holds one weight.
 ///

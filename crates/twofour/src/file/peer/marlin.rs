@@ -1,8 +1,8 @@
-//! `marlin-24` of compressed-tensors up to its version 0.14, and the checkpoints of GPTQ's `marlin_24`: integers, scales
-//! and metadata in the order of [`crate::layout::marlin`].
+//! `marlin-24` of compressed-tensors up to its version 0.14, and the checkpoints of GPTQ's `marlin_24`: integers,
+//! scales and metadata in the order of [`crate::layout::marlin`].
 //!
-//! For a weight `[rows, cols]` of `bits` bits the tensors are I32 `[cols / 32, 16 * rows * bits / 32]`, I16 `[cols / 32,
-//! 2 * rows]` and scales F16 `[groups, rows]`, of 128 columns each or one for a whole row.
+//! For a weight `[rows, cols]` of `bits` bits the tensors are I32 `[cols / 32, 16 * rows * bits / 32]`, I16 `[cols /
+//! 32, 2 * rows]` and scales F16 `[groups, rows]`, of 128 columns each or one for a whole row.
 
 use half::f16;
 

@@ -20,11 +20,12 @@ pub(super) const SCALES: &str = "weight_scale";
 const LARGEST: f32 = 448.0;
 
 /// Codes and scales of a matrix of floats as llm-compressor rounds it to E4M3: each row by
-/// the scale with which its largest magnitude is the largest of E4M3. Scales are in the type of the matrix, or in f32 in
-/// the place of f16, which has no room for small ones. Zeros stay zeros.
+/// the scale with which its largest magnitude is the largest of E4M3. Scales are in the type of the matrix, or in f32
+/// in the place of f16, which has no room for small ones. Zeros stay zeros.
 ///
 /// # Errors
-/// [`Error::NotANumber`](crate::Error::NotANumber) and [`Error::Infinite`](crate::Error::Infinite), with row and column.
+/// [`Error::NotANumber`](crate::Error::NotANumber) and [`Error::Infinite`](crate::Error::Infinite), with row and
+/// column.
 pub(super) fn encode_float8<T: Arithmetic>(matrix: MatrixRef<'_, T>) -> Result<Vec<Vec<u8>>> {
     matrix.expect_finite()?;
     let is_bf16 = T::DTYPE == DataType::BF16;

@@ -1,6 +1,7 @@
 //! Pickles, read as data: objects stay the names of their constructors with arguments, and nothing is called.
 //!
-//! The opcodes are those of Python's pickletools, protocols 0 to 5, as far as `torch.save` and its relatives write them.
+//! The opcodes are those of Python's pickletools, protocols 0 to 5, as far as `torch.save` and its relatives write
+//! them.
 
 use std::collections::HashMap;
 

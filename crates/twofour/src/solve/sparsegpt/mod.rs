@@ -77,8 +77,8 @@ pub struct Solved {
     pub integers: Option<Vec<i8>>,
     /// Where it was rounded: the scales, `[rows, cols / group, rounded up]`, each the value of an f16.
     pub scales: Option<Vec<f32>>,
-    /// `‖(W - Ŵ)·X‖²`; of [`sparsegpt`] alone with the damped Hessian for `X·Xᵀ`. Over [`Hessian::squared_outputs`] of the dense weight it is
-    /// the relative error of the layer.
+    /// `‖(W - Ŵ)·X‖²`; of [`sparsegpt`] alone with the damped Hessian for `X·Xᵀ`. Over [`Hessian::squared_outputs`] of
+    /// the dense weight it is the relative error of the layer.
     pub squared_error: f64,
 }
 

@@ -38,7 +38,9 @@ template <class Unit> __device__ __forceinline__ void copy_rows(const Copy& p) {
 extern "C" __global__ void __launch_bounds__(THREADS) copy_rows_1(const __grid_constant__ Copy p) { copy_rows<u8>(p); }
 extern "C" __global__ void __launch_bounds__(THREADS) copy_rows_2(const __grid_constant__ Copy p) { copy_rows<u16>(p); }
 extern "C" __global__ void __launch_bounds__(THREADS) copy_rows_4(const __grid_constant__ Copy p) { copy_rows<u32>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS) copy_rows_16(const __grid_constant__ Copy p) { copy_rows<uint4>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS) copy_rows_16(const __grid_constant__ Copy p) {
+    copy_rows<uint4>(p);
+}
 
 // Row `r` of `to` is column `r` of `from`, which has `from_length` rows. A CTA transposes SIDE columns of `from`, and
 // loops over tiles of SIDE of its rows.

@@ -21,7 +21,10 @@ struct __align__(8) FourHalves { u16 of[4]; };
 struct __align__(16) FourWords { u32 of[4]; };
 
 __device__ __forceinline__ float sum_of(u32 type, u32 bits) {
-    return type == F16 ? widen<F16>((u16)bits) : type == BF16 ? widen<BF16>((u16)bits) : type == I32 ? (float)(int)bits : widen<F32>(bits);
+    return type == F16    ? widen<F16>((u16)bits)
+           : type == BF16 ? widen<BF16>((u16)bits)
+           : type == I32  ? (float)(int)bits
+                          : widen<F32>(bits);
 }
 
 extern "C" __global__ void __launch_bounds__(256) finish(const __grid_constant__ Finish p) {
@@ -40,14 +43,16 @@ extern "C" __global__ void __launch_bounds__(256) finish(const __grid_constant__
         unrolled<4>([&](auto i) { bits[i.value] = four.of[i.value]; });
     } else {
         unrolled<4>([&](auto i) {
-            if (first + i.value < p.length) bits[i.value] = halves ? ((const u16*)p.sums)[at + i.value] : ((const u32*)p.sums)[at + i.value];
+            if (first + i.value < p.length)
+                bits[i.value] = halves ? ((const u16*)p.sums)[at + i.value] : ((const u32*)p.sums)[at + i.value];
         });
     }
     if (p.in_fours && !p.to.accumulate) {
         float results[4];
         unrolled<4>([&](auto i) {
             const u32 f = p.across ? row : first + i.value, t = p.across ? first + i.value : row;
-            results[i.value] = activated<F32>(p.to.activation, scaled(p.to, p.output, sum_of(p.sum_type, bits[i.value]), f, t));
+            results[i.value] =
+                activated<F32>(p.to.activation, scaled(p.to, p.output, sum_of(p.sum_type, bits[i.value]), f, t));
         });
         if (p.output == F32) {
             FourWords four;
@@ -55,7 +60,9 @@ extern "C" __global__ void __launch_bounds__(256) finish(const __grid_constant__
             *(FourWords*)((u32*)p.to.data + at) = four;
         } else {
             FourHalves four;
-            unrolled<4>([&](auto i) { four.of[i.value] = p.output == F16 ? narrow<F16>(results[i.value]) : narrow<BF16>(results[i.value]); });
+            unrolled<4>([&](auto i) {
+                four.of[i.value] = p.output == F16 ? narrow<F16>(results[i.value]) : narrow<BF16>(results[i.value]);
+            });
             *(FourHalves*)((u16*)p.to.data + at) = four;
         }
         return;

@@ -22,7 +22,9 @@ struct Parameters {
 __device__ __forceinline__ u32 elements(u32 word, int which) {
     u32 numbers, pair;
     // (word & mask) | exponent as one instruction, which the compiler does not find.
-    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(numbers) : "r"(word >> (4 * which)), "r"(0x000F000F), "r"(ELEMENT == F16 ? 0x64006400 : 0x43004300));
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;"
+        : "=r"(numbers)
+        : "r"(word >> (4 * which)), "r"(0x000F000F), "r"(ELEMENT == F16 ? 0x64006400 : 0x43004300));
     if (ELEMENT == F16) {
         asm("sub.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(numbers), "r"(0x64086408));
     } else {

@@ -7,11 +7,14 @@ struct Maps {
     TensorMap values, meta, scales, x;
 
     // Returns the i-th map that a kernel uses, or null; lane i prefetches it.
-    __device__ __forceinline__ const TensorMap* map(u32 i) const { return i == 0 ? &values : i == 1 ? &x : i == 2 ? &meta : i == 3 && !BY_ROW ? &scales : nullptr; }
+    __device__ __forceinline__ const TensorMap* map(u32 i) const {
+        return i == 0 ? &values : i == 1 ? &x : i == 2 ? &meta : i == 3 && !BY_ROW ? &scales : nullptr;
+    }
 
     // Issues the copies of a step to addresses in shared memory: two tiles of X, and units of W from row of units
     // `unit` on.
-    __device__ __forceinline__ void ask(u32 to_x, u32 to_values, u32 to_codes, u32 to_scales, u32 unit, u32 step, u32 full) const {
+    __device__ __forceinline__ void ask(
+        u32 to_x, u32 to_values, u32 to_codes, u32 to_scales, u32 unit, u32 step, u32 full) const {
         copy_tile(to_values, &values, step * 64, unit, full);
         copy_tile(to_codes, &meta, step * 32, unit, full);
         if (!BY_ROW) copy_tile(to_scales, &scales, step * 4, unit, full);

@@ -53,7 +53,8 @@ impl CudaImageEncoder {
     /// among them, so that results repeat bit for bit.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported) for a width above 8192; another type; those of reading and of the device's memory.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for a width above 8192; another type; those of reading and of
+    /// the device's memory.
     pub fn of_checkpoint(device: &Device, checkpoint: &ImageCheckpoint, dtype: DataType) -> Result<Self> {
         Self::of_parts(repeatable(device)?, checkpoint.config(), &checkpoint.parts(), dtype)
     }

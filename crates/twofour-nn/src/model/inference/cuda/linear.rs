@@ -147,7 +147,8 @@ impl CudaLinear {
         Ok(shape.forward(context, (x, tokens), weight.as_slice(), None, y)?)
     }
 
-    /// Launches the layer for `x` `[tokens, inputs]` and `y` `[tokens, outputs]`. An int8 layer quantizes floats itself.
+    /// Launches the layer for `x` `[tokens, inputs]` and `y` `[tokens, outputs]`. An int8 layer quantizes floats
+    /// itself.
     pub(in crate::model) fn forward(
         &self,
         context: &LayerContext,

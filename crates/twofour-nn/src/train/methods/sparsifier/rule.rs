@@ -42,7 +42,8 @@ pub enum SparsifierRule {
     },
     /// [`Unstructured`]: the share `level` of the whole weight, by magnitude.
     Unstructured,
-    /// The share `level` by any pattern: of blocks, rows, columns, elements, or groups of N:M. V:N:M has no level but 1.
+    /// The share `level` by any pattern: of blocks, rows, columns, elements, or groups of N:M. V:N:M has no level but
+    /// 1.
     Pattern(PatternText),
 }
 

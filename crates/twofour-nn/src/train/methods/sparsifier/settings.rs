@@ -100,8 +100,8 @@ keys! {
     kind: SparsifierKind = |s, key, m| s.choice(key, m);
     /// What is compared; magnitudes if absent.
     criterion: SparsifierCriterion = |s, key, m| s.choice(key, m);
-    /// The target of the level, from 0 to 1: of blocks, or of elements with `unstructured`. 1 with `2:4`, else 0.5; with
-    /// `pattern` it is the share that stands there.
+    /// The target of the level, from 0 to 1: of blocks, or of elements with `unstructured`. 1 with `2:4`, else 0.5;
+    /// with `pattern` it is the share that stands there.
     level: f64 = |s, key, m| s.number(key, SHARE, m);
     /// The pattern of `pattern`, "block:16x16@0.8" for instance; required.
     pattern: PatternText = |s, key, m| s.parsed(key, PATTERNS, m).map(PatternText);

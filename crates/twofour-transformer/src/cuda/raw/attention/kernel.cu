@@ -39,7 +39,9 @@ struct Attention {
 };
 
 // Returns the first element of a head; heads of all sequences are counted, `heads` each.
-__device__ __forceinline__ u64 head_at(const Layout& layout, u32 head, u32 heads) { return head / heads * layout.sequence + head % heads * layout.head; }
+__device__ __forceinline__ u64 head_at(const Layout& layout, u32 head, u32 heads) {
+    return head / heads * layout.sequence + head % heads * layout.head;
+}
 
 // Whether a query does not attend to a key.
 __device__ __forceinline__ bool is_masked(const Attention& p, u32 query, u32 key) {
@@ -47,9 +49,13 @@ __device__ __forceinline__ bool is_masked(const Attention& p, u32 query, u32 key
 }
 
 // Returns the first key, or query, at a distance below the window from a tile of rows that begins at `first`.
-__device__ __forceinline__ u32 window_begin(const Attention& p, u32 first) { return OPTIONS && first >= p.window ? first - p.window + 1 : 0; }
+__device__ __forceinline__ u32 window_begin(const Attention& p, u32 first) {
+    return OPTIONS && first >= p.window ? first - p.window + 1 : 0;
+}
 // Returns where those end, for rows up to `end`.
-__device__ __forceinline__ u32 window_end(const Attention& p, u32 end) { return OPTIONS ? min(end - 1 + p.window, p.positions) : p.positions; }
+__device__ __forceinline__ u32 window_end(const Attention& p, u32 end) {
+    return OPTIONS ? min(end - 1 + p.window, p.positions) : p.positions;
+}
 
 // Caps products of queries and keys, which become scores; without a cap they stay products, which `unit` makes scores.
 template <u32 N> __device__ __forceinline__ void cap_scores(const Attention& p, float (&scores)[N][4]) {
@@ -64,13 +70,16 @@ template <u32 N> __device__ __forceinline__ void cap_scores(const Attention& p, 
 __device__ __forceinline__ float unit(const Attention& p) { return OPTIONS && p.soft_cap > 0.0f ? 1.0f : p.scale; }
 
 // Stores the warp's 16 rows, each times a factor.
-__device__ __forceinline__ void store_rows(Raw* to, u32 first, u32 positions, const float (&sums)[DIM / 8][4], float low, float high, u32 stride) {
+__device__ __forceinline__ void store_rows(
+    Raw* to, u32 first, u32 positions, const float (&sums)[DIM / 8][4], float low, float high, u32 stride) {
     const u32 lane = threadIdx.x % 32, row = first + lane / 4;
     #pragma unroll
     for (u32 i = 0; i < DIM / 8; i++) {
         const u32 col = 8 * i + lane % 4 * 2;
-        if (row < positions) *(u32*)(to + (u64)row * stride + col) = narrow_pair<ELEMENT>(sums[i][0] * low, sums[i][1] * low);
-        if (row + 8 < positions) *(u32*)(to + (u64)(row + 8) * stride + col) = narrow_pair<ELEMENT>(sums[i][2] * high, sums[i][3] * high);
+        if (row < positions)
+            *(u32*)(to + (u64)row * stride + col) = narrow_pair<ELEMENT>(sums[i][0] * low, sums[i][1] * low);
+        if (row + 8 < positions)
+            *(u32*)(to + (u64)(row + 8) * stride + col) = narrow_pair<ELEMENT>(sums[i][2] * high, sums[i][3] * high);
     }
 }
 
@@ -85,7 +94,8 @@ __device__ __forceinline__ float largest_of_row(float x) {
 }
 
 // The tiles with the most columns come first.
-extern "C" __global__ void __launch_bounds__(2 * FORWARD_ROWS, FORWARD_CTAS) forward(const __grid_constant__ Attention p) {
+extern "C" __global__ void __launch_bounds__(2 * FORWARD_ROWS, FORWARD_CTAS)
+    forward(const __grid_constant__ Attention p) {
     constexpr u32 ROWS = FORWARD_ROWS, THREADS = 2 * ROWS, BYTES = COLUMNS * DIM * 2;
     const u32 all = p.batch * p.heads, tiles = gridDim.x / all;
     const u32 head = blockIdx.x % all, first = (tiles - 1 - blockIdx.x / all) * ROWS;
@@ -136,7 +146,8 @@ extern "C" __global__ void __launch_bounds__(2 * FORWARD_ROWS, FORWARD_CTAS) for
         for (u32 half = 0; half < 2; half++) {
             float most = largest[half];
             #pragma unroll
-            for (u32 i = 0; i < COLUMNS / 8; i++) most = fmaxf(most, fmaxf(scores[i][2 * half], scores[i][2 * half + 1]));
+            for (u32 i = 0; i < COLUMNS / 8; i++)
+                most = fmaxf(most, fmaxf(scores[i][2 * half], scores[i][2 * half + 1]));
             most = largest_of_row(most);
             // With a window a row may have no key yet.
             const float base = OPTIONS && most == -INFINITE ? 0.0f : most;
@@ -159,7 +170,8 @@ extern "C" __global__ void __launch_bounds__(2 * FORWARD_ROWS, FORWARD_CTAS) for
         __syncthreads();
     }
     total[0] = sum_of_row(total[0]), total[1] = sum_of_row(total[1]);
-    store_rows(p.to_out + head_at(p.results, head, p.heads), first + 16 * warp, p.positions, sums, 1.0f / total[0], 1.0f / total[1], p.results.row);
+    store_rows(p.to_out + head_at(p.results, head, p.heads), first + 16 * warp, p.positions, sums, 1.0f / total[0],
+        1.0f / total[1], p.results.row);
     if (lane % 4 == 0) {
         float* lse = p.to_lse + (u64)head * p.positions;
         if (row < p.positions) lse[row] = largest[0] * unit(p) + logf(total[0]);
@@ -175,7 +187,8 @@ extern "C" __global__ void __launch_bounds__(256) sum_products(const __grid_cons
     const u64 at = head_at(p.results, head, p.heads) + (query - (u64)head * p.positions) * p.results.row;
     float sum = 0.0f;
     #pragma unroll
-    for (u32 col = threadIdx.x % 32; col < DIM; col += 32) sum += widen<ELEMENT>(p.out[at + col]) * widen<ELEMENT>(p.dout[at + col]);
+    for (u32 col = threadIdx.x % 32; col < DIM; col += 32)
+        sum += widen<ELEMENT>(p.out[at + col]) * widen<ELEMENT>(p.dout[at + col]);
     for (u32 distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, distance);
     if (threadIdx.x % 32 == 0) p.to_delta[query] = sum;
 }
@@ -190,9 +203,11 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
     // Under a causal mask, the first keys and the last queries have the most work.
     const u32 head = blockIdx.x % all, turn = blockIdx.x / all, first = (KEYS ? turn : tiles - 1 - turn) * ROWS;
     // The first head of the columns.
-    const u32 own = KEYS ? p.kv_heads : p.heads, other = KEYS ? head / own * p.heads + head % own * group : head / own * p.kv_heads + head % own / group;
+    const u32 own = KEYS ? p.kv_heads : p.heads,
+              other = KEYS ? head / own * p.heads + head % own * group : head / own * p.kv_heads + head % own / group;
     const Layout &own_layout = KEYS ? p.keys : p.queries, &other_layout = KEYS ? p.queries : p.keys;
-    const u64 own_at = head_at(own_layout, head, own), other_at = head_at(other_layout, other, KEYS ? p.heads : p.kv_heads);
+    const u64 own_at = head_at(own_layout, head, own),
+              other_at = head_at(other_layout, other, KEYS ? p.heads : p.kv_heads);
     const u64 out_at = head_at(p.results, KEYS ? other : head, p.heads);
     const Raw *x = (KEYS ? p.k : p.q) + own_at, *y = KEYS ? p.v + own_at : p.dout + out_at;
     const Raw *z = (KEYS ? p.q : p.k) + other_at, *w = KEYS ? p.dout + out_at : p.v + other_at;
@@ -203,9 +218,11 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
     const u32 of_head = (end + SOME - 1) / SOME - begin, count = of_head * (KEYS ? group : 1);
 
     const auto load_columns = [&](u32 tile) {
-        const u32 head_of_group = tile / of_head, at = (begin + tile % of_head) * SOME, to = stages + tile % 2 * (2 * BYTES);
+        const u32 head_of_group = tile / of_head, at = (begin + tile % of_head) * SOME,
+                  to = stages + tile % 2 * (2 * BYTES);
         load_tile<SOME, THREADS>(to, z + head_of_group * other_layout.head, at, p.positions, other_layout.row);
-        load_tile<SOME, THREADS>(to + BYTES, w + head_of_group * (KEYS ? p.results.head : other_layout.head), at, p.positions, KEYS ? p.results.row : other_layout.row);
+        load_tile<SOME, THREADS>(to + BYTES, w + head_of_group * (KEYS ? p.results.head : other_layout.head), at,
+            p.positions, KEYS ? p.results.row : other_layout.row);
         if (KEYS && threadIdx.x < SOME) {
             const u32 query = at + threadIdx.x;
             const u64 index = (u64)(other + head_of_group) * p.positions + query;
@@ -246,8 +263,10 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
         multiply_both<ROWS, SOME, AT_ONCE>(scores, gradients, x_tile, y_tile, stage, stage + BYTES);
         cap_scores(p, scores);
         // The part of the tile beyond the diagonal or the last position has no probabilities.
-        const u32 tile_begin = (begin + tile % of_head) * SOME, least_query = KEYS ? tile_begin : first, end_of_keys = KEYS ? first + ROWS : tile_begin + SOME;
-        const bool whole = !OPTIONS && first + ROWS <= p.positions && tile_begin + SOME <= p.positions && (!p.causal || end_of_keys <= least_query + 1);
+        const u32 tile_begin = (begin + tile % of_head) * SOME, least_query = KEYS ? tile_begin : first,
+                  end_of_keys = KEYS ? first + ROWS : tile_begin + SOME;
+        const bool whole = !OPTIONS && first + ROWS <= p.positions && tile_begin + SOME <= p.positions &&
+                           (!p.causal || end_of_keys <= least_query + 1);
         if (!whole) {
             #pragma unroll
             for (u32 i = 0; i < SOME / 8; i++) {
@@ -255,7 +274,8 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
                 for (u32 j = 0; j < 4; j++) {
                     const u32 mine = row + j / 2 * 8, across = column + 8 * i + j % 2;
                     const u32 key = KEYS ? mine : across, query = KEYS ? across : mine;
-                    if (key >= p.positions || query >= p.positions || is_masked(p, query, key)) scores[i][j] = -INFINITE;
+                    if (key >= p.positions || query >= p.positions || is_masked(p, query, key))
+                        scores[i][j] = -INFINITE;
                 }
             }
         }
@@ -283,5 +303,9 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
     if constexpr (KEYS) store_rows(p.dv + own_at, first + 16 * warp, p.positions, dy, 1.0f, 1.0f, own_layout.row);
 }
 
-extern "C" __global__ void __launch_bounds__(128, KEYS_CTAS) backward_keys(const __grid_constant__ Attention p) { backward<true>(p); }
-extern "C" __global__ void __launch_bounds__(128, QUERIES_CTAS) backward_queries(const __grid_constant__ Attention p) { backward<false>(p); }
+extern "C" __global__ void __launch_bounds__(128, KEYS_CTAS) backward_keys(const __grid_constant__ Attention p) {
+    backward<true>(p);
+}
+extern "C" __global__ void __launch_bounds__(128, QUERIES_CTAS) backward_queries(const __grid_constant__ Attention p) {
+    backward<false>(p);
+}

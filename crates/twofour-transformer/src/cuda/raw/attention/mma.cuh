@@ -16,7 +16,8 @@ template <u32 ROWS> struct HeldRows {
 };
 
 // sums += rows · columnsᵀ, for a step of the product over DIM and N columns.
-template <u32 N> __device__ __forceinline__ void multiply_step(float (&sums)[N / 8][4], const u32 (&rows)[4], u32 tile, u32 step) {
+template <u32 N>
+__device__ __forceinline__ void multiply_step(float (&sums)[N / 8][4], const u32 (&rows)[4], u32 tile, u32 step) {
     const u32 lane = threadIdx.x % 32;
     #pragma unroll
     for (u32 pair = 0; pair < N / 16; pair++) {
@@ -28,17 +29,18 @@ template <u32 N> __device__ __forceinline__ void multiply_step(float (&sums)[N /
 }
 
 // scores = rows · columnsᵀ for the N columns of a tile.
-template <u32 ROWS, u32 N> __device__ __forceinline__ void multiply_rows(float (&scores)[N / 8][4], const HeldRows<ROWS>& rows, u32 tile) {
-    #pragma unroll
+template <u32 ROWS, u32 N>
+__device__ __forceinline__ void multiply_rows(float (&scores)[N / 8][4], const HeldRows<ROWS>& rows, u32 tile) {
+#pragma unroll
     for (u32 i = 0; i < N / 8 * 4; i++) scores[i / 4][i % 4] = 0.0f;
     #pragma unroll
     for (u32 step = 0; step < STEPS; step++) multiply_step<N>(scores, rows.at[step], tile, step);
 }
 
 // Two such products, of rows that stay in shared memory. AT_ONCE steps are unrolled.
-template <u32 ROWS, u32 N, u32 AT_ONCE>
-__device__ __forceinline__ void multiply_both(float (&first)[N / 8][4], float (&second)[N / 8][4], u32 first_rows, u32 second_rows, u32 first_tile, u32 second_tile) {
-    #pragma unroll
+template <u32 ROWS, u32 N, u32 AT_ONCE> __device__ __forceinline__ void multiply_both(float (&first)[N / 8][4],
+    float (&second)[N / 8][4], u32 first_rows, u32 second_rows, u32 first_tile, u32 second_tile) {
+#pragma unroll
     for (u32 i = 0; i < N / 8 * 4; i++) first[i / 4][i % 4] = second[i / 4][i % 4] = 0.0f;
     #pragma unroll AT_ONCE
     for (u32 step = 0; step < STEPS; step++) {
@@ -51,7 +53,8 @@ __device__ __forceinline__ void multiply_both(float (&first)[N / 8][4], float (&
 }
 
 // sums += weights · tile, for weights of 16 rows and N columns that are rounded, and a tile of N rows.
-template <u32 N> __device__ __forceinline__ void multiply_weighted(float (&sums)[DIM / 8][4], const float (&weights)[N / 8][4], u32 tile) {
+template <u32 N> __device__ __forceinline__ void multiply_weighted(
+    float (&sums)[DIM / 8][4], const float (&weights)[N / 8][4], u32 tile) {
     const u32 lane = threadIdx.x % 32;
     #pragma unroll
     for (u32 step = 0; step < N / 16; step++) {
@@ -60,7 +63,8 @@ template <u32 N> __device__ __forceinline__ void multiply_weighted(float (&sums)
         #pragma unroll
         for (u32 pair = 0; pair < DIM / 16; pair++) {
             u32 b[4];
-            load_matrices_transposed(b, tile + place<N>(16 * step + (lane / 8 & 1) * 8 + lane % 8, 2 * pair + lane / 16));
+            load_matrices_transposed(
+                b, tile + place<N>(16 * step + (lane / 8 & 1) * 8 + lane % 8, 2 * pair + lane / 16));
             multiply<ELEMENT>(sums[2 * pair], a, b[0], b[1]);
             multiply<ELEMENT>(sums[2 * pair + 1], a, b[2], b[3]);
         }

@@ -22,8 +22,9 @@ template <u32 COUNT> __device__ __forceinline__ u32 place(u32 row, u32 chunk) {
 
 // Copies rows from `first` on to a tile in shared memory; rows beyond the last are zeros. `stride` is the number of
 // elements between two rows.
-template <u32 COUNT, u32 THREADS> __device__ __forceinline__ void load_tile(u32 to, const Raw* from, u32 first, u32 positions, u32 stride) {
-    #pragma unroll
+template <u32 COUNT, u32 THREADS>
+__device__ __forceinline__ void load_tile(u32 to, const Raw* from, u32 first, u32 positions, u32 stride) {
+#pragma unroll
     for (u32 i = threadIdx.x; i < COUNT * CHUNKS; i += THREADS) {
         const u32 row = i / CHUNKS, chunk = i % CHUNKS;
         const bool is_there = first + row < positions;

@@ -83,7 +83,9 @@ extern "C" __global__ void __launch_bounds__(1024, 1) rows(const __grid_constant
         constexpr int N = decltype(n)::value;
         float x[N];
         load<N>(logits + at, x);
-        unrolled<N>([&](auto i) { x[i.value] = __expf(x[i.value] - own.most) * inverse - (at + i.value == target ? factor : 0.0f); });
+        unrolled<N>([&](auto i) {
+            x[i.value] = __expf(x[i.value] - own.most) * inverse - (at + i.value == target ? factor : 0.0f);
+        });
         store<N>(logits + at, x);
     });
 }
@@ -130,10 +132,12 @@ extern "C" __global__ void __launch_bounds__(1024, 1) student(const __grid_const
         const float apart = distance / taught.sum - (taught.most + logf(taught.sum)) + (own.most + logf(own.sum));
         const float missed = logf(own.sum) - (right - own.most);
         // A part without a weight may be infinite.
-        p.losses[blockIdx.x] = (p.divergence == 0.0f ? 0.0f : p.divergence * apart) + (p.cross_entropy == 0.0f ? 0.0f : p.cross_entropy * missed);
+        p.losses[blockIdx.x] = (p.divergence == 0.0f ? 0.0f : p.divergence * apart) +
+                               (p.cross_entropy == 0.0f ? 0.0f : p.cross_entropy * missed);
     }
     const float factor = p.factor * (p.device_factor ? *p.device_factor : 1.0f);
-    const float of_own = (p.divergence + p.cross_entropy) * factor / own.sum, of_taught = p.divergence * factor / taught.sum;
+    const float of_own = (p.divergence + p.cross_entropy) * factor / own.sum,
+                of_taught = p.divergence * factor / taught.sum;
     const float of_target = p.cross_entropy * factor;
     across((u64)logits, vectors, p.classes, [&](u32 at, auto n) {
         constexpr int N = decltype(n)::value;

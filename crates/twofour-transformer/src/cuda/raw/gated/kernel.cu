@@ -53,12 +53,18 @@ template <int F, bool GRADIENT> __device__ __forceinline__ void gated(const Gate
     for (u32 i = 0; i < WIDTH && at + i < p.count; i++) some<F, GRADIENT, 1>(p, at + i);
 }
 
-#define GATED(name, F)                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(256) apply_##name(const __grid_constant__ Gated p) { gated<F, false>(p); }         \
-    extern "C" __global__ void __launch_bounds__(256) gradient_##name(const __grid_constant__ Gated p) { gated<F, true>(p); }
+#define GATED(name, F)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(256) apply_##name(const __grid_constant__ Gated p) {    \
+        gated<F, false>(p);                                                                              \
+    }                                                                                                    \
+    extern "C" __global__ void __launch_bounds__(256) gradient_##name(const __grid_constant__ Gated p) { \
+        gated<F, true>(p);                                                                               \
+    }
 GATED(silu, SILU)
 GATED(gelu, GELU)
 GATED(tanh_gelu, TANH_GELU)
 GATED(relu, RELU)
 
-extern "C" __global__ void __launch_bounds__(256) apply_clamped(const __grid_constant__ Gated p) { gated<CLAMPED, false>(p); }
+extern "C" __global__ void __launch_bounds__(256) apply_clamped(const __grid_constant__ Gated p) {
+    gated<CLAMPED, false>(p);
+}

@@ -30,7 +30,8 @@ extern "C" __global__ void __launch_bounds__(256) squares(const __grid_constant_
         const float4 v = ((const float4*)from)[i];
         sum += (double)(v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w));
     }
-    for (u64 i = 4 * fours + (u64)blockIdx.x * 256 + threadIdx.x; i < count; i += PARTS * 256) sum += (double)from[i] * from[i];
+    for (u64 i = 4 * fours + (u64)blockIdx.x * 256 + threadIdx.x; i < count; i += PARTS * 256)
+        sum += (double)from[i] * from[i];
     sum = sum_of_256(sum);
     if (threadIdx.x == 0) p.partial[(u64)blockIdx.y * PARTS + blockIdx.x] = sum;
 }
@@ -52,7 +53,8 @@ extern "C" __global__ void __launch_bounds__(256) clip(const __grid_constant__ C
     for (u32 i = threadIdx.x; i < p.count; i += 256) sum += p.partial[i];
     sum = sum_of_256(sum);
     if (threadIdx.x > 0) return;
-    const float inverse = 1.0f / (p.loss_scale ? *p.loss_scale * p.host_scale : p.host_scale), loss = p.loss ? *p.loss : 0.0f;
+    const float inverse = 1.0f / (p.loss_scale ? *p.loss_scale * p.host_scale : p.host_scale),
+                loss = p.loss ? *p.loss : 0.0f;
     const float norm = (float)(sqrt(sum) * (double)inverse);
     const bool finite = norm - norm == 0.0f && loss - loss == 0.0f;
     const float factor = p.clip / (norm + 1e-6f);

@@ -17,7 +17,8 @@ struct Heads {
 };
 
 // Rotates N pairs by the angles of a position, or back.
-template <bool FORTH, int N> __device__ __forceinline__ void turn(const Heads& p, u32 position, u32 i, float (&low)[N], float (&high)[N]) {
+template <bool FORTH, int N>
+__device__ __forceinline__ void turn(const Heads& p, u32 position, u32 i, float (&low)[N], float (&high)[N]) {
     float cos[N], sin[N];
     load_f32<N>(p.cos + (u64)position * (p.dim / 2) + i, cos);
     load_f32<N>(p.sin + (u64)position * (p.dim / 2) + i, sin);
@@ -39,7 +40,9 @@ template <bool SPLITS, int N> __device__ __forceinline__ void move(const Heads& 
     const u32 position = (u32)(token - sequence * p.positions);
     const bool is_q = head < p.heads, is_k = !is_q && head < p.heads + p.kv_heads;
     const void* apart = is_q ? p.q : is_k ? p.k : p.v;
-    const u32 heads = is_q ? p.heads : p.kv_heads, own = is_q ? head : is_k ? head - p.heads : head - p.heads - p.kv_heads;
+    const u32 heads = is_q ? p.heads : p.kv_heads, own = is_q   ? head
+                                                         : is_k ? head - p.heads
+                                                                : head - p.heads - p.kv_heads;
     Raw* const split = (Raw*)apart + ((sequence * heads + own) * p.positions + position) * p.dim + i;
     const u64 at = head_of_all * p.dim + i;
     const Raw* from = SPLITS ? (const Raw*)p.fused + at : split;
@@ -68,9 +71,13 @@ template <bool FORTH, int N> __device__ __forceinline__ void rotate(const Heads&
     store<N>(at + half, high);
 }
 
-#define KERNELS(name, function, FORTH)                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(256) name(const __grid_constant__ Heads p) { function<FORTH, WIDTH>(p); }             \
-    extern "C" __global__ void __launch_bounds__(256) name##_one_by_one(const __grid_constant__ Heads p) { function<FORTH, 1>(p); }
+#define KERNELS(name, function, FORTH)                                                                     \
+    extern "C" __global__ void __launch_bounds__(256) name(const __grid_constant__ Heads p) {              \
+        function<FORTH, WIDTH>(p);                                                                         \
+    }                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(256) name##_one_by_one(const __grid_constant__ Heads p) { \
+        function<FORTH, 1>(p);                                                                             \
+    }
 KERNELS(split, move, true)
 KERNELS(merge, move, false)
 KERNELS(rotate_forth, rotate, true)

@@ -12,7 +12,8 @@ struct Grid {
 // The values at each place of [images, rows, columns, channels] and around it, [images, rows, columns, 9 channels], row
 // by row; zeros beyond the image. A CTA has one place.
 template <int N> __device__ __forceinline__ void around(const Grid& p) {
-    const u32 column = blockIdx.x % p.columns, above = blockIdx.x / p.columns, row = above % p.rows, image = above / p.rows;
+    const u32 column = blockIdx.x % p.columns, above = blockIdx.x / p.columns, row = above % p.rows,
+              image = above / p.rows;
     const u32 runs = p.channels / N;
     for (u32 index = threadIdx.x; index < 9 * runs; index += blockDim.x) {
         const u32 place = index / runs, i = (index - place * runs) * N;
@@ -32,5 +33,6 @@ extern "C" __global__ void __launch_bounds__(256) around_one_by_one(const __grid
 // Multiplies each row of `y` [rows, channels] by the factors, in place. A CTA has one row.
 extern "C" __global__ void __launch_bounds__(256) scale(const __grid_constant__ Grid p) {
     Raw* const row = (Raw*)p.y + (u64)blockIdx.x * p.channels;
-    for (u32 i = threadIdx.x; i < p.channels; i += blockDim.x) row[i] = narrow<ELEMENT>(widen<ELEMENT>(row[i]) * p.factors[i]);
+    for (u32 i = threadIdx.x; i < p.channels; i += blockDim.x)
+        row[i] = narrow<ELEMENT>(widen<ELEMENT>(row[i]) * p.factors[i]);
 }

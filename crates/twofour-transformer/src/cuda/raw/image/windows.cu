@@ -47,7 +47,8 @@ __device__ __forceinline__ const Raw* projection(const Windows& p, u32 token) {
 template <int N> __device__ __forceinline__ void split(const Windows& p) {
     const u32 sequence = blockIdx.x / p.positions, position = blockIdx.x - sequence * p.positions;
     const Raw* const from = projection(p, token_at(p, sequence, position));
-    const u32 runs = p.dim / N, row = p.span_columns ? position / p.span_columns : 0, column = p.span_columns ? position % p.span_columns : 0;
+    const u32 runs = p.dim / N, row = p.span_columns ? position / p.span_columns : 0,
+              column = p.span_columns ? position % p.span_columns : 0;
     for (u32 index = threadIdx.x; index < 3 * p.heads * runs; index += blockDim.x) {
         const u32 head_of_all = index / runs, i = (index - head_of_all * runs) * N;
         const u32 part = head_of_all / p.heads, head = head_of_all - part * p.heads;
@@ -59,7 +60,8 @@ template <int N> __device__ __forceinline__ void split(const Windows& p) {
         } else {
             unrolled<N>([&](auto j) {
                 const u32 at = i + j.value - p.own;
-                const bool is_one = part == 1 && i >= p.own && p.span_columns && (at < p.span_rows ? at == row : at - p.span_rows == column);
+                const bool is_one = part == 1 && i >= p.own && p.span_columns &&
+                                    (at < p.span_rows ? at == row : at - p.span_rows == column);
                 x[j.value] = is_one ? 1.0f : 0.0f;
             });
         }
@@ -81,7 +83,8 @@ extern "C" __global__ void __launch_bounds__(128) terms(const __grid_constant__ 
     const u32 sequence = head_of_all / p.heads, head = head_of_all - sequence * p.heads;
     const bool is_row = line < p.span_rows;
     // The line's number, the keys' rows or columns, and the queries of the line.
-    const u32 at = is_row ? line : line - p.span_rows, span = is_row ? p.span_rows : p.span_columns, count = is_row ? p.span_columns : p.span_rows;
+    const u32 at = is_row ? line : line - p.span_rows, span = is_row ? p.span_rows : p.span_columns,
+              count = is_row ? p.span_columns : p.span_rows;
     const float* const table = is_row ? p.rows : p.columns;
     const u32 padded = (p.own + 3) / 4 * 4;
     for (u32 first = 0; first < count; first += QUERIES) {
@@ -90,7 +93,8 @@ extern "C" __global__ void __launch_bounds__(128) terms(const __grid_constant__ 
             const u32 query = index / padded, i = index - query * padded, other = first + query;
             float value = 0.0f;
             if (i < p.own && other < count) {
-                const Raw* const from = projection(p, token_at(p, sequence, is_row ? at * p.span_columns + other : other * p.span_columns + at));
+                const Raw* const from = projection(
+                    p, token_at(p, sequence, is_row ? at * p.span_columns + other : other * p.span_columns + at));
                 if (from) value = widen<ELEMENT>(from[(u64)head * p.own + i]);
             }
             queries[query][i] = value;
@@ -111,7 +115,8 @@ extern "C" __global__ void __launch_bounds__(128) terms(const __grid_constant__ 
                 const u32 other = first + query.value;
                 if (other >= count) return;
                 const u32 position = is_row ? at * p.span_columns + other : other * p.span_columns + at;
-                const u64 to = (((u64)sequence * p.heads + head) * p.positions + position) * p.dim + p.own + (is_row ? 0 : p.span_rows) + key;
+                const u64 to = (((u64)sequence * p.heads + head) * p.positions + position) * p.dim + p.own +
+                               (is_row ? 0 : p.span_rows) + key;
                 ((Raw*)p.q)[to] = narrow<ELEMENT>(sums[query.value] * p.term_factor);
             });
         }
@@ -132,8 +137,12 @@ template <int N> __device__ __forceinline__ void merge(const Windows& p) {
     }
 }
 
-#define MOVES(name)                                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(256) name##_vectors(const __grid_constant__ Windows p) { name<WIDTH>(p); }           \
-    extern "C" __global__ void __launch_bounds__(256) name##_one_by_one(const __grid_constant__ Windows p) { name<1>(p); }
+#define MOVES(name)                                                                                          \
+    extern "C" __global__ void __launch_bounds__(256) name##_vectors(const __grid_constant__ Windows p) {    \
+        name<WIDTH>(p);                                                                                      \
+    }                                                                                                        \
+    extern "C" __global__ void __launch_bounds__(256) name##_one_by_one(const __grid_constant__ Windows p) { \
+        name<1>(p);                                                                                          \
+    }
 MOVES(split)
 MOVES(merge)

@@ -49,7 +49,10 @@ template <bool CENTERED> __device__ __forceinline__ void forward(const Norm& p) 
             float a[N], b[N];
             load<N>(x + at, a);
             load<N>(out + at, b);
-            unrolled<N>([&](auto i) { a[i.value] = widen<ELEMENT>(narrow<ELEMENT>(a[i.value] + b[i.value])); sum += CENTERED ? a[i.value] : a[i.value] * a[i.value]; });
+            unrolled<N>([&](auto i) {
+                a[i.value] = widen<ELEMENT>(narrow<ELEMENT>(a[i.value] + b[i.value]));
+                sum += CENTERED ? a[i.value] : a[i.value] * a[i.value];
+            });
             store<N>(out + at, a);
         });
         // Each thread reads below what it has written itself.
@@ -158,7 +161,9 @@ template <bool CENTERED> __device__ __forceinline__ void sum_parameters(const No
             bias[i.value] += dy[i.value];
         });
     }
-    unrolled<WIDTH>([&](auto i) { gains[warp][WIDTH * lane + i.value] = gain[i.value], biases[warp][WIDTH * lane + i.value] = bias[i.value]; });
+    unrolled<WIDTH>([&](auto i) {
+        gains[warp][WIDTH * lane + i.value] = gain[i.value], biases[warp][WIDTH * lane + i.value] = bias[i.value];
+    });
     __syncthreads();
     float* const partial = p.partial + (u64)blockIdx.y * 2 * p.width;
     for (u32 c = threadIdx.x; c < COLUMNS && from + c < p.width; c += 256) {
@@ -169,10 +174,16 @@ template <bool CENTERED> __device__ __forceinline__ void sum_parameters(const No
     }
 }
 
-#define NORM(name, CENTERED)                                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(1024, 1) name##_forward(const __grid_constant__ Norm p) { forward<CENTERED>(p); }                \
-    extern "C" __global__ void __launch_bounds__(1024, 1) name##_backward(const __grid_constant__ Norm p) { backward<CENTERED>(p); }              \
-    extern "C" __global__ void __launch_bounds__(256) name##_parameters(const __grid_constant__ Norm p) { sum_parameters<CENTERED>(p); }
+#define NORM(name, CENTERED)                                                                                \
+    extern "C" __global__ void __launch_bounds__(1024, 1) name##_forward(const __grid_constant__ Norm p) {  \
+        forward<CENTERED>(p);                                                                               \
+    }                                                                                                       \
+    extern "C" __global__ void __launch_bounds__(1024, 1) name##_backward(const __grid_constant__ Norm p) { \
+        backward<CENTERED>(p);                                                                              \
+    }                                                                                                       \
+    extern "C" __global__ void __launch_bounds__(256) name##_parameters(const __grid_constant__ Norm p) {   \
+        sum_parameters<CENTERED>(p);                                                                        \
+    }
 NORM(layer, true)
 NORM(rms, false)
 
@@ -186,7 +197,8 @@ extern "C" __global__ void __launch_bounds__(256) add_chunks(const __grid_consta
     float sum = 0.0f;
     if (col < p.width) {
         #pragma unroll 8
-        for (u32 chunk = warp; chunk < p.chunks; chunk += 8) sum += p.partial[((u64)chunk * 2 + blockIdx.y) * p.width + col];
+        for (u32 chunk = warp; chunk < p.chunks; chunk += 8)
+            sum += p.partial[((u64)chunk * 2 + blockIdx.y) * p.width + col];
     }
     sums[warp][lane] = sum;
     __syncthreads();

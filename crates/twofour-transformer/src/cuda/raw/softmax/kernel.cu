@@ -8,7 +8,8 @@ struct Softmax {
     const float* scores;  // [rows, positions]: scores, or the gradient of probabilities
     void* probabilities;  // [rows, positions]; may be `scores` for f32
     float* lse;           // [rows]: log-sum-exp of scaled and capped scores
-    const float* capped;  // [rows, positions]: scores again, for the gradient through a soft cap; may be null without one
+    // [rows, positions]: scores again, for the gradient through a soft cap; may be null without one
+    const float* capped;
     u32 positions;
     float scale;
     u32 causal;
@@ -16,8 +17,12 @@ struct Softmax {
     float soft_cap;       // 0 for none
 };
 
-__device__ __forceinline__ u32 begin_of(const Softmax& p, u32 position) { return position >= p.window ? position - p.window + 1 : 0; }
-__device__ __forceinline__ u32 end_of(const Softmax& p, u32 position) { return p.causal ? position + 1 : min(position + p.window, p.positions); }
+__device__ __forceinline__ u32 begin_of(const Softmax& p, u32 position) {
+    return position >= p.window ? position - p.window + 1 : 0;
+}
+__device__ __forceinline__ u32 end_of(const Softmax& p, u32 position) {
+    return p.causal ? position + 1 : min(position + p.window, p.positions);
+}
 
 __device__ __forceinline__ float tanh_of(float x) { return 1.0f - __fdividef(2.0f, 1.0f + __expf(2.0f * x)); }
 

@@ -19,19 +19,24 @@ constexpr u32 AT_X = THREADS * HEIGHT * 16;
 
 // Predicated loads instead of branches: the compiler waits for a load behind a branch at once.
 __device__ __forceinline__ void load(u32 (&to)[4], const void* from, bool there) {
-    asm volatile("{.reg .pred there; setp.ne.u32 there, %5, 0; @there ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];}"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "l"(from), "r"((u32)there));
+    asm volatile(
+        "{.reg .pred there; setp.ne.u32 there, %5, 0; @there ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, "
+        "%3}, [%4];}"
+        : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+        : "l"(from), "r"((u32)there));
 }
 __device__ __forceinline__ void load(u32 (&to)[2], const void* from, bool there) {
-    asm volatile("{.reg .pred there; setp.ne.u32 there, %3, 0; @there ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];}"
-                 : "=r"(to[0]), "=r"(to[1])
-                 : "l"(from), "r"((u32)there));
+    asm volatile(
+        "{.reg .pred there; setp.ne.u32 there, %3, 0; @there ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, "
+        "[%2];}"
+        : "=r"(to[0]), "=r"(to[1])
+        : "l"(from), "r"((u32)there));
 }
 __device__ __forceinline__ void load(u32& to, const void* from, bool there) {
-    asm volatile("{.reg .pred there; setp.ne.u32 there, %2, 0; @there ld.global.nc.L1::no_allocate.L2::128B.u32 %0, [%1];}"
-                 : "=r"(to)
-                 : "l"(from), "r"((u32)there));
+    asm volatile(
+        "{.reg .pred there; setp.ne.u32 there, %2, 0; @there ld.global.nc.L1::no_allocate.L2::128B.u32 %0, [%1];}"
+        : "=r"(to)
+        : "l"(from), "r"((u32)there));
 }
 
 // The steps of a warp.
@@ -54,7 +59,9 @@ template <u32 STEP_BYTES> struct Activations {
         for (u32 token = 0; token < tokens; token++) {
             #pragma unroll 2
             for (u32 at = threadIdx.x % 32 * 16; at < (part.end - part.begin) * STEP_BYTES; at += 32 * 16) {
-                asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(first + token * row_bytes + at), "l"(x + at) : "memory");
+                asm volatile(
+                    "cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(first + token * row_bytes + at), "l"(x + at)
+                    : "memory");
             }
             x += (u64)steps * STEP_BYTES;
         }
@@ -68,8 +75,9 @@ template <u32 STEP_BYTES> struct Activations {
 
 // Multiplies all steps of a warp, DEPTH of which the reader has loaded ahead. `x` is the address of the lane's
 // activations of the first step; each step's are X_BYTES after those before.
-template <class Step, u32 X_BYTES, class Reader> __device__ __forceinline__ void add_all(Sum (&sums)[HEIGHT][4], Reader& reader, Step (&steps)[DEPTH], Part part, u32 x) {
-    #pragma unroll 1
+template <class Step, u32 X_BYTES, class Reader> __device__ __forceinline__ void add_all(
+    Sum (&sums)[HEIGHT][4], Reader& reader, Step (&steps)[DEPTH], Part part, u32 x) {
+#pragma unroll 1
     for (int left = part.end - part.begin; left > 0; left -= DEPTH) {
         #pragma unroll
         for (int d = 0; d < DEPTH; d++) {
@@ -81,9 +89,11 @@ template <class Step, u32 X_BYTES, class Reader> __device__ __forceinline__ void
 }
 
 // Adds the partial sums of all warps and stores the results of the rows from `feature` on.
-__device__ __forceinline__ void finish(const Output& to, u32 output, u32 features, u32 tokens, const Sum (&sums)[HEIGHT][4], u8* memory, u32 feature) {
-    #pragma unroll
-    for (u32 m = 0; m < HEIGHT; m++) ((float4*)memory)[m * THREADS + threadIdx.x] = make_float4(sums[m][0], sums[m][1], sums[m][2], sums[m][3]);
+__device__ __forceinline__ void finish(
+    const Output& to, u32 output, u32 features, u32 tokens, const Sum (&sums)[HEIGHT][4], u8* memory, u32 feature) {
+#pragma unroll
+    for (u32 m = 0; m < HEIGHT; m++)
+        ((float4*)memory)[m * THREADS + threadIdx.x] = make_float4(sums[m][0], sums[m][1], sums[m][2], sums[m][3]);
     __syncthreads();
     #pragma unroll 1
     for (u32 i = threadIdx.x; i < ROWS * tokens; i += THREADS) {

@@ -84,7 +84,10 @@ __device__ __forceinline__ void add(Sum (&sums)[HEIGHT][4], const Step& step, u3
         u32 activations[4];
         #pragma unroll
         for (u32 i = 0; i < 4; i++) {
-            asm volatile("ld.shared.u32 %0, [%1];" : "=r"(activations[i]) : "r"(x + WHICH * 16 + i % 2 * 64 + i / 2 * 8) : "memory");
+            asm volatile("ld.shared.u32 %0, [%1];"
+                : "=r"(activations[i])
+                : "r"(x + WHICH * 16 + i % 2 * 64 + i / 2 * 8)
+                : "memory");
         }
         #pragma unroll
         for (u32 m = 0; m < HEIGHT; m++) {

@@ -21,14 +21,17 @@ constexpr u32 X_ROW = CHUNK * 2 + 16;
 // A warp's stage of a unit: for each lane values, metadata, scales.
 constexpr u32 AT_CODES = 32 * 16, AT_SCALES = AT_CODES + 32 * 8, UNIT_BYTES = AT_SCALES + 32 * 4;
 // Shared memory: the exchange of partial sums of eight tokens, units, X.
-constexpr u32 AT_UNITS = WARPS * 32 * 16, STAGE_BYTES = WARPS * HEIGHT * UNIT_BYTES, AT_X = AT_UNITS + STAGES * STAGE_BYTES;
+constexpr u32 AT_UNITS = WARPS * 32 * 16, STAGE_BYTES = WARPS * HEIGHT * UNIT_BYTES,
+              AT_X = AT_UNITS + STAGES * STAGE_BYTES;
 
 template <int BYTES> __device__ __forceinline__ void ask(u32 to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES) : "memory");
 }
 __device__ __forceinline__ void asked() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits for all but the last `LEFT` groups of this thread's copies.
-template <int LEFT> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
+template <int LEFT> __device__ __forceinline__ void wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
 
 // The addresses of a lane's parts of units, advanced from one of the warp's units to the next.
 struct Reader {
@@ -55,19 +58,23 @@ __device__ __forceinline__ void ask_x(const Parameters& p, u32 to, u32 chunk) {
         const u32 token = i / PIECES, inside = i % PIECES * 8, column = chunk * CHUNK + inside;
         const bool is = column < p.reduction;
         const u16* from = is ? p.x + (u64)token * p.reduction + column : p.x;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + token * X_ROW + inside * 2), "l"(from), "r"(is ? 16 : 0) : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + token * X_ROW + inside * 2), "l"(from),
+            "r"(is ? 16 : 0)
+            : "memory");
     }
 }
 
 // Multiplies vertically adjacent units. `unit` is the address of the lane's values of the first, `rows` are the lane's
 // addresses for `ldmatrix`, and `x` is the offset of this chunk.
-__device__ __forceinline__ void add_units(Sum (&sums)[HEIGHT][TILES][4], u32 unit, u32 lane, const u32 (&rows)[TILES], u32 x) {
+__device__ __forceinline__ void add_units(
+    Sum (&sums)[HEIGHT][TILES][4], u32 unit, u32 lane, const u32 (&rows)[TILES], u32 x) {
     u32 values[HEIGHT][4], codes[HEIGHT][2], scales[HEIGHT] = {};
     #pragma unroll
     for (u32 m = 0; m < HEIGHT; m++) {
         const u32 at = unit + m * UNIT_BYTES;
         load_unit(values[m], codes[m], at, at + AT_CODES - lane * 8);
-        if (!BY_ROW) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(scales[m]) : "r"(at + AT_SCALES - lane * 12) : "memory");
+        if (!BY_ROW)
+            asm volatile("ld.shared.u32 %0, [%1];" : "=r"(scales[m]) : "r"(at + AT_SCALES - lane * 12) : "memory");
     }
     Sum parts[HEIGHT][TILES][4] = {};
     Sum (&into)[HEIGHT][TILES][4] = BY_ROW ? sums : parts;
@@ -84,7 +91,8 @@ __device__ __forceinline__ void add_units(Sum (&sums)[HEIGHT][TILES][4], u32 uni
             u32 activations[4];
             load_matrices(rows[tile] + x + STEP * 64, activations);
             #pragma unroll
-            for (u32 m = 0; m < HEIGHT; m++) sparse_product<STEP % 2>(into[m][tile], w[m], activations, codes[m][STEP / 2]);
+            for (u32 m = 0; m < HEIGHT; m++)
+                sparse_product<STEP % 2>(into[m][tile], w[m], activations, codes[m][STEP / 2]);
         }
     });
     if (!BY_ROW) {
@@ -109,7 +117,8 @@ __device__ __forceinline__ void finish(const Parameters& p, Sum (&all)[HEIGHT][T
         #pragma unroll 1
         for (u32 first = 0; first < p.tokens; first += 8) {
             __syncthreads();
-            ((float4*)exchange)[threadIdx.x] = make_float4(sums[0][0] * low, sums[0][1] * low, sums[0][2] * high, sums[0][3] * high);
+            ((float4*)exchange)[threadIdx.x] =
+                make_float4(sums[0][0] * low, sums[0][1] * low, sums[0][2] * high, sums[0][3] * high);
             __syncthreads();
             #pragma unroll
             for (int tile = 0; tile < TILES; tile++) {
@@ -125,7 +134,8 @@ __device__ __forceinline__ void finish(const Parameters& p, Sum (&all)[HEIGHT][T
                 const u32 theirs = row % 8 * 4 + token / 2, which = row % UNIT_ROWS / 8 * 2 + token % 2;
                 Sum total = 0;
                 #pragma unroll
-                for (u32 from = 0; from < K_WARPS; from++) total += exchange[((row / UNIT_ROWS * K_WARPS + from) * 32 + theirs) * 4 + which];
+                for (u32 from = 0; from < K_WARPS; from++)
+                    total += exchange[((row / UNIT_ROWS * K_WARPS + from) * 32 + theirs) * 4 + which];
                 store(p.to, p.output, total, f, first + token);
             }
         }
@@ -161,14 +171,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const __grid_con
     const auto has = [&](Place at) { return row_unit(at) < row_units && at.chunk * K_WARPS + k_warp < units; };
     Place now = {blockIdx.x, 0}, next = now;
     const u64 first = (u64)row_unit(now) * units + k_warp;
-    Reader reader = {p.values + (first * 32 + lane) * 4, p.meta + (first * 32 + lane) * 2, BY_ROW ? p.scales : p.scales + first * 8 + lane / 4};
-    const long long to_next_group = (long long)(gridDim.x * ROW_WARPS * HEIGHT) * units - (long long)(chunks - 1) * K_WARPS;
+    Reader reader = {p.values + (first * 32 + lane) * 4, p.meta + (first * 32 + lane) * 2,
+        BY_ROW ? p.scales : p.scales + first * 8 + lane / 4};
+    const long long to_next_group =
+        (long long)(gridDim.x * ROW_WARPS * HEIGHT) * units - (long long)(chunks - 1) * K_WARPS;
     // Issues the copies for the next position, as one group.
     const auto ask_next = [&](u32 stage) {
         if (has(next)) {
             reader.ask_unit(mine + stage * STAGE_BYTES, lane, 0);
             // Without second rows the first ones are loaded again: their results are not stored.
-            if (HEIGHT == 2) reader.ask_unit(mine + stage * STAGE_BYTES + UNIT_BYTES, lane, row_unit(next) + 1 < row_units ? units : 0);
+            if (HEIGHT == 2)
+                reader.ask_unit(
+                    mine + stage * STAGE_BYTES + UNIT_BYTES, lane, row_unit(next) + 1 < row_units ? units : 0);
         }
         if (!p.resident && next.group < groups) ask_x(p, x + stage * x_bytes, next.chunk);
         asked();
@@ -188,7 +202,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const __grid_con
     // Lanes of tokens past the end read another token's activations: their results are not stored.
     u32 rows[TILES];
     #pragma unroll
-    for (u32 tile = 0; tile < TILES; tile++) rows[tile] = x + k_warp * (UNIT_COLUMNS * 2) + lane / 8 * 16 + min(tile * 8 + lane % 8, p.tokens - 1) * X_ROW;
+    for (u32 tile = 0; tile < TILES; tile++)
+        rows[tile] = x + k_warp * (UNIT_COLUMNS * 2) + lane / 8 * 16 + min(tile * 8 + lane % 8, p.tokens - 1) * X_ROW;
     Sum sums[HEIGHT][TILES][4] = {};
     u32 stage = 0, ahead = STAGES - 1;
     #pragma unroll 1
@@ -197,7 +212,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const __grid_con
         // A streamed chunk of X is for all warps. After the barrier no warp reads the stage before it any more.
         if (!p.resident) __syncthreads();
         ask_next(ahead);
-        if (has(now)) add_units(sums, mine + stage * STAGE_BYTES, lane, rows, (p.resident ? now.chunk : stage) * x_bytes);
+        if (has(now))
+            add_units(sums, mine + stage * STAGE_BYTES, lane, rows, (p.resident ? now.chunk : stage) * x_bytes);
         if (now.chunk + 1 == chunks) finish(p, sums, (Sum*)memory, now.group);
         now.next(chunks);
         stage = stage + 1 == STAGES ? 0 : stage + 1;

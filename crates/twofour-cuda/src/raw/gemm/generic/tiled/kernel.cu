@@ -38,7 +38,9 @@ __device__ __forceinline__ void ask(u32 to, const void* from) {
 }
 __device__ __forceinline__ void asked() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits for all but the last `LEFT` groups of this thread's copies.
-template <int LEFT> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
+template <int LEFT> __device__ __forceinline__ void wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
 
 // Returns the offset of a piece of a row in its tile.
 __device__ __forceinline__ u32 w_at(u32 row, u32 piece) { return row * W_ROW + ((piece ^ row / 2 % 4) * 16); }
@@ -50,12 +52,14 @@ __device__ __forceinline__ void ask_step(const Parameters& p, u32 stage, u32 fea
     #pragma unroll
     for (u32 i = threadIdx.x; i < FEATURES * (W_ROW / 16); i += THREADS) {
         const u32 row = i / 4, piece = i % 4;
-        ask(stage + w_at(row, piece), p.values + min(feature + row, p.rows - 1) * (row_bytes / 2) + step * W_ROW + piece * 16);
+        ask(stage + w_at(row, piece),
+            p.values + min(feature + row, p.rows - 1) * (row_bytes / 2) + step * W_ROW + piece * 16);
     }
     #pragma unroll
     for (u32 i = threadIdx.x; i < TOKENS * (X_ROW / 16); i += THREADS) {
         const u32 row = i / 8, piece = i % 8;
-        ask(stage + AT_X + x_at(row, piece), p.x + min(token + row, p.tokens - 1) * row_bytes + step * X_ROW + piece * 16);
+        ask(stage + AT_X + x_at(row, piece),
+            p.x + min(token + row, p.tokens - 1) * row_bytes + step * X_ROW + piece * 16);
     }
     const u32 atoms = p.rows / 64;
     #pragma unroll
@@ -66,32 +70,40 @@ __device__ __forceinline__ void ask_step(const Parameters& p, u32 stage, u32 fea
 }
 
 // Multiplies a step.
-__device__ __forceinline__ void add_step(Sum (&sums)[M_TILES][N_TILES][4], u32 stage, u32 warp_feature, u32 warp_token) {
+__device__ __forceinline__ void add_step(
+    Sum (&sums)[M_TILES][N_TILES][4], u32 stage, u32 warp_feature, u32 warp_token) {
     const u32 lane = threadIdx.x % 32;
     u32 codes[M_TILES][CODE_WORDS];
     #pragma unroll
     for (u32 m = 0; m < M_TILES; m++) {
         const u32 sixteen = stage + AT_META + (warp_feature / 16 + m) * (ATOM_BYTES / 4);
         #pragma unroll
-        for (u32 i = 0; i < CODE_WORDS; i++) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(codes[m][i]) : "r"(sixteen + 4 * code_word(lane) + 8 * i) : "memory");
+        for (u32 i = 0; i < CODE_WORDS; i++)
+            asm volatile("ld.shared.u32 %0, [%1];"
+                : "=r"(codes[m][i])
+                : "r"(sixteen + 4 * code_word(lane) + 8 * i)
+                : "memory");
     }
     unrolled<2>([&](auto which) {
         constexpr int SECOND = decltype(which)::value;
         u32 w[M_TILES][4];
         #pragma unroll
-        for (u32 m = 0; m < M_TILES; m++) load_matrices(stage + w_at(warp_feature + m * 16 + lane % 16, SECOND * 2 + lane / 16), w[m]);
-        #pragma unroll
+        for (u32 m = 0; m < M_TILES; m++)
+            load_matrices(stage + w_at(warp_feature + m * 16 + lane % 16, SECOND * 2 + lane / 16), w[m]);
+#pragma unroll
         for (u32 n = 0; n < N_TILES; n++) {
             u32 x[4];
             load_matrices(stage + AT_X + x_at(warp_token + n * 8 + lane % 8, SECOND * 4 + lane / 8), x);
             #pragma unroll
-            for (u32 m = 0; m < M_TILES; m++) sparse_product<CODE_WORDS == 1 ? SECOND : 0>(sums[m][n], w[m], x, codes[m][SECOND % CODE_WORDS]);
+            for (u32 m = 0; m < M_TILES; m++)
+                sparse_product<CODE_WORDS == 1 ? SECOND : 0>(sums[m][n], w[m], x, codes[m][SECOND % CODE_WORDS]);
         }
     });
 }
 
 // Stores four neighbouring results, of which `count` exist.
-template <int E> __device__ __forceinline__ void store_four(const Output& output, u64 at, const Sum (&sums)[4], const float (&values)[4], u32 count) {
+template <int E> __device__ __forceinline__ void store_four(
+    const Output& output, u64 at, const Sum (&sums)[4], const float (&values)[4], u32 count) {
     typedef typename Result<E>::Type Out;
     struct __align__(4 * sizeof(Out)) Four { Out of[4]; } four;
     #pragma unroll
@@ -109,7 +121,8 @@ template <int E> __device__ __forceinline__ void store_four(const Output& output
 
 // Applies the epilogue to a tile. Accumulators go through shared memory, so that neighbouring results are stored
 // together.
-__device__ __forceinline__ void finish(const Parameters& p, const Sum (&sums)[M_TILES][N_TILES][4], Sum* exchange, u32 feature, u32 token, u32 warp_feature, u32 warp_token) {
+__device__ __forceinline__ void finish(const Parameters& p, const Sum (&sums)[M_TILES][N_TILES][4], Sum* exchange,
+    u32 feature, u32 token, u32 warp_feature, u32 warp_token) {
     const u32 lane = threadIdx.x % 32;
     const bool features_together = p.to.stride_feature == 1;
     // The lengths of the axis that is contiguous in the result, and of the other one.
@@ -122,7 +135,8 @@ __device__ __forceinline__ void finish(const Parameters& p, const Sum (&sums)[M_
         for (u32 n = 0; n < N_TILES; n++) {
             #pragma unroll
             for (u32 i = 0; i < 4; i++) {
-                const u32 f = warp_feature + m * 16 + lane / 4 + i / 2 * 8, t = warp_token + n * 8 + lane % 4 * 2 + i % 2;
+                const u32 f = warp_feature + m * 16 + lane / 4 + i / 2 * 8,
+                          t = warp_token + n * 8 + lane % 4 * 2 + i % 2;
                 exchange[features_together ? t * row_of + f : f * row_of + t] = sums[m][n][i];
             }
         }
@@ -141,7 +155,8 @@ __device__ __forceinline__ void finish(const Parameters& p, const Sum (&sums)[M_
             four[j] = exchange[row * row_of + along + j];
             const u32 of_f = features_together ? f + j : f, of_t = features_together ? t : t + j;
             const bool there = j < count;
-            values[j] = there ? activated<F32>(p.to.activation, scaled(p.to, p.output, (float)four[j], of_f, of_t)) : 0.0f;
+            values[j] =
+                there ? activated<F32>(p.to.activation, scaled(p.to, p.output, (float)four[j], of_f, of_t)) : 0.0f;
         }
         const u64 at = f * p.to.stride_feature + t * p.to.stride_token;
         if (p.output == F16) store_four<F16>(p.to, at, four, values, count);

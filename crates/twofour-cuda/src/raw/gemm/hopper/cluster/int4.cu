@@ -12,7 +12,8 @@ constexpr u32 UNITS = FEATURES / UNIT_ROWS, X_BYTES = 2 * X_TILE_BYTES;
 constexpr u32 VALUES_BYTES = UNITS * 512, CODES_BYTES = UNITS * 256, SCALES_BYTES = BY_ROW ? 0 : UNITS * 32;
 // TMA destinations are aligned to 128 bytes.
 constexpr u32 SCALES_STAGE = (SCALES_BYTES + 127) / 128 * 128;
-constexpr u32 AT_VALUES = STAGES * X_BYTES, AT_CODES = AT_VALUES + STAGES * VALUES_BYTES, AT_SCALES = AT_CODES + STAGES * CODES_BYTES;
+constexpr u32 AT_VALUES = STAGES * X_BYTES, AT_CODES = AT_VALUES + STAGES * VALUES_BYTES,
+              AT_SCALES = AT_CODES + STAGES * CODES_BYTES;
 
 struct MappedParameters {
     Maps maps;
@@ -38,7 +39,8 @@ struct Work {
     __device__ __forceinline__ u32 copied_bytes() const { return X_BYTES + VALUES_BYTES + CODES_BYTES + SCALES_BYTES; }
 
     __device__ __forceinline__ void ask(u32 shared, u32 stage, u32 full, const Part& part, u32 step) const {
-        const u32 values = shared + AT_VALUES + stage * VALUES_BYTES, codes = shared + AT_CODES + stage * CODES_BYTES, scales = shared + AT_SCALES + stage * SCALES_STAGE;
+        const u32 values = shared + AT_VALUES + stage * VALUES_BYTES, codes = shared + AT_CODES + stage * CODES_BYTES,
+                  scales = shared + AT_SCALES + stage * SCALES_STAGE;
         p.maps.ask(shared + stage * X_BYTES, values, codes, scales, part.feature / UNIT_ROWS, step, full);
     }
     // Returns the unit of a warp's tile. Where the last warpgroup has fewer rows, its surplus warps load the last unit
@@ -47,9 +49,14 @@ struct Work {
 
     static __device__ __forceinline__ void take(Item& to, const Buffers& from, u32 lane) {
         u32 values[4];
-        load_unit(values, to.codes, from.shared + AT_VALUES + from.stage * VALUES_BYTES + lane * 16, from.shared + AT_CODES + from.stage * CODES_BYTES + lane * 8);
-        if (!BY_ROW) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(to.scales) : "r"(from.shared + AT_SCALES + from.stage * SCALES_STAGE + lane / 4 * 4) : "memory");
-        #pragma unroll
+        load_unit(values, to.codes, from.shared + AT_VALUES + from.stage * VALUES_BYTES + lane * 16,
+            from.shared + AT_CODES + from.stage * CODES_BYTES + lane * 8);
+        if (!BY_ROW)
+            asm volatile("ld.shared.u32 %0, [%1];"
+                : "=r"(to.scales)
+                : "r"(from.shared + AT_SCALES + from.stage * SCALES_STAGE + lane / 4 * 4)
+                : "memory");
+#pragma unroll
         for (u32 which = 0; which < 4; which++) {
             #pragma unroll
             for (int i = 0; i < 4; i++) to.w[which][i] = elements(values[which], i);
@@ -74,7 +81,9 @@ struct Work {
         #pragma unroll
         for (u32 i = 0; i < TOKENS / 2; i++) {
             // Volatile, so that the compiler moves it neither before the wait nor after the next `wgmma`.
-            asm volatile("fma.rn.f32 %0, %1, %2, %0;" : "+f"(sums[i]) : "f"(item.parts[i]), "f"(i % 4 < 2 ? low : high));
+            asm volatile("fma.rn.f32 %0, %1, %2, %0;"
+                : "+f"(sums[i])
+                : "f"(item.parts[i]), "f"(i % 4 < 2 ? low : high));
         }
     }
     // Two items are in flight: while `wgmma` computes one, the accumulators of the one before are added and the next
@@ -90,7 +99,9 @@ struct Work {
         // register: with two, 128 rows spilled.
         u32 lanes[HEIGHT];
         #pragma unroll
-        for (u32 h = 0; h < HEIGHT; h++) lanes[h] = h != 0 && UNITS % (4 * HEIGHT) == 0 ? lanes[0] + h * 4 * 32 : kept(unit(h) * 32 + threadIdx.x % 32);
+        for (u32 h = 0; h < HEIGHT; h++)
+            lanes[h] =
+                h != 0 && UNITS % (4 * HEIGHT) == 0 ? lanes[0] + h * 4 * 32 : kept(unit(h) * 32 + threadIdx.x % 32);
         Item items[2];
         // Before the first item there is nothing to add.
         items[1].scales = items[1].codes[0] = items[1].codes[1] = 0;
@@ -132,12 +143,16 @@ struct Work {
             for (u32 h = 0; h < HEIGHT; h++) {
                 // Rows past the end have the last ones' scales: their results are not stored.
                 float low, high;
-                scales_of(p.row_scales[min(part.feature / UNIT_ROWS + unit(h), p.problem.features / UNIT_ROWS - 1) * 8 + threadIdx.x % 32 / 4], low, high);
-                #pragma unroll
+                scales_of(p.row_scales[min(part.feature / UNIT_ROWS + unit(h), p.problem.features / UNIT_ROWS - 1) * 8 +
+                                       threadIdx.x % 32 / 4],
+                    low, high);
+#pragma unroll
                 for (u32 i = 0; i < TOKENS / 2; i++) sums[h][i] *= i % 4 < 2 ? low : high;
             }
         }
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) decode(const __grid_constant__ MappedParameters p) { run(Work{p}, p.problem); }
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) decode(const __grid_constant__ MappedParameters p) {
+    run(Work{p}, p.problem);
+}

@@ -7,7 +7,8 @@
 
 constexpr u32 ELEMENT_BYTES = sizeof(Bits<ELEMENT>::type), K_STEP = 256 / ELEMENT_BYTES;
 constexpr u32 W_BYTES = FEATURES * ROW, X_BYTES = 2 * X_TILE_BYTES;
-constexpr u32 ATOM_BYTES = 64 * (K_STEP / 2) / 8, META_TILE_BYTES = FEATURES / 16 * (ATOM_BYTES / 4), META_BYTES = 2 * META_TILE_BYTES;
+constexpr u32 ATOM_BYTES = 64 * (K_STEP / 2) / 8, META_TILE_BYTES = FEATURES / 16 * (ATOM_BYTES / 4),
+              META_BYTES = 2 * META_TILE_BYTES;
 constexpr u32 AT_X = STAGES * W_BYTES, AT_META = AT_X + STAGES * X_BYTES;
 
 struct Parameters {
@@ -23,7 +24,8 @@ struct Work {
 
     __device__ __forceinline__ void ask(u32 shared, u32 stage, u32 full, const Part& part, u32 step) const {
         copy_tile(shared + stage * W_BYTES, &p.weight, step * (K_STEP / 2), part.feature, full);
-        copy_tile(shared + AT_META + stage * META_BYTES, &p.meta, part.feature / 16 * (ATOM_BYTES / 32), step * 2, full);
+        copy_tile(
+            shared + AT_META + stage * META_BYTES, &p.meta, part.feature / 16 * (ATOM_BYTES / 32), step * 2, full);
         const u32 x = shared + AT_X + stage * X_BYTES;
         copy_tile(x, &p.x, step * K_STEP, part.token, full);
         copy_tile(x + X_TILE_BYTES, &p.x, step * K_STEP + K_STEP / 2, part.token, full);
@@ -34,7 +36,8 @@ struct Work {
         const u64 weight = operand<ROW>(from.shared + group * 64 * ROW), x = operand<ROW>(from.shared + AT_X);
         // The thread's metadata of an atom: see the orders in `twofour::layout::sm90`.
         // Where the last warpgroup has fewer rows, its surplus warps load the last rows' metadata again.
-        const u32 row = min(sixteen(0), SIXTEENS - 1) * 16 + lane % 2 * 8 + lane / 4, word = (ELEMENT_BYTES == 2 ? 2 : 4) * row + lane / 2 % 2;
+        const u32 row = min(sixteen(0), SIXTEENS - 1) * 16 + lane % 2 * 8 + lane / 4,
+                  word = (ELEMENT_BYTES == 2 ? 2 : 4) * row + lane / 2 % 2;
         const u32 meta = kept(from.shared + AT_META + 4 * word);
         constexpr int WORDS = ELEMENT_BYTES == 2 ? 1 : 2;
         // Computes one step. With enough stages it is complete only when the next one has begun, so that instructions
@@ -52,17 +55,23 @@ struct Work {
             for (int atom = 0; atom < 2; atom++) {
                 #pragma unroll
                 for (int i = 0; i < WORDS; i++) {
-                    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(codes[atom][i]) : "r"(meta + from.stage * META_BYTES + atom * META_TILE_BYTES + 8 * i) : "memory");
+                    asm volatile("ld.shared.u32 %0, [%1];"
+                        : "=r"(codes[atom][i])
+                        : "r"(meta + from.stage * META_BYTES + atom * META_TILE_BYTES + 8 * i)
+                        : "memory");
                 }
             }
-            const u64 w_now = operand_after(weight, from.stage * W_BYTES), x_now = operand_after(x, from.stage * X_BYTES);
+            const u64 w_now = operand_after(weight, from.stage * W_BYTES),
+                      x_now = operand_after(x, from.stage * X_BYTES);
             products_begin();
             if constexpr (FIRST) first_product<0>(sums, w_now, x_now, codes[0][0]);
             else product<0>(sums, w_now, x_now, codes[0][0]);
-            product<ELEMENT_BYTES == 2 ? 1 : 0>(sums, operand_after(w_now, ROW / 4), operand_after(x_now, ROW / 2), codes[0][WORDS - 1]);
+            product<ELEMENT_BYTES == 2 ? 1 : 0>(
+                sums, operand_after(w_now, ROW / 4), operand_after(x_now, ROW / 2), codes[0][WORDS - 1]);
             const u64 w = operand_after(w_now, ROW / 2), x = operand_after(x_now, X_TILE_BYTES);
             product<0>(sums, w, x, codes[1][0]);
-            product<ELEMENT_BYTES == 2 ? 1 : 0>(sums, operand_after(w, ROW / 4), operand_after(x, ROW / 2), codes[1][WORDS - 1]);
+            product<ELEMENT_BYTES == 2 ? 1 : 0>(
+                sums, operand_after(w, ROW / 4), operand_after(x, ROW / 2), codes[1][WORDS - 1]);
             products_commit();
             products_wait<AHEAD ? 1 : 0>();
             if (!AHEAD) {
@@ -90,4 +99,6 @@ struct Work {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) stream(const __grid_constant__ Parameters p) { run(Work{p}, p.problem); }
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) stream(const __grid_constant__ Parameters p) {
+    run(Work{p}, p.problem);
+}

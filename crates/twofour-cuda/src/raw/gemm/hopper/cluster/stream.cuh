@@ -12,7 +12,8 @@
 
 // A consumer warpgroup computes HEIGHT times 64 rows, a warp 16 of each. The last warpgroup may have fewer; the surplus
 // is not stored.
-constexpr u32 GROUPS = (FEATURES + 64 * HEIGHT - 1) / (64 * HEIGHT), MULTIPLIERS = GROUPS * 128, SIXTEENS = FEATURES / 16;
+constexpr u32 GROUPS = (FEATURES + 64 * HEIGHT - 1) / (64 * HEIGHT), MULTIPLIERS = GROUPS * 128,
+              SIXTEENS = FEATURES / 16;
 // Producer warps. One alone takes longer to issue the copies of all stages than their first bytes take to arrive, and
 // four are no faster than two, as measured on an H200 (docs/explanation/kernels/cuda-gemm-cluster.md).
 constexpr u32 FEEDERS = 2;
@@ -28,7 +29,8 @@ constexpr u32 SUM_ROW = GROUPS * HEIGHT * 64 + 4;
 constexpr u32 SENT_BYTES = 16 * TOKENS * 4;
 
 // Received accumulators follow the stages, then barriers. The host adds 1024 bytes to align the start.
-constexpr u32 AT_SENT = SHARED_BYTES_ASKED - 1024 - 8, AT_EMPTY = AT_SENT - STAGES * 8, AT_FULL = AT_EMPTY - STAGES * 8, AT_SUMS = AT_FULL - SUMS_BYTES;
+constexpr u32 AT_SENT = SHARED_BYTES_ASKED - 1024 - 8, AT_EMPTY = AT_SENT - STAGES * 8, AT_FULL = AT_EMPTY - STAGES * 8,
+              AT_SUMS = AT_FULL - SUMS_BYTES;
 static_assert(AT_SUMS % 16 == 0, "sums are sent sixteen bytes at a time");
 static_assert(TOKENS * SUM_ROW * 4 <= AT_SUMS, "there is room for sums");
 
@@ -50,7 +52,9 @@ struct Problem {
 };
 
 // Returns the type of results: where it comes with the launch, f32 or that of X.
-__device__ __forceinline__ u32 output_of(const Problem& p) { return OUTPUT != ANY_OUTPUT ? (u32)OUTPUT : p.output == F32 ? (u32)F32 : (u32)ELEMENT; }
+__device__ __forceinline__ u32 output_of(const Problem& p) {
+    return OUTPUT != ANY_OUTPUT ? (u32)OUTPUT : p.output == F32 ? (u32)F32 : (u32)ELEMENT;
+}
 
 // The work of a CTA: rows of W from `feature` on, `tokens` rows of X from `token` on, and the steps from `begin` to
 // `end`. The grid's rows are clusters, first all of the first tile of X, then all of the next.
@@ -115,7 +119,8 @@ template <class Work> struct Feeder {
     Buffers to;
     u32 step;
 
-    __device__ __forceinline__ Feeder(const Work& work, const Part& part, u32 shared, u32 which) : work(work), part(part), to{shared, which}, step(part.begin + which) {}
+    __device__ __forceinline__ Feeder(const Work& work, const Part& part, u32 shared, u32 which)
+        : work(work), part(part), to{shared, which}, step(part.begin + which) {}
 
     __device__ __forceinline__ void ask() {
         if (elected()) {
@@ -162,10 +167,12 @@ __device__ __forceinline__ void send(const Sums& sums, const Problem& p, const P
         const u32 mine = sixteen(h);
         if (mine >= SIXTEENS || part.owns(mine)) continue;
         const u32 owner = owner_of(p, mine);
-        const u32 there = address_at(sent_to(p, shared, mine, owner, part.rank), owner), barrier = address_at(shared + AT_SENT, owner);
-        #pragma unroll
+        const u32 there = address_at(sent_to(p, shared, mine, owner, part.rank), owner),
+                  barrier = address_at(shared + AT_SENT, owner);
+#pragma unroll
         for (u32 i = 0; i < TOKENS / 2; i += 4) {
-            send_four(there + i * 128, bits_of(sums[h][i]), bits_of(sums[h][i + 1]), bits_of(sums[h][i + 2]), bits_of(sums[h][i + 3]), barrier);
+            send_four(there + i * 128, bits_of(sums[h][i]), bits_of(sums[h][i + 1]), bits_of(sums[h][i + 2]),
+                bits_of(sums[h][i + 3]), barrier);
         }
     }
 }
@@ -207,7 +214,8 @@ __device__ __forceinline__ void store_sixteen(const Problem& p, const Part& part
     #pragma unroll
     for (u32 t = lane / 2; t < TOKENS; t += 16) {
         const uint4 eight = four_words(from + t / 16 * 512);
-        if (t < part.tokens && f < p.features) *(uint4*)((u16*)p.to.data + (part.token + t) * p.to.stride_token + f) = eight;
+        if (t < part.tokens && f < p.features)
+            *(uint4*)((u16*)p.to.data + (part.token + t) * p.to.stride_token + f) = eight;
     }
 }
 
@@ -218,18 +226,22 @@ template <int KIND> __device__ __forceinline__ void leave_tokens(const Problem& 
     #pragma unroll
     for (u32 t = lane; t < (TOKENS + 31) / 32 * 32; t += 32) {
         const Factors of = factors_of_token<KIND>(p.to, p.tokens, part.token + t);
-        if (t < TOKENS) asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at + t * 8), "f"(of.scale), "f"(of.bias) : "memory");
+        if (t < TOKENS)
+            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at + t * 8), "f"(of.scale), "f"(of.bias) : "memory");
     }
     __syncwarp();
 }
 
 // Stores a warp's results where they are 16-bit and features are contiguous. The accumulator layout has two tokens of a
 // row in a lane, 8x8; a transpose through shared memory makes them eight rows of a token.
-template <int KIND, int ACTIVATION> __device__ __forceinline__ void store_sixteens(const Sums& sums, const Problem& p, const Part& part, u32 shared) {
+template <int KIND, int ACTIVATION>
+__device__ __forceinline__ void store_sixteens(const Sums& sums, const Problem& p, const Part& part, u32 shared) {
     // Of a warp: results, and the tokens' scales and biases.
-    constexpr u32 TOKEN_BYTES = 32, AT_FACTORS = TOKENS * TOKEN_BYTES, WARP_BYTES = AT_FACTORS + (is_finished(KIND) ? TOKENS * 8 : 0);
+    constexpr u32 TOKEN_BYTES = 32, AT_FACTORS = TOKENS * TOKEN_BYTES,
+                  WARP_BYTES = AT_FACTORS + (is_finished(KIND) ? TOKENS * 8 : 0);
     static_assert(MULTIPLIERS / 32 * WARP_BYTES <= AT_SUMS, "there is room for results");
-    const u32 lane = threadIdx.x % 32, here = shared + threadIdx.x / 32 * WARP_BYTES, factors = here + AT_FACTORS + lane % 4 * 16;
+    const u32 lane = threadIdx.x % 32, here = shared + threadIdx.x / 32 * WARP_BYTES,
+              factors = here + AT_FACTORS + lane % 4 * 16;
     // Four 8x8 matrices: two units of eight rows for eight tokens, and for the next eight tokens. With eight tokens
     // there are two.
     const u32 to = here + (lane / 16 * 8 + lane % 8) * TOKEN_BYTES + lane / 8 % 2 * 16;
@@ -254,7 +266,9 @@ template <int KIND, int ACTIVATION> __device__ __forceinline__ void store_sixtee
             for (int i = 0; i < 4; i++) {
                 const float sum = (float)sums[h][eight * 4 + i];
                 const Factors& row = rows.of[h][i / 2];
-                values[i] = is_plain(KIND) ? sum : is_biased(KIND) ? sum + row.bias : activated<ACTIVATION, F16>(scaled(sum, row, tokens[i % 2]));
+                values[i] = is_plain(KIND)    ? sum
+                            : is_biased(KIND) ? sum + row.bias
+                                              : activated<ACTIVATION, F16>(scaled(sum, row, tokens[i % 2]));
                 if (relu) values[i] = larger(values[i], 0.0f);
             }
             return make_uint2(narrow_two<KIND>(values[0], values[1]), narrow_two<KIND>(values[2], values[3]));
@@ -284,13 +298,17 @@ __device__ __forceinline__ void leave(const Sums& sums, u32 shared) {
     for (u32 h = 0; h < HEIGHT; h++) {
         #pragma unroll
         for (u32 i = 0; i < TOKENS / 2; i++) {
-            asm volatile("st.shared.u32 [%0], %1;" ::"r"(mine + ((i / 4 * 8 + i % 2) * SUM_ROW + h * 64 + i % 4 / 2 * 8) * 4), "r"(bits_of(sums[h][i])) : "memory");
+            asm volatile(
+                "st.shared.u32 [%0], %1;" ::"r"(mine + ((i / 4 * 8 + i % 2) * SUM_ROW + h * 64 + i % 4 / 2 * 8) * 4),
+                "r"(bits_of(sums[h][i]))
+                : "memory");
         }
     }
 }
 
 // Stores the results of the CTA's own rows through shared memory, four neighbouring ones at a time.
-template <int KIND> __device__ __forceinline__ void store_own(const Sums& sums, const Problem& p, const Part& part, u32 shared) {
+template <int KIND>
+__device__ __forceinline__ void store_own(const Sums& sums, const Problem& p, const Part& part, u32 shared) {
     leave(sums, shared);
     named_barrier(1, MULTIPLIERS);
     const u32 row_fours = (part.last - part.first) * 4, count = part.tokens * row_fours;
@@ -351,7 +369,8 @@ template <class Work> __device__ __forceinline__ void run(const Work& work, cons
     if (p.split != 1) receive(sums, p, part, shared);
     by_epilogue<COMPILED_FOR>(p.to, output_of(p), [&](auto kind, auto activation) {
         constexpr int KIND = decltype(kind)::value;
-        if constexpr (is_plain(KIND) || is_biased(KIND) || is_finished(KIND)) store_sixteens<KIND, decltype(activation)::value>(sums, p, part, shared);
+        if constexpr (is_plain(KIND) || is_biased(KIND) || is_finished(KIND))
+            store_sixteens<KIND, decltype(activation)::value>(sums, p, part, shared);
         else store_own<KIND>(sums, p, part, shared);
     });
 }

@@ -37,7 +37,8 @@ constexpr int META_ROW_BYTES = FEATURES / 64 * META_ATOM_BYTES, META_BYTES = ATO
 // Rows of X that the first of two CTAs that share them loads; a multiple of eight, the period of the swizzle.
 constexpr int FIRST_PART = (TOKENS / 2 + 7) / 8 * 8;
 // With X_ACROSS: a TMA box is 64 tokens of all of a step's rows; the first of two CTAs loads FIRST_PIECES of the boxes.
-constexpr u32 PIECE_TOKENS = 64, PIECE_BYTES = K_ATOM * PIECE_TOKENS * ELEMENT_BYTES, X_PIECES = TOKENS / PIECE_TOKENS, FIRST_PIECES = (X_PIECES + 1) / 2;
+constexpr u32 PIECE_TOKENS = 64, PIECE_BYTES = K_ATOM * PIECE_TOKENS * ELEMENT_BYTES, X_PIECES = TOKENS / PIECE_TOKENS,
+              FIRST_PIECES = (X_PIECES + 1) / 2;
 static_assert(!X_ACROSS || (ELEMENT_BYTES == 2 && TOKENS % PIECE_TOKENS == 0), "whole pieces of 16-bit elements");
 
 // Staging buffers for results stored by TMA: CHUNK tokens of 64 features each.
@@ -58,7 +59,8 @@ constexpr int SHARED_BYTES = AT_RECEIVED + (SPLIT_K ? 8 : 0);
 // The host adds 1024 bytes to align the start.
 static_assert(SHARED_BYTES + 1024 == SHARED_BYTES_ASKED, "the host's sum of shared memory");
 static_assert(TOKENS % CHUNK == 0 && CHUNK % 8 == 0, "pieces of a tile, which start where swizzling does");
-static_assert(STORE != STORE_ACROSS || (!EPILOGUE && (CHUNK == 16 || CHUNK == 32 || CHUNK == 64)), "rows of 32, 64 or 128 bytes, as swizzling has them");
+static_assert(STORE != STORE_ACROSS || (!EPILOGUE && (CHUNK == 16 || CHUNK == 32 || CHUNK == 64)),
+    "rows of 32, 64 or 128 bytes, as swizzling has them");
 
 struct Parameters {
     TensorMap weight;
@@ -82,7 +84,10 @@ struct Place {
     u32 sharing, parts, x_rows, rank;
 
     __device__ __forceinline__ explicit Place(const Parameters& p)
-        : sharing(SPLIT_K ? p.sharing : CLUSTER), parts(SPLIT_K ? p.parts : 1), x_rows(SPLIT_K ? p.x_rows : TOKENS), rank(!SPLIT_K && CLUSTER == 1 ? 0 : cluster_rank()) {}
+        : sharing(SPLIT_K ? p.sharing : CLUSTER),
+          parts(SPLIT_K ? p.parts : 1),
+          x_rows(SPLIT_K ? p.x_rows : TOKENS),
+          rank(!SPLIT_K && CLUSTER == 1 ? 0 : cluster_rank()) {}
 
     __device__ __forceinline__ u32 member() const { return SPLIT_K ? rank % sharing : rank; }
     __device__ __forceinline__ u32 part() const { return SPLIT_K ? rank / sharing : 0; }
@@ -91,10 +96,16 @@ struct Place {
     __device__ __forceinline__ u32 of_member(u32 member) const { return SPLIT_K ? part() * sharing + member : member; }
     __device__ __forceinline__ u32 of_part(u32 part) const { return part * sharing + member(); }
     // Returns the first step of this part, and of the next one.
-    __device__ __forceinline__ u32 first_step(const Parameters& p) const { return SPLIT_K ? (u32)((u64)p.steps * part() / parts) : 0; }
+    __device__ __forceinline__ u32 first_step(const Parameters& p) const {
+        return SPLIT_K ? (u32)((u64)p.steps * part() / parts) : 0;
+    }
     // Returns the first token of a tile.
-    __device__ __forceinline__ u32 token(const Parameters& p, const Tile& tile) const { return min(tile.token * x_rows, p.last_token); }
-    __device__ __forceinline__ u32 last_step(const Parameters& p) const { return SPLIT_K ? (u32)((u64)p.steps * (part() + 1) / parts) : p.steps; }
+    __device__ __forceinline__ u32 token(const Parameters& p, const Tile& tile) const {
+        return min(tile.token * x_rows, p.last_token);
+    }
+    __device__ __forceinline__ u32 last_step(const Parameters& p) const {
+        return SPLIT_K ? (u32)((u64)p.steps * (part() + 1) / parts) : p.steps;
+    }
 };
 
 // The origin of a CTA's tile, and the bytes of its metadata.
@@ -122,7 +133,8 @@ __device__ __forceinline__ void ask_x(const Parameters& p, u32 x, const Place& p
 }
 
 // Issues the copies of a step into a stage.
-__device__ __forceinline__ void ask(const Parameters& p, u32 shared, const Place& place, const Taken& taken, u32 step, u32 stage) {
+__device__ __forceinline__ void ask(
+    const Parameters& p, u32 shared, const Place& place, const Taken& taken, u32 step, u32 stage) {
     const u32 full = shared + AT_FULL + 8 * stage;
     const u32 x_bytes = SPLIT_K ? ATOMS * p.x_rows * X_ROW : X_BYTES;
     barrier_expect(full, W_BYTES + x_bytes + ATOMS * taken.meta_bytes);
@@ -133,7 +145,8 @@ __device__ __forceinline__ void ask(const Parameters& p, u32 shared, const Place
         if (taken.meta_bytes != 0) {
             // Beyond the last atom W and X are zeros, and any valid metadata is correct.
             const u64 from = (u64)min(atom, p.atoms - 1) * (p.rows / 64) + taken.first_feature_atom;
-            copy_bytes(shared + AT_META + stage * META_BYTES + i * META_ROW_BYTES, p.meta + from * META_ATOM_BYTES, taken.meta_bytes, full);
+            copy_bytes(shared + AT_META + stage * META_BYTES + i * META_ROW_BYTES, p.meta + from * META_ATOM_BYTES,
+                taken.meta_bytes, full);
         }
         ask_x(p, shared + AT_X + stage * X_BYTES + i * X_ATOM_BYTES, place, taken.token, atom * K_ATOM, full);
     }
@@ -160,7 +173,9 @@ typedef Result<OUTPUT>::Type Out;
 
 __device__ __forceinline__ u32 pair_of(Out low, Out high) { return low | (u32)high << 16; }
 // Two results of 16 bits in one word.
-__device__ __forceinline__ u32 rounded(float low, float high) { return narrow_two<OUTPUT == F16 ? PLAIN_F16 : PLAIN_BF16>(low, high); }
+__device__ __forceinline__ u32 rounded(float low, float high) {
+    return narrow_two<OUTPUT == F16 ? PLAIN_F16 : PLAIN_BF16>(low, high);
+}
 // The larger of two results of 16 bits each, or NaN where one is.
 __device__ __forceinline__ u32 larger_two(u32 a, u32 b) {
     u32 most;
@@ -197,7 +212,8 @@ struct Finisher {
 
     // Computes the results of both features, and of the thread's tokens that are `column` after its first two, with an
     // activation or with the launch's.
-    template <int ACTIVATION> __device__ __forceinline__ void finish(const Sum (&sums)[4], u32 column, Out (&results)[4]) const {
+    template <int ACTIVATION>
+    __device__ __forceinline__ void finish(const Sum (&sums)[4], u32 column, Out (&results)[4]) const {
         float values[4];
         if constexpr (!EPILOGUE) {
             #pragma unroll
@@ -209,7 +225,8 @@ struct Finisher {
             for (int i = 0; i < 4; i++) values[i] = fmaf((float)sums[i], scale[i / 2] * by_token[i % 2], bias[i / 2]);
             if (p.to.token_bias) {
                 #pragma unroll
-                for (int i = 0; i < 4; i++) values[i] += Result<OUTPUT>::bias(p.to.token_bias, min(token + column + i % 2, p.tokens - 1));
+                for (int i = 0; i < 4; i++)
+                    values[i] += Result<OUTPUT>::bias(p.to.token_bias, min(token + column + i % 2, p.tokens - 1));
             }
             const auto activate = [&](auto activation) {
                 #pragma unroll
@@ -247,7 +264,8 @@ struct Storer {
     // no registers for them: see `first_own`.
     u32 first, last;
 
-    __device__ __forceinline__ Storer(const Parameters& p, const Place& place, u32 shared) : p(p), place(place), shared(shared), buffer(0), first(0), last(0) {
+    __device__ __forceinline__ Storer(const Parameters& p, const Place& place, u32 shared)
+        : p(p), place(place), shared(shared), buffer(0), first(0), last(0) {
         if (!SPLIT_K || FEW_REGISTERS) return;
         first = first_number(place.part());
         last = first_number(place.part() + 1);
@@ -256,7 +274,8 @@ struct Storer {
     __device__ __forceinline__ u32 group() const { return threadIdx.x / 128; }
     // Returns the address of shared memory for the thread's own accumulators.
     __device__ __forceinline__ u32 own() const {
-        const u32 of_group = STORE == STORE_ONE_BY_ONE ? AT_SUMS + group() * SUM_BYTES : AT_OUT + group() * OUT_BUFFERS * OUT_BYTES;
+        const u32 of_group =
+            STORE == STORE_ONE_BY_ONE ? AT_SUMS + group() * SUM_BYTES : AT_OUT + group() * OUT_BUFFERS * OUT_BYTES;
         return shared + of_group + threadIdx.x % 128 * 16;
     }
 
@@ -274,7 +293,8 @@ struct Storer {
             const uint2 second = words(eight + 1);
             if (STORE == STORE_ACROSS) {
                 const u32 feature = threadIdx.x % 128 / 32 * 16 + lane % 16, piece = eight + lane / 16;
-                store_matrices(at + feature * (CHUNK * 2) + ((piece ^ feature / (64 / CHUNK) % (CHUNK / 8)) << 4), first.x, first.y, second.x, second.y);
+                store_matrices(at + feature * (CHUNK * 2) + ((piece ^ feature / (64 / CHUNK) % (CHUNK / 8)) << 4),
+                    first.x, first.y, second.x, second.y);
                 continue;
             }
             const u32 row = eight * 8 + lane / 16 * 8 + lane % 8;
@@ -286,14 +306,16 @@ struct Storer {
     template <int FIRST> __device__ __forceinline__ void round(const Sum (&all)[TOKENS / 2], u32 at) const {
         lay_out<true>(at, [&](int eight) {
             const int sum = FIRST / 2 + 4 * eight;
-            return make_uint2(rounded((float)all[sum], (float)all[sum + 1]), rounded((float)all[sum + 2], (float)all[sum + 3]));
+            return make_uint2(
+                rounded((float)all[sum], (float)all[sum + 1]), rounded((float)all[sum + 2], (float)all[sum + 3]));
         });
     }
 
     // Writes results after scales, a bias for each feature and an activation to a staging buffer, for tokens from the
     // finisher's on. NONE stands for ReLU, too: without it results are compared with minus infinity. The scales of the
     // chunk's tokens are `of_chunk`, or loaded for eight tokens at a time where registers are few.
-    template <int FIRST, int ACTIVATION, bool SCALED> __device__ __forceinline__ void round_finished(const Sum (&all)[TOKENS / 2], u32 at, const Finisher& finisher, const float (&of_chunk)[CHUNK / 4]) const {
+    template <int FIRST, int ACTIVATION, bool SCALED> __device__ __forceinline__ void round_finished(
+        const Sum (&all)[TOKENS / 2], u32 at, const Finisher& finisher, const float (&of_chunk)[CHUNK / 4]) const {
         const u32 least = p.to.activation == RELU ? 0 : OUTPUT == F16 ? 0xFC00FC00u : 0xFF80FF80u;
         lay_out<!FEW_REGISTERS>(at, [&](int eight) {
             const int sum = FIRST / 2 + 4 * eight;
@@ -315,19 +337,23 @@ struct Storer {
         #pragma unroll
         for (int eight = 0; eight < CHUNK / 8; eight++) {
             const int sum = FIRST / 2 + 4 * eight;
-            asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(own() + eight * 2048), "r"(bits_of(all[sum])), "r"(bits_of(all[sum + 1])),
-                         "r"(bits_of(all[sum + 2])), "r"(bits_of(all[sum + 3]))
-                         : "memory");
+            asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(own() + eight * 2048), "r"(bits_of(all[sum])),
+                "r"(bits_of(all[sum + 1])), "r"(bits_of(all[sum + 2])), "r"(bits_of(all[sum + 3]))
+                : "memory");
         }
     }
 
     template <int ACTIVATION> __device__ __forceinline__ void pick_up(u32 at, u32 feature, u32 token) const {
-        const u32 lane = threadIdx.x % 32, row = feature + threadIdx.x % 128 / 32 * 16 + lane / 4, column = token + lane % 4 * 2;
+        const u32 lane = threadIdx.x % 32, row = feature + threadIdx.x % 128 / 32 * 16 + lane / 4,
+                  column = token + lane % 4 * 2;
         const Finisher finisher(p, row, column);
         #pragma unroll PICK_UP_AT_ONCE
         for (u32 eight = 0; eight < CHUNK / 8; eight++) {
             u32 words[4];
-            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "r"(own() + eight * 2048) : "memory");
+            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                : "r"(own() + eight * 2048)
+                : "memory");
             Sum sums[4];
             #pragma unroll
             for (int i = 0; i < 4; i++) of_bits(sums[i], words[i]);
@@ -347,7 +373,8 @@ struct Storer {
         #pragma unroll
         for (int i = 0; i < 4; i++) {
             const u32 f = row + i / 2 * 8, t = column + i % 2;
-            if (f < p.features && t < p.tokens) put<OUTPUT>(p.to, f * p.to.stride_feature + t * p.to.stride_token, results[i]);
+            if (f < p.features && t < p.tokens)
+                put<OUTPUT>(p.to, f * p.to.stride_feature + t * p.to.stride_token, results[i]);
         }
     }
 
@@ -383,12 +410,15 @@ struct Storer {
     // The index of a piece among the stored ones, the part that stores it, and the first index that a part stores.
     __device__ __forceinline__ u32 number(u32 piece) const { return piece / CHUNKS * chunks() + piece % CHUNKS; }
     __device__ __forceinline__ u32 owner(u32 piece) const { return number(piece) * place.parts / (BLOCKS * chunks()); }
-    __device__ __forceinline__ u32 first_number(u32 part) const { return (part * BLOCKS * chunks() + place.parts - 1) / place.parts; }
+    __device__ __forceinline__ u32 first_number(u32 part) const {
+        return (part * BLOCKS * chunks() + place.parts - 1) / place.parts;
+    }
     __device__ __forceinline__ u32 first_own() const { return FEW_REGISTERS ? first_number(place.part()) : first; }
     __device__ __forceinline__ u32 last_own() const { return FEW_REGISTERS ? first_number(place.part() + 1) : last; }
     __device__ __forceinline__ bool owns(u32 piece) const {
         if (!SPLIT_K) return true;
-        return is_stored(piece) && (FEW_REGISTERS ? owner(piece) == place.part() : number(piece) >= first && number(piece) < last);
+        return is_stored(piece) &&
+               (FEW_REGISTERS ? owner(piece) == place.part() : number(piece) >= first && number(piece) < last);
     }
     // Returns the address at which the accumulators of a piece arrive from another part, at the part that stores pieces
     // from the number `first` on: in the stages, which no warp uses any more.
@@ -403,13 +433,15 @@ struct Storer {
             constexpr int WHICH = decltype(piece)::value, FIRST = WHICH % CHUNKS * CHUNK;
             if (!is_stored(WHICH) || owns(WHICH)) return;
             const u32 part = owner(WHICH), rank = place.of_part(part);
-            const u32 there = address_at(received(WHICH, first_number(part), place.part() - (place.part() > part)), rank);
+            const u32 there =
+                address_at(received(WHICH, first_number(part), place.part() - (place.part() > part)), rank);
             const u32 barrier = address_at(shared + AT_RECEIVED, rank);
             const Sum(&all)[TOKENS / 2] = sums[WHICH / CHUNKS];
             #pragma unroll
             for (int unit = 0; unit < PIECE_UNITS; unit++) {
                 const int sum = FIRST / 2 + 4 * unit;
-                send_four(there + unit * 2048, bits_of(all[sum]), bits_of(all[sum + 1]), bits_of(all[sum + 2]), bits_of(all[sum + 3]), barrier);
+                send_four(there + unit * 2048, bits_of(all[sum]), bits_of(all[sum + 1]), bits_of(all[sum + 2]),
+                    bits_of(all[sum + 3]), barrier);
             }
         });
     }
@@ -447,7 +479,8 @@ struct Storer {
     // Stores the tile's pieces after scales, bias and activation, which are computed in registers. The scales and bias
     // of 64 features are loaded once for all of their pieces, and the scales of a chunk's tokens at once, because the
     // warpgroup waits for each load.
-    template <int ACTIVATION, bool SCALED> __device__ __forceinline__ void store_finished(const Sum (&sums)[BLOCKS][TOKENS / 2], u32 feature, u32 token) {
+    template <int ACTIVATION, bool SCALED>
+    __device__ __forceinline__ void store_finished(const Sum (&sums)[BLOCKS][TOKENS / 2], u32 feature, u32 token) {
         const u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 4;
         unrolled<BLOCKS>([&](auto block) {
             constexpr int BLOCK = decltype(block)::value;
@@ -460,7 +493,8 @@ struct Storer {
                 for (int i = 0; i < CHUNK / 4; i++) of_chunk[i] = 1.0f;
                 if constexpr (SCALED && !FEW_REGISTERS) {
                     #pragma unroll
-                    for (int eight = 0; eight < CHUNK / 8; eight++) finisher.load_scales(FIRST + eight * 8, of_chunk + 2 * eight);
+                    for (int eight = 0; eight < CHUNK / 8; eight++)
+                        finisher.load_scales(FIRST + eight * 8, of_chunk + 2 * eight);
                 }
                 const u32 at = begin();
                 round_finished<FIRST, ACTIVATION, SCALED>(sums[BLOCK], at, finisher, of_chunk);
@@ -527,7 +561,8 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, const 
     const u64 x = X_ACROSS ? operand_across(shared + AT_X, PIECE_BYTES) : operand<X_ROW>(shared + AT_X);
     // The thread's metadata of its first atom: see the orders in `twofour::layout::sm90`.
     const u32 row = warp * 16 + lane / 4;
-    const u32 word = ELEMENT_BYTES == 2 ? 2 * (warp * 16 + lane % 2 * 8 + lane / 4) + lane / 2 % 2 : 4 * (row + lane % 2 * 8) + lane / 2 % 2;
+    const u32 word = ELEMENT_BYTES == 2 ? 2 * (warp * 16 + lane % 2 * 8 + lane / 4) + lane / 2 % 2
+                                        : 4 * (row + lane % 2 * 8) + lane / 2 % 2;
     const u32 meta = shared + AT_META + group * BLOCKS * META_ATOM_BYTES + 4 * word;
     Storer store(p, place, shared);
     const u32 steps = place.last_step(p) - place.first_step(p);
@@ -548,14 +583,16 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, const 
     constexpr int WORDS = ELEMENT_BYTES == 2 ? 1 : 2;
     // Computes one step. The step before it is complete once this one has begun.
     u32 before = 0;
-    const auto step = [&](auto first, u32 (&codes)[ATOMS * BLOCKS][WORDS], const u32 (&codes_before)[ATOMS * BLOCKS][WORDS]) {
+    const auto step = [&](auto first, u32(&codes)[ATOMS* BLOCKS][WORDS],
+                          const u32(&codes_before)[ATOMS* BLOCKS][WORDS]) {
         constexpr bool FIRST = decltype(first)::value;
         barrier_wait(shared + AT_FULL + 8 * stage, parity);
-        #pragma unroll
+#pragma unroll
         for (int i = 0; i < ATOMS * BLOCKS; i++) {
             const u32 at = meta + stage * META_BYTES + i / BLOCKS * META_ROW_BYTES + i % BLOCKS * META_ATOM_BYTES;
             #pragma unroll
-            for (int j = 0; j < WORDS; j++) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(codes[i][j]) : "r"(at + 8 * j));
+            for (int j = 0; j < WORDS; j++)
+                asm volatile("ld.shared.u32 %0, [%1];" : "=r"(codes[i][j]) : "r"(at + 8 * j));
         }
         const u64 w_now = operand_after(weight, stage * W_BYTES), x_now = operand_after(x, stage * X_BYTES);
         products_begin();
@@ -568,7 +605,8 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, const 
                 if constexpr (FIRST && HALF == 0) {
                     first_product<0>(sums[block], w, x, codes[block][0]);
                 } else {
-                    product<ELEMENT_BYTES == 2 ? SECOND : 0>(sums[block], w, x, codes[ATOM * BLOCKS + block][SECOND * (WORDS - 1)]);
+                    product<ELEMENT_BYTES == 2 ? SECOND : 0>(
+                        sums[block], w, x, codes[ATOM * BLOCKS + block][SECOND * (WORDS - 1)]);
                 }
             }
         });

@@ -32,7 +32,9 @@ struct Work {
     __device__ __forceinline__ void add(Sums& sums, u32 buffer, u32 lane) const {
         u32 values[HEIGHT][4], codes[HEIGHT][2];
         #pragma unroll
-        for (u32 m = 0; m < HEIGHT; m++) load_unit(values[m], codes[m], buffer + AT_VALUES + (m * 32 + lane) * 16, buffer + AT_CODES + (m * 32 + lane) * 8);
+        for (u32 m = 0; m < HEIGHT; m++)
+            load_unit(values[m], codes[m], buffer + AT_VALUES + (m * 32 + lane) * 16,
+                buffer + AT_CODES + (m * 32 + lane) * 8);
         // Large batches are multiplied in several passes, because registers cannot hold a second set of all their
         // accumulators.
         unrolled<EIGHTS / AT_ONCE>([&](auto group) {
@@ -51,15 +53,20 @@ struct Work {
                     u32 x[4];
                     load_matrices(x_at(buffer + WHICH / 2 * X_TILE_BYTES, FIRST + n, WHICH % 2, lane), x);
                     #pragma unroll
-                    for (u32 m = 0; m < HEIGHT; m++) sparse_product<WHICH % 2>(BY_ROW ? sums[m][FIRST + n] : parts[m][n], w[m], x, codes[m][WHICH / 2]);
+                    for (u32 m = 0; m < HEIGHT; m++)
+                        sparse_product<WHICH % 2>(
+                            BY_ROW ? sums[m][FIRST + n] : parts[m][n], w[m], x, codes[m][WHICH / 2]);
                 }
             });
             if (!BY_ROW) {
                 #pragma unroll
                 for (u32 m = 0; m < HEIGHT; m++) {
                     u32 scales;
-                    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(scales) : "r"(buffer + AT_SCALES + (m * 8 + lane / 4) * 4) : "memory");
-                    #pragma unroll
+                    asm volatile("ld.shared.u32 %0, [%1];"
+                        : "=r"(scales)
+                        : "r"(buffer + AT_SCALES + (m * 8 + lane / 4) * 4)
+                        : "memory");
+#pragma unroll
                     for (u32 n = 0; n < AT_ONCE; n++) add_scaled(sums[m][FIRST + n], parts[m][n], scales);
                 }
             }
@@ -71,8 +78,9 @@ struct Work {
         for (u32 m = 0; m < HEIGHT; m++) {
             // Rows past the end have the last ones' scales: their results are not stored.
             float low, high;
-            scales_of(p.row_scales[min(row_unit + m, p.features / UNIT_ROWS - 1) * 8 + threadIdx.x % 32 / 4], low, high);
-            #pragma unroll
+            scales_of(
+                p.row_scales[min(row_unit + m, p.features / UNIT_ROWS - 1) * 8 + threadIdx.x % 32 / 4], low, high);
+#pragma unroll
             for (u32 n = 0; n < EIGHTS; n++) {
                 #pragma unroll
                 for (int i = 0; i < 4; i++) sums[m][n][i] *= i < 2 ? low : high;

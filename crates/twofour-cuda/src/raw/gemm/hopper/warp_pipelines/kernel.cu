@@ -21,7 +21,9 @@ struct Work {
     const Parameters& p;
     u32 feature;
 
-    __device__ __forceinline__ const TensorMap* map(u32 i) const { return i == 0 ? &p.weight : i == 1 ? &p.x : i == 2 ? &p.meta : nullptr; }
+    __device__ __forceinline__ const TensorMap* map(u32 i) const {
+        return i == 0 ? &p.weight : i == 1 ? &p.x : i == 2 ? &p.meta : nullptr;
+    }
     __device__ __forceinline__ void ask(u32 to, u32 full, u32 step) const {
         copy_tile(to, &p.weight, step * (K_STEP / 2), feature, full);
         copy_tile(to + AT_META, &p.meta, feature / 16 * (SIXTEEN_CODES / 8), step * 2, full);
@@ -38,7 +40,8 @@ struct Work {
         for (u32 m = 0; m < HEIGHT; m++) {
             #pragma unroll
             for (u32 i = 0; i < CODE_WORDS; i++) {
-                const u32 at = buffer + AT_META + HALF * META_TILE_BYTES + m * SIXTEEN_CODES + 4 * code_word(lane) + 8 * i;
+                const u32 at =
+                    buffer + AT_META + HALF * META_TILE_BYTES + m * SIXTEEN_CODES + 4 * code_word(lane) + 8 * i;
                 asm volatile("ld.shared.u32 %0, [%1];" : "=r"(codes[m][i]) : "r"(at) : "memory");
             }
         }
@@ -47,13 +50,16 @@ struct Work {
             // An instruction reads four 16-byte pieces of X's rows and two of W's.
             u32 x[EIGHTS][4];
             #pragma unroll
-            for (u32 n = 0; n < EIGHTS; n++) load_matrices(x_at(buffer + AT_X + HALF * X_TILE_BYTES, n, SECOND, lane), x[n]);
-            #pragma unroll
+            for (u32 n = 0; n < EIGHTS; n++)
+                load_matrices(x_at(buffer + AT_X + HALF * X_TILE_BYTES, n, SECOND, lane), x[n]);
+#pragma unroll
             for (u32 m = 0; m < HEIGHT; m++) {
                 u32 w[4];
-                load_matrices(buffer + (m * 16 + lane % 16) * ROW + ((HALF * 4 + SECOND * 2 + lane / 16) ^ lane % 8) * 16, w);
-                #pragma unroll
-                for (u32 n = 0; n < EIGHTS; n++) sparse_product<CODE_WORDS == 1 ? SECOND : 0>(sums[m][n], w, x[n], codes[m][SECOND % CODE_WORDS]);
+                load_matrices(
+                    buffer + (m * 16 + lane % 16) * ROW + ((HALF * 4 + SECOND * 2 + lane / 16) ^ lane % 8) * 16, w);
+#pragma unroll
+                for (u32 n = 0; n < EIGHTS; n++)
+                    sparse_product<CODE_WORDS == 1 ? SECOND : 0>(sums[m][n], w, x[n], codes[m][SECOND % CODE_WORDS]);
             }
         });
     }

@@ -27,7 +27,8 @@ __device__ __forceinline__ u32 x_at(u32 tile, u32 eight, u32 half, u32 lane) {
 // their copies, `add(sums, buffer, lane)` that multiplies a step, and `map(i)`, its tensor maps, null beyond the last.
 template <class Work> __device__ __forceinline__ void multiply(Sums& sums, const Work& work, u32 shared, u32 steps) {
     constexpr u32 STAGE_BYTES = (Work::COPIED_BYTES + 1023) / 1024 * 1024, AT_BARRIERS = WARPS * STAGES * STAGE_BYTES;
-    static_assert(WARPS * WARP_SUMS * 4 + (ROWS + TOKENS) * 8 <= AT_BARRIERS, "there is room for sums, scales and biases");
+    static_assert(
+        WARPS * WARP_SUMS * 4 + (ROWS + TOKENS) * 8 <= AT_BARRIERS, "there is room for sums, scales and biases");
     // The host adds 1024 bytes to align the start.
     static_assert(AT_BARRIERS + WARPS * STAGES * 8 + 1024 == SHARED_BYTES_ASKED, "the host's sum of shared memory");
     const u32 warp = uniform(threadIdx.x / 32), lane = kept(threadIdx.x % 32);
@@ -65,12 +66,16 @@ constexpr u32 AT_FACTORS = WARPS * WARP_SUMS * 4, FACTORS = ROWS + TOKENS;
 
 __device__ __forceinline__ Factors factors_at(u32 shared, u32 which) {
     Factors of;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(of.scale), "=f"(of.bias) : "r"(shared + AT_FACTORS + which * 8) : "memory");
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+        : "=f"(of.scale), "=f"(of.bias)
+        : "r"(shared + AT_FACTORS + which * 8)
+        : "memory");
     return of;
 }
 
-template <int KIND> __device__ __forceinline__ void store_all(const Output& to, u32 output, u32 features, u32 tokens, u32 shared, u32 feature) {
-    #pragma unroll 1
+template <int KIND> __device__ __forceinline__ void store_all(
+    const Output& to, u32 output, u32 features, u32 tokens, u32 shared, u32 feature) {
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < ROWS / 4 * tokens; i += THREADS) {
         const u32 row = i % (ROWS / 4) * 4, t = i / (ROWS / 4), f = feature + row;
         if (f >= features) continue;
@@ -83,9 +88,11 @@ template <int KIND> __device__ __forceinline__ void store_all(const Output& to, 
             #pragma unroll
             for (u32 j = 0; j < 4; j++) {
                 const Factors of = factors_at(shared, row + j);
-                results[j] = is_biased(KIND) ? (float)sums[j] + of.bias : activated<F16>(to.activation, scaled((float)sums[j], of, token));
+                results[j] = is_biased(KIND) ? (float)sums[j] + of.bias
+                                             : activated<F16>(to.activation, scaled((float)sums[j], of, token));
             }
-            *(uint2*)((u16*)to.data + f + t * to.stride_token) = make_uint2(narrow_two<KIND>(results[0], results[1]), narrow_two<KIND>(results[2], results[3]));
+            *(uint2*)((u16*)to.data + f + t * to.stride_token) =
+                make_uint2(narrow_two<KIND>(results[0], results[1]), narrow_two<KIND>(results[2], results[3]));
         } else {
             store_neighbours<KIND>(to, output, sums, features, f, t);
         }
@@ -94,31 +101,38 @@ template <int KIND> __device__ __forceinline__ void store_all(const Output& to, 
 
 // Returns what the epilogue does with the thread's row, and with the thread's token: threads take rows first, then
 // tokens.
-__device__ __forceinline__ Factors factors_of_thread(const Output& to, u32 output, u32 features, u32 tokens, u32 feature, u32 which) {
+__device__ __forceinline__ Factors factors_of_thread(
+    const Output& to, u32 output, u32 features, u32 tokens, u32 feature, u32 which) {
     Factors of = {1.0f, 0.0f};
     if (!is_finished_in_eights(to, output)) return of;
     if (which < ROWS) {
-        of = output == F16 ? factors_of_feature<FINISHED_F16>(to, features, feature + which) : factors_of_feature<FINISHED_BF16>(to, features, feature + which);
+        of = output == F16 ? factors_of_feature<FINISHED_F16>(to, features, feature + which)
+                           : factors_of_feature<FINISHED_BF16>(to, features, feature + which);
     } else if (which < FACTORS) {
-        of = output == F16 ? factors_of_token<FINISHED_F16>(to, tokens, which - ROWS) : factors_of_token<FINISHED_BF16>(to, tokens, which - ROWS);
+        of = output == F16 ? factors_of_token<FINISHED_F16>(to, tokens, which - ROWS)
+                           : factors_of_token<FINISHED_BF16>(to, tokens, which - ROWS);
     }
     return of;
 }
 
 // Adds the partial sums of all warps and stores the results of the rows from `feature` on.
-__device__ __forceinline__ void finish(const Output& to, u32 output, u32 features, u32 tokens, const Sums& sums, u32 shared, u32 feature) {
+__device__ __forceinline__ void finish(
+    const Output& to, u32 output, u32 features, u32 tokens, const Sums& sums, u32 shared, u32 feature) {
     // The accumulator layout of `mma`: a lane holds rows r and r + 8, tokens 2t and 2t + 1.
-    const u32 lane = threadIdx.x % 32, mine = shared + (threadIdx.x / 32 * WARP_SUMS + lane % 4 * 2 * SUM_ROW + lane / 4) * 4;
+    const u32 lane = threadIdx.x % 32,
+              mine = shared + (threadIdx.x / 32 * WARP_SUMS + lane % 4 * 2 * SUM_ROW + lane / 4) * 4;
     constexpr u32 TURNS = (FACTORS + THREADS - 1) / THREADS;
     Factors of[TURNS];
     #pragma unroll
-    for (u32 i = 0; i < TURNS; i++) of[i] = factors_of_thread(to, output, features, tokens, feature, threadIdx.x + i * THREADS);
+    for (u32 i = 0; i < TURNS; i++)
+        of[i] = factors_of_thread(to, output, features, tokens, feature, threadIdx.x + i * THREADS);
     // No warp reads from the stages any more.
     __syncthreads();
     #pragma unroll
     for (u32 i = 0; i < TURNS; i++) {
         const u32 at = shared + AT_FACTORS + (threadIdx.x + i * THREADS) * 8;
-        if (is_finished_in_eights(to, output) && threadIdx.x + i * THREADS < FACTORS) asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(of[i].scale), "f"(of[i].bias) : "memory");
+        if (is_finished_in_eights(to, output) && threadIdx.x + i * THREADS < FACTORS)
+            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(of[i].scale), "f"(of[i].bias) : "memory");
     }
     #pragma unroll
     for (u32 m = 0; m < HEIGHT; m++) {
@@ -132,5 +146,6 @@ __device__ __forceinline__ void finish(const Output& to, u32 output, u32 feature
         }
     }
     __syncthreads();
-    by_kind(to, output, [&](auto kind) { store_all<decltype(kind)::value>(to, output, features, tokens, shared, feature); });
+    by_kind(to, output,
+        [&](auto kind) { store_all<decltype(kind)::value>(to, output, features, tokens, shared, feature); });
 }

@@ -17,12 +17,14 @@ __device__ __forceinline__ void read_two(float (&to)[2], u32 address) {
 
 // Adds the products of the thread's elements of out and dout to the sums of its two rows: elements of the fragments of
 // a step are two of each row, and two 8 columns on.
-__device__ __forceinline__ void add_products(float (&sums)[2], const u32 (&dout)[4], const Raw* out, u64 stride, const bool (&is_there)[2]) {
-    #pragma unroll
+__device__ __forceinline__ void add_products(
+    float (&sums)[2], const u32 (&dout)[4], const Raw* out, u64 stride, const bool (&is_there)[2]) {
+#pragma unroll
     for (u32 i = 0; i < 4; i++) {
         const u32 half = i % 2;
         const u32 there = is_there[half] ? *(const u32*)(out + half * 8 * stride + i / 2 * 8) : 0;
-        sums[half] += widen<ELEMENT>((Raw)there) * widen<ELEMENT>((Raw)dout[i]) + widen<ELEMENT>((Raw)(there >> 16)) * widen<ELEMENT>((Raw)(dout[i] >> 16));
+        sums[half] += widen<ELEMENT>((Raw)there) * widen<ELEMENT>((Raw)dout[i]) +
+                      widen<ELEMENT>((Raw)(there >> 16)) * widen<ELEMENT>((Raw)(dout[i] >> 16));
     }
 }
 
@@ -41,7 +43,8 @@ template <bool KEYS> struct Gradients {
 
     // Adds the products over the first N columns of a tile from position `first` on, in `stage`. `release_before`
     // releases the stage of the tile before.
-    template <u32 N, class F> __device__ __forceinline__ void add(const Attention& p, u32 stage, u32 first, const F& release_before) {
+    template <u32 N, class F>
+    __device__ __forceinline__ void add(const Attention& p, u32 stage, u32 first, const F& release_before) {
         const u32 lane = threadIdx.x % 32;
         float scores[N / 8][4], gradients[N / 8][4];
         // Keys stay in registers, which saves reads of shared memory. Queries do not: ptxas before 13.1 gives their
@@ -76,7 +79,8 @@ template <bool KEYS> struct Gradients {
             float lse[2];
             if (KEYS) read_two(lse, lses + 32 * i);
             #pragma unroll
-            for (u32 j = 0; j < 4; j++) scores[i][j] = power_of_two(scores[i][j] * factor - (KEYS ? lse[j % 2] : row_lse[j / 2]));
+            for (u32 j = 0; j < 4; j++)
+                scores[i][j] = power_of_two(scores[i][j] * factor - (KEYS ? lse[j % 2] : row_lse[j / 2]));
         }
         if constexpr (KEYS) {
             narrow_all<N>(y_weights, scores);
@@ -93,7 +97,8 @@ template <bool KEYS> struct Gradients {
             float delta[2];
             if (KEYS) read_two(delta, deltas + 32 * i);
             #pragma unroll
-            for (u32 j = 0; j < 4; j++) gradients[i][j] = scores[i][j] * (gradients[i][j] - (KEYS ? delta[j % 2] : row_delta[j / 2]));
+            for (u32 j = 0; j < 4; j++)
+                gradients[i][j] = scores[i][j] * (gradients[i][j] - (KEYS ? delta[j % 2] : row_delta[j / 2]));
         }
         narrow_all<N>(x_weights, gradients);
         products_begin();
@@ -145,7 +150,8 @@ template <bool KEYS, u32 GROUPS> __device__ __forceinline__ void backward(const 
 
     const auto load_columns = [&](u32 tile) {
         if (tile >= count) return;
-        const u32 head = other + tile / of_head, at = (begin + tile % of_head) * COLUMNS, to = tiles + tile % BACKWARD_STAGES * STAGE_BYTES;
+        const u32 head = other + tile / of_head, at = (begin + tile % of_head) * COLUMNS,
+                  to = tiles + tile % BACKWARD_STAGES * STAGE_BYTES;
         const u32 barrier = stages.begin(tile, 2 * COLUMNS_BYTES + (KEYS ? 8 * COLUMNS : 0));
         copy_positions<COLUMNS>(to, KEYS ? &p.q : &p.k, at, head, turn.sequence, barrier);
         copy_positions<COLUMNS>(to + COLUMNS_BYTES, KEYS ? &p.dout : &p.v, at, head, turn.sequence, barrier);

@@ -8,9 +8,9 @@ constexpr u32 FORWARD_STAGES = 3;   // of keys, and of values
 constexpr u32 FORWARD_BYTES = FORWARD_KEYS * DIM * 2;
 
 // Turns scores to weights relative to the largest score so far; `less` is what sums so far are to be multiplied by.
-template <u32 N>
-__device__ __forceinline__ void soften(float (&scores)[N / 8][4], float (&largest)[2], float (&total)[2], float (&less)[2], float factor) {
-    #pragma unroll
+template <u32 N> __device__ __forceinline__ void soften(
+    float (&scores)[N / 8][4], float (&largest)[2], float (&total)[2], float (&less)[2], float factor) {
+#pragma unroll
     for (u32 half = 0; half < 2; half++) {
         float most = largest[half];
         #pragma unroll
@@ -34,8 +34,9 @@ __device__ __forceinline__ void soften(float (&scores)[N / 8][4], float (&larges
 
 // Removes scores of keys beyond the last position or the diagonal. `key` and `row` are those of the thread's first
 // score.
-template <u32 N> __device__ __forceinline__ void mask_keys(float (&scores)[N / 8][4], const Attention& p, u32 key, u32 row) {
-    #pragma unroll
+template <u32 N>
+__device__ __forceinline__ void mask_keys(float (&scores)[N / 8][4], const Attention& p, u32 key, u32 row) {
+#pragma unroll
     for (u32 i = 0; i < N / 8; i++) {
         #pragma unroll
         for (u32 j = 0; j < 4; j++) {
@@ -60,21 +61,26 @@ __device__ __forceinline__ void attend(const Attention& p) {
     const u32 group = uniform(threadIdx.x / 128), warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
     // Warpgroups that have queries.
     const u32 groups = min(FORWARD_GROUPS, (p.positions - first + GROUP_ROWS - 1) / GROUP_ROWS);
-    const u32 q_tile = tiles_begin(), k_tiles = q_tile + FORWARD_GROUPS * GROUP_BYTES, v_tiles = k_tiles + FORWARD_STAGES * FORWARD_BYTES;
+    const u32 q_tile = tiles_begin(), k_tiles = q_tile + FORWARD_GROUPS * GROUP_BYTES,
+              v_tiles = k_tiles + FORWARD_STAGES * FORWARD_BYTES;
     const u32 own_first = first + GROUP_ROWS * group, row = own_first + warp % 4 * 16 + lane / 4;
     // Keys and their tiles for the CTA, and for the warpgroup.
-    const u32 end = p.causal ? min(first + GROUP_ROWS * groups, p.positions) : p.positions, count = (end + FORWARD_KEYS - 1) / FORWARD_KEYS;
-    const u32 own_end = p.causal ? min(own_first + GROUP_ROWS, p.positions) : p.positions, own = (own_end + FORWARD_KEYS - 1) / FORWARD_KEYS;
+    const u32 end = p.causal ? min(first + GROUP_ROWS * groups, p.positions) : p.positions,
+              count = (end + FORWARD_KEYS - 1) / FORWARD_KEYS;
+    const u32 own_end = p.causal ? min(own_first + GROUP_ROWS, p.positions) : p.positions,
+              own = (own_end + FORWARD_KEYS - 1) / FORWARD_KEYS;
 
     const auto load_keys = [&](u32 tile) {
         if (tile >= count) return;
         const u32 barrier = k_stages.begin(tile, FORWARD_BYTES);
-        copy_positions<FORWARD_KEYS>(k_tiles + tile % FORWARD_STAGES * FORWARD_BYTES, &p.k, tile * FORWARD_KEYS, kv_head, turn.sequence, barrier);
+        copy_positions<FORWARD_KEYS>(k_tiles + tile % FORWARD_STAGES * FORWARD_BYTES, &p.k, tile * FORWARD_KEYS,
+            kv_head, turn.sequence, barrier);
     };
     const auto load_values = [&](u32 tile) {
         if (tile >= count) return;
         const u32 barrier = v_stages.begin(tile, FORWARD_BYTES);
-        copy_positions<FORWARD_KEYS>(v_tiles + tile % FORWARD_STAGES * FORWARD_BYTES, &p.v, tile * FORWARD_KEYS, kv_head, turn.sequence, barrier);
+        copy_positions<FORWARD_KEYS>(v_tiles + tile % FORWARD_STAGES * FORWARD_BYTES, &p.v, tile * FORWARD_KEYS,
+            kv_head, turn.sequence, barrier);
     };
     // Before a tile: its values and the keys of the next. Their stages were released one iteration ago or earlier, so
     // that this warpgroup seldom waits for others.
@@ -94,7 +100,8 @@ __device__ __forceinline__ void attend(const Attention& p) {
         const u32 barrier = shared_address(&q_full);
         barrier_expect(barrier, groups * GROUP_BYTES);
         for (u32 i = 0; i < groups; i++)
-            copy_positions<GROUP_ROWS>(q_tile + i * GROUP_BYTES, &p.q, first + i * GROUP_ROWS, turn.head, turn.sequence, barrier);
+            copy_positions<GROUP_ROWS>(
+                q_tile + i * GROUP_BYTES, &p.q, first + i * GROUP_ROWS, turn.head, turn.sequence, barrier);
         load_keys(0), load_keys(1), load_values(0);
     }
     if (group >= groups) return;
@@ -133,7 +140,8 @@ __device__ __forceinline__ void attend(const Attention& p) {
             settle_all(sums);
             products_begin();
             issue_scores<FORWARD_KEYS, FORWARD_KEYS>(scores, q, k_tiles + tile % FORWARD_STAGES * FORWARD_BYTES);
-            issue_weighted<FORWARD_KEYS, FORWARD_KEYS>(sums, weights, v_tiles + before % FORWARD_STAGES * FORWARD_BYTES);
+            issue_weighted<FORWARD_KEYS, FORWARD_KEYS>(
+                sums, weights, v_tiles + before % FORWARD_STAGES * FORWARD_BYTES);
             products_wait<1>();
             settle_all(scores);
             k_stages.release(tile);
@@ -149,7 +157,8 @@ __device__ __forceinline__ void attend(const Attention& p) {
         v_stages.wait(whole - 1);
         settle_all(sums);
         products_begin();
-        issue_weighted<FORWARD_KEYS, FORWARD_KEYS>(sums, weights, v_tiles + (whole - 1) % FORWARD_STAGES * FORWARD_BYTES);
+        issue_weighted<FORWARD_KEYS, FORWARD_KEYS>(
+            sums, weights, v_tiles + (whole - 1) % FORWARD_STAGES * FORWARD_BYTES);
         products_wait<0>();
         settle_all(sums);
         held_all(weights);
@@ -187,7 +196,8 @@ __device__ __forceinline__ void attend(const Attention& p) {
         v_stages.release(tile);
     }
     total[0] = sum_of_row(total[0]), total[1] = sum_of_row(total[1]);
-    store_rows(p.to_out + head_at(p.results, turn.sequence, turn.head), p.results.row, row, p.positions, sums, 1.0f / total[0], 1.0f / total[1]);
+    store_rows(p.to_out + head_at(p.results, turn.sequence, turn.head), p.results.row, row, p.positions, sums,
+        1.0f / total[0], 1.0f / total[1]);
     if (lane % 4 == 0) {
         float* lse = p.to_lse + (u64)(turn.sequence * p.heads + turn.head) * p.positions;
         if (row < p.positions) lse[row] = largest[0] * p.scale + logf(total[0]);

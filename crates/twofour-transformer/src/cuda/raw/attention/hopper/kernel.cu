@@ -2,7 +2,8 @@
 // straight from the fused projection, and a softmax runs while `wgmma` multiplies (Shah et al., "FlashAttention-3",
 // 2024). docs/explanation/kernels/cuda-attention.md explains the design.
 
-#define KERNEL(name, groups) extern "C" __global__ void __launch_bounds__(128 * groups, 1) name(const __grid_constant__ Attention p)
+#define KERNEL(name, groups) \
+    extern "C" __global__ void __launch_bounds__(128 * groups, 1) name(const __grid_constant__ Attention p)
 
 KERNEL(forward, FORWARD_GROUPS) { attend(p); }
 KERNEL(backward_queries, QUERIES_GROUPS) { backward<false, QUERIES_GROUPS>(p); }

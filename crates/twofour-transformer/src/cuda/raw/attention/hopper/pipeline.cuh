@@ -32,7 +32,9 @@ struct Attention {
     float scale;
 };
 
-__device__ __forceinline__ u64 head_at(const Layout& layout, u32 sequence, u32 head) { return sequence * layout.sequence + head * layout.head; }
+__device__ __forceinline__ u64 head_at(const Layout& layout, u32 sequence, u32 head) {
+    return sequence * layout.sequence + head * layout.head;
+}
 
 // A CTA's head and tile of rows. Heads of all sequences are counted.
 struct Turn {
@@ -49,18 +51,23 @@ __device__ __forceinline__ Turn turn_of_cta(const Attention& p, u32 heads) {
 }
 
 // Copies a box of a head: 64 elements, or 32, of BOX_ROWS positions. Positions beyond the last are zeros.
-__device__ __forceinline__ void copy_box(u32 to, const TensorMap* map, u32 x, u32 position, u32 head, u32 sequence, u32 barrier) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to), "l"(map),
-                 "r"(x), "r"(position), "r"(head), "r"(sequence), "r"(barrier)
-                 : "memory");
+__device__ __forceinline__ void copy_box(
+    u32 to, const TensorMap* map, u32 x, u32 position, u32 head, u32 sequence, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+        "[%6];" ::"r"(to),
+        "l"(map), "r"(x), "r"(position), "r"(head), "r"(sequence), "r"(barrier)
+        : "memory");
 }
 
 // Copies COUNT positions of a head to a tile as `place` has it.
-template <u32 COUNT> __device__ __forceinline__ void copy_positions(u32 to, const TensorMap* map, u32 first, u32 head, u32 sequence, u32 barrier) {
-    #pragma unroll
+template <u32 COUNT> __device__ __forceinline__ void copy_positions(
+    u32 to, const TensorMap* map, u32 first, u32 head, u32 sequence, u32 barrier) {
+#pragma unroll
     for (u32 x = 0; x < DIM; x += 64) {
         #pragma unroll
-        for (u32 row = 0; row < COUNT; row += BOX_ROWS) copy_box(to + (x / 64 * COUNT + row) * ROW_BYTES, map, x, first + row, head, sequence, barrier);
+        for (u32 row = 0; row < COUNT; row += BOX_ROWS)
+            copy_box(to + (x / 64 * COUNT + row) * ROW_BYTES, map, x, first + row, head, sequence, barrier);
     }
 }
 
@@ -71,7 +78,8 @@ template <u32 COUNT, u32 ARRIVALS = 1> struct Stages {
     u64 full[COUNT], empty[COUNT];
 
     __device__ __forceinline__ void init(u32 warps) {
-        for (u32 i = 0; i < COUNT; i++) barrier_init(shared_address(&full[i]), 1), barrier_init(shared_address(&empty[i]), ARRIVALS * warps);
+        for (u32 i = 0; i < COUNT; i++)
+            barrier_init(shared_address(&full[i]), 1), barrier_init(shared_address(&empty[i]), ARRIVALS * warps);
     }
     // Waits until the stage of a tile has been read, and returns the barrier for its copies, which transfer `bytes`.
     __device__ __forceinline__ u32 begin(u32 tile, u32 bytes) {
@@ -80,7 +88,9 @@ template <u32 COUNT, u32 ARRIVALS = 1> struct Stages {
         barrier_expect(barrier, bytes);
         return barrier;
     }
-    __device__ __forceinline__ void wait(u32 tile) { barrier_wait(shared_address(&full[tile % COUNT]), tile / COUNT & 1); }
+    __device__ __forceinline__ void wait(u32 tile) {
+        barrier_wait(shared_address(&full[tile % COUNT]), tile / COUNT & 1);
+    }
     // Called by all lanes of a warp, after they have read the tile.
     __device__ __forceinline__ void release(u32 tile) {
         __syncwarp();
@@ -99,11 +109,14 @@ __device__ __forceinline__ float largest_of_row(float x) {
 }
 
 // Stores the warp's 16 rows, the first of which is of position `row` - lane / 4, each times a factor.
-__device__ __forceinline__ void store_rows(Raw* to, u32 stride, u32 row, u32 positions, const float (&sums)[DIM / 8][4], float low, float high) {
-    #pragma unroll
+__device__ __forceinline__ void store_rows(
+    Raw* to, u32 stride, u32 row, u32 positions, const float (&sums)[DIM / 8][4], float low, float high) {
+#pragma unroll
     for (u32 i = 0; i < DIM / 8; i++) {
         const u32 col = 8 * i + threadIdx.x % 4 * 2;
-        if (row < positions) *(u32*)(to + (u64)row * stride + col) = narrow_pair<ELEMENT>(sums[i][0] * low, sums[i][1] * low);
-        if (row + 8 < positions) *(u32*)(to + (u64)(row + 8) * stride + col) = narrow_pair<ELEMENT>(sums[i][2] * high, sums[i][3] * high);
+        if (row < positions)
+            *(u32*)(to + (u64)row * stride + col) = narrow_pair<ELEMENT>(sums[i][0] * low, sums[i][1] * low);
+        if (row + 8 < positions)
+            *(u32*)(to + (u64)(row + 8) * stride + col) = narrow_pair<ELEMENT>(sums[i][2] * high, sums[i][3] * high);
     }
 }

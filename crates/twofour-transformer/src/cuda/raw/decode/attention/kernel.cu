@@ -9,7 +9,8 @@
 // Defined outside: ELEMENT, DIM.
 
 struct Attention {
-    const void* qkv;         // [batch * count, (heads + 2 kv_heads) DIM]: queries, keys and values of the new tokens, not rotated
+    // [batch * count, (heads + 2 kv_heads) DIM]: queries, keys and values of the new tokens, not rotated
+    const void* qkv;
     void* k;                 // [batch, kv_heads, capacity, DIM]
     void* v;
     void* out;               // [batch * count, heads DIM]
@@ -37,7 +38,8 @@ constexpr u32 HALF = DIM / 2, EACH = (HALF + 31) / 32;
 
 // Loads a head, normalizes and rotates it (Su et al., "RoFormer", 2021): a warp has pairs (i, i + DIM / 2), lane after
 // lane.
-__device__ __forceinline__ void turned(const Attention& p, const Raw* head, const float* gain, u32 position, float (&low)[EACH], float (&high)[EACH]) {
+__device__ __forceinline__ void turned(
+    const Attention& p, const Raw* head, const float* gain, u32 position, float (&low)[EACH], float (&high)[EACH]) {
     const u32 lane = threadIdx.x % 32;
     float squares = 0.0f;
     unrolled<EACH>([&](auto i) {
@@ -58,7 +60,8 @@ __device__ __forceinline__ void turned(const Attention& p, const Raw* head, cons
     unrolled<EACH>([&](auto i) {
         const u32 pair = lane + 32 * i.value;
         if (pair < HALF) {
-            const float cos = p.cos[(u64)position * HALF + pair], sin = p.sin[(u64)position * HALF + pair], a = low[i.value], b = high[i.value];
+            const float cos = p.cos[(u64)position * HALF + pair], sin = p.sin[(u64)position * HALF + pair],
+                        a = low[i.value], b = high[i.value];
             low[i.value] = a * cos - b * sin;
             high[i.value] = b * cos + a * sin;
         }
@@ -92,7 +95,8 @@ extern "C" __global__ void __launch_bounds__(128) append(const __grid_constant__
     const u64 index = (u64)blockIdx.x * WARPS + threadIdx.x / 32, per_token = 2 * p.kv_heads;
     const u64 row = index / per_token;
     if (row >= (u64)p.batch * p.count) return;
-    const u32 head = (u32)(index - row * per_token), sequence = (u32)(row / p.count), token = (u32)(row - (u64)sequence * p.count);
+    const u32 head = (u32)(index - row * per_token), sequence = (u32)(row / p.count),
+              token = (u32)(row - (u64)sequence * p.count);
     const u32 position = p.positions[sequence] + token;
     if (position >= p.capacity) return;
     if (head < p.kv_heads) append_key(p, sequence, token, head, position);
@@ -107,7 +111,8 @@ __device__ __forceinline__ float capped(const Attention& p, float score) {
 
 // Adds the lanes' partial results over the groups of LANES lanes. While a lane has several rows, it hands half of them
 // to the lane at `DISTANCE` and keeps the others.
-template <int ROWS, u32 DISTANCE> __device__ __forceinline__ void across_lanes(float (*o)[PER], u32& row, bool& writes) {
+template <int ROWS, u32 DISTANCE>
+__device__ __forceinline__ void across_lanes(float (*o)[PER], u32& row, bool& writes) {
     if constexpr (DISTANCE >= LANES) {
         if constexpr (ROWS > 1) {
             const bool upper = threadIdx.x & DISTANCE;
@@ -134,8 +139,10 @@ template <int ROWS, bool APPENDS> __device__ __forceinline__ void attend(const A
     __shared__ __align__(16) float q[ROWS][DIM], parts[WARPS][ROWS][DIM];
     __shared__ float scores[ROWS][TILE], largest[ROWS], sums[ROWS], factors[ROWS];
     __shared__ u32 is_last;
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = p.heads / p.kv_heads, all_rows = group * p.count;
-    const u32 blocks = (all_rows + ROWS - 1) / ROWS, block = blockIdx.x % blocks, kv_head = blockIdx.x / blocks % p.kv_heads;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = p.heads / p.kv_heads,
+              all_rows = group * p.count;
+    const u32 blocks = (all_rows + ROWS - 1) / ROWS, block = blockIdx.x % blocks,
+              kv_head = blockIdx.x / blocks % p.kv_heads;
     const u32 sequence = blockIdx.x / blocks / p.kv_heads, split = blockIdx.y, before = p.positions[sequence];
     if (before + p.count > p.capacity) return;
     // The keys that any of the rows attends to, and the splits that hold them.
@@ -195,21 +202,28 @@ template <int ROWS, bool APPENDS> __device__ __forceinline__ void attend(const A
         float dots[PASSES][ROWS] = {};
         unrolled<VECTORS>([&](auto j) {
             float wide[PASSES][WIDTH];
-            unrolled<PASSES>([&](auto i) { unrolled<WIDTH>([&](auto e) { wide[i.value][e.value] = widen<ELEMENT>(keys[i.value][j.value].of[e.value]); }); });
+            unrolled<PASSES>([&](auto i) {
+                unrolled<WIDTH>(
+                    [&](auto e) { wide[i.value][e.value] = widen<ELEMENT>(keys[i.value][j.value].of[e.value]); });
+            });
             unrolled<ROWS>([&](auto r) {
                 float query[WIDTH];
                 unrolled<WIDTH / 4>([&](auto e) {
                     const float4 four = *(const float4*)&q[r.value][(j.value * LANES + within) * WIDTH + 4 * e.value];
-                    query[4 * e.value] = four.x, query[4 * e.value + 1] = four.y, query[4 * e.value + 2] = four.z, query[4 * e.value + 3] = four.w;
+                    query[4 * e.value] = four.x, query[4 * e.value + 1] = four.y, query[4 * e.value + 2] = four.z,
+                              query[4 * e.value + 3] = four.w;
                 });
-                unrolled<PASSES>([&](auto i) { unrolled<WIDTH>([&](auto e) { dots[i.value][r.value] += query[e.value] * wide[i.value][e.value]; }); });
+                unrolled<PASSES>([&](auto i) {
+                    unrolled<WIDTH>([&](auto e) { dots[i.value][r.value] += query[e.value] * wide[i.value][e.value]; });
+                });
             });
         });
         unrolled<PASSES>([&](auto i) {
             const u32 key = tile + i.value * AT_ONCE + place;
             unrolled<ROWS>([&](auto r) {
                 float dot = dots[i.value][r.value];
-                for (u32 distance = LANES / 2; distance > 0; distance /= 2) dot += __shfl_xor_sync(0xFFFFFFFFu, dot, distance);
+                for (u32 distance = LANES / 2; distance > 0; distance /= 2)
+                    dot += __shfl_xor_sync(0xFFFFFFFFu, dot, distance);
                 // The end of what the row's token attends to.
                 const u32 limit = before + (first_row + r.value) / group + 1;
                 const bool attends = r.value < rows && key >= from && key < min(to, limit) && key + p.window >= limit;
@@ -218,12 +232,15 @@ template <int ROWS, bool APPENDS> __device__ __forceinline__ void attend(const A
         });
         __syncthreads();
         for (u32 r = warp; r < ROWS; r += WARPS) {
-            const float one = capped(p, scores[r][lane]), other = TILE > 32 ? capped(p, scores[r][lane + 32 % TILE]) : -INFINITE, old = largest[r];
+            const float one = capped(p, scores[r][lane]),
+                        other = TILE > 32 ? capped(p, scores[r][lane + 32 % TILE]) : -INFINITE, old = largest[r];
             float most = fmaxf(one, other);
-            for (u32 distance = 16; distance > 0; distance /= 2) most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, distance));
+            for (u32 distance = 16; distance > 0; distance /= 2)
+                most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, distance));
             most = fmaxf(most, old);
             // Without a key yet there is nothing to scale.
-            const float base = most == -INFINITE ? 0.0f : most, a = exp2f(one - base), b = exp2f(other - base), factor = exp2f(old - base);
+            const float base = most == -INFINITE ? 0.0f : most, a = exp2f(one - base), b = exp2f(other - base),
+                        factor = exp2f(old - base);
             float sum = a + b;
             for (u32 distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, distance);
             scores[r][lane] = a;
@@ -261,7 +278,8 @@ template <int ROWS, bool APPENDS> __device__ __forceinline__ void attend(const A
         unrolled<VECTORS>([&](auto j) {
             unrolled<WIDTH / 4>([&](auto e) {
                 const float* const four = &o[0][j.value * WIDTH + 4 * e.value];
-                *(float4*)&parts[warp][row][(j.value * LANES + within) * WIDTH + 4 * e.value] = make_float4(four[0], four[1], four[2], four[3]);
+                *(float4*)&parts[warp][row][(j.value * LANES + within) * WIDTH + 4 * e.value] =
+                    make_float4(four[0], four[1], four[2], four[3]);
             });
         });
     }
@@ -293,7 +311,9 @@ template <int ROWS, bool APPENDS> __device__ __forceinline__ void attend(const A
     float* const all = p.partial + (u64)blockIdx.x * p.splits * SIZE;
     float* const mine = all + (u64)split * SIZE;
     for (u32 at = threadIdx.x; at < ROWS * DIM; at += THREADS) mine[at] = total(at);
-    if (threadIdx.x < ROWS) mine[ROWS * DIM + threadIdx.x] = largest[threadIdx.x], mine[ROWS * DIM + ROWS + threadIdx.x] = sums[threadIdx.x];
+    if (threadIdx.x < ROWS)
+        mine[ROWS * DIM + threadIdx.x] = largest[threadIdx.x],
+                          mine[ROWS * DIM + ROWS + threadIdx.x] = sums[threadIdx.x];
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) is_last = atomicAdd(p.arrived + blockIdx.x, 1u) == active - 1;
@@ -316,9 +336,14 @@ template <int ROWS, bool APPENDS> __device__ __forceinline__ void attend(const A
     if (threadIdx.x == 0) p.arrived[blockIdx.x] = 0;
 }
 
-#define ATTEND(ROWS)                                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(128, 2) attend_##ROWS(const __grid_constant__ Attention p) { attend<ROWS, false>(p); }                \
-    extern "C" __global__ void __launch_bounds__(128, 2) append_and_attend_##ROWS(const __grid_constant__ Attention p) { attend<ROWS, true>(p); }
+#define ATTEND(ROWS)                                                                                          \
+    extern "C" __global__ void __launch_bounds__(128, 2) attend_##ROWS(const __grid_constant__ Attention p) { \
+        attend<ROWS, false>(p);                                                                               \
+    }                                                                                                         \
+    extern "C" __global__ void __launch_bounds__(128, 2)                                                      \
+        append_and_attend_##ROWS(const __grid_constant__ Attention p) {                                       \
+        attend<ROWS, true>(p);                                                                                \
+    }
 ATTEND(1)
 ATTEND(2)
 #if DIM <= 128

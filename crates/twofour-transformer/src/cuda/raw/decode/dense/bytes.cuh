@@ -7,8 +7,11 @@ struct Weight {
     static constexpr u32 EIGHTS = 2;
 
     // Converts the eight columns of an eighth to pairs of ELEMENT, exactly.
-    template <class I> static __device__ __forceinline__ void convert(const u32 (&values)[4], I eighth, u32 (&pairs)[4]) {
-        unrolled<4>([&](auto i) { pairs[i.value] = pair(values[2 * eighth.value + i.value / 2], i.value % 2 ? 0x4342 : 0x4140); });
+    template <class I>
+    static __device__ __forceinline__ void convert(const u32 (&values)[4], I eighth, u32 (&pairs)[4]) {
+        unrolled<4>([&](auto i) {
+            pairs[i.value] = pair(values[2 * eighth.value + i.value / 2], i.value % 2 ? 0x4342 : 0x4140);
+        });
     }
 
     // Converts two bytes of a word, the lower or the upper ones, as the selector says.
@@ -16,7 +19,9 @@ struct Weight {
         u32 two;
         if (ELEMENT == F16) {
             // An integer plus 128 in the lowest mantissa bits of 1024.
-            asm("sub.f16x2 %0, %1, %2;" : "=r"(two) : "r"(__byte_perm(word ^ 0x80808080, 0x64646464, selector)), "r"(0x64806480));
+            asm("sub.f16x2 %0, %1, %2;"
+                : "=r"(two)
+                : "r"(__byte_perm(word ^ 0x80808080, 0x64646464, selector)), "r"(0x64806480));
         } else {
             // Seven bits are the mantissa of 128; the sign makes the number to subtract, 128, 256.
             const u32 numbers = __byte_perm(word, 0, selector);
@@ -28,5 +33,7 @@ struct Weight {
         return two;
     }
 
-    template <class P> static __device__ __forceinline__ float scale(const P& p, u32 feature) { return ((const float*)p.scales)[feature]; }
+    template <class P> static __device__ __forceinline__ float scale(const P& p, u32 feature) {
+        return ((const float*)p.scales)[feature];
+    }
 };

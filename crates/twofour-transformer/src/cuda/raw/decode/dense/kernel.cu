@@ -55,7 +55,8 @@ template <int TILES> __device__ __forceinline__ void multiply_all(const Dense& p
     // The lane's part of x, of each tile's token `lane / 4`. Tokens past the end are replaced by the last one.
     const u8* x[TILES];
     #pragma unroll
-    for (u32 tile = 0; tile < TILES; tile++) x[tile] = p.x + (u64)min(tile * TOKENS + lane / 4, p.tokens - 1) * p.x_row_bytes + lane % 4 * Form::X_BYTES;
+    for (u32 tile = 0; tile < TILES; tile++)
+        x[tile] = p.x + (u64)min(tile * TOKENS + lane / 4, p.tokens - 1) * p.x_row_bytes + lane % 4 * Form::X_BYTES;
 
     Step ahead[DEPTH];
     unrolled<DEPTH>([&](auto d) { fetch(ahead[d.value], warp + d.value * WARPS); });
@@ -93,6 +94,12 @@ template <int TILES> __device__ __forceinline__ void multiply_all(const Dense& p
 
 // CTAs resident on an SM, as far as registers limit them. On Blackwell the same code takes more of them.
 constexpr u32 FEW = Form::GROUPS ? 2 : 3, MANY = Form::GROUPS || __CUDA_ARCH__ >= 1000 ? 1 : 2;
-extern "C" __global__ void __launch_bounds__(THREADS, FEW) dense_1(const __grid_constant__ Dense p) { multiply_all<1>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) dense_2(const __grid_constant__ Dense p) { multiply_all<2>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS, MANY) dense_4(const __grid_constant__ Dense p) { multiply_all<4>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, FEW) dense_1(const __grid_constant__ Dense p) {
+    multiply_all<1>(p);
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 2) dense_2(const __grid_constant__ Dense p) {
+    multiply_all<2>(p);
+}
+extern "C" __global__ void __launch_bounds__(THREADS, MANY) dense_4(const __grid_constant__ Dense p) {
+    multiply_all<4>(p);
+}

@@ -12,9 +12,15 @@ struct Weight {
     template <class I> static __device__ __forceinline__ void convert(const u32 (&values)[4], I word, u32 (&pairs)[4]) {
         unrolled<4>([&](auto i) {
             u32 numbers;
-            asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(numbers) : "r"(values[word.value] >> (4 * i.value)), "r"(0x000F000F), "r"(ELEMENT == F16 ? 0x64006400 : 0x43004300));
+            asm("lop3.b32 %0, %1, %2, %3, 0xEA;"
+                : "=r"(numbers)
+                : "r"(values[word.value] >> (4 * i.value)), "r"(0x000F000F),
+                "r"(ELEMENT == F16 ? 0x64006400 : 0x43004300));
             if (ELEMENT == F16) asm("sub.f16x2 %0, %1, %2;" : "=r"(pairs[i.value]) : "r"(numbers), "r"(0x64086408));
-            else asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pairs[i.value]) : "r"(numbers), "r"(0x3F803F80), "r"(0xC308C308));
+            else
+                asm("fma.rn.bf16x2 %0, %1, %2, %3;"
+                    : "=r"(pairs[i.value])
+                    : "r"(numbers), "r"(0x3F803F80), "r"(0xC308C308));
         });
     }
 

@@ -20,7 +20,9 @@ template <int F> __device__ __forceinline__ void to_i8(const Gate& p) {
         float up[N];
         load(x + at, values);
         load(x + p.width + at, up);
-        unrolled<N>([&](auto i) { values[i.value] = widen<ELEMENT>(narrow<ELEMENT>(value<F>(values[i.value]) * up[i.value])); });
+        unrolled<N>([&](auto i) {
+            values[i.value] = widen<ELEMENT>(narrow<ELEMENT>(value<F>(values[i.value]) * up[i.value]));
+        });
     });
 }
 

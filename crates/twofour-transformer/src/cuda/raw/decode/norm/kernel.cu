@@ -100,9 +100,13 @@ template <bool CENTERED, bool QUANTIZES, int N> __device__ __forceinline__ void 
     }
 }
 
-#define NORMALIZE(name, CENTERED, QUANTIZES)                                                                                                         \
-    extern "C" __global__ void __launch_bounds__(1024, 1) name##_4(const __grid_constant__ TokenNorm p) { normalize<CENTERED, QUANTIZES, 4>(p); }    \
-    extern "C" __global__ void __launch_bounds__(512, 1) name##_16(const __grid_constant__ TokenNorm p) { normalize<CENTERED, QUANTIZES, 16>(p); }
+#define NORMALIZE(name, CENTERED, QUANTIZES)                                                              \
+    extern "C" __global__ void __launch_bounds__(1024, 1) name##_4(const __grid_constant__ TokenNorm p) { \
+        normalize<CENTERED, QUANTIZES, 4>(p);                                                             \
+    }                                                                                                     \
+    extern "C" __global__ void __launch_bounds__(512, 1) name##_16(const __grid_constant__ TokenNorm p) { \
+        normalize<CENTERED, QUANTIZES, 16>(p);                                                            \
+    }
 NORMALIZE(rms, false, false)
 NORMALIZE(rms_to_i8, false, true)
 NORMALIZE(layer, true, false)
