@@ -41,8 +41,8 @@ pub use checkpoint::{
     StoredRows, is_llama, save_llama,
 };
 pub use config::{
-    AttentionConfig, ClampedGate, ExpertsConfig, FeedForwardConfig, GptConfig, ImageHead, ImageHeadInput, ImageInput,
-    ModelInput, ModelOutput, NormConfig, NormKind, NormPlace, Positions, Rope, RopeScaling, TokenInput,
+    Alibi, AttentionConfig, ClampedGate, ExpertsConfig, FeedForwardConfig, GptConfig, ImageHead, ImageHeadInput,
+    ImageInput, ModelInput, ModelOutput, NormConfig, NormKind, NormPlace, Positions, Rope, RopeScaling, TokenInput,
     TransformerConfig,
 };
 pub use distillation::{DistillationLoss, Objective};

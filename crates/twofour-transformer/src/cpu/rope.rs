@@ -48,6 +48,13 @@ impl Table {
         Table { positions: positions.len(), half: frequencies.len(), cos, sin }
     }
 
+    /// The table of a rotation that multiplies by a number, too.
+    #[must_use]
+    pub fn times(mut self, factor: f64) -> Self {
+        self.cos.iter_mut().chain(&mut self.sin).for_each(|value| *value *= factor as f32);
+        self
+    }
+
     /// How many positions it has.
     pub fn positions(&self) -> usize {
         self.positions

@@ -10,13 +10,13 @@ use super::{BlockInput, BlockwiseCheckpoint, CheckpointBlock, FreeFeatures, Inpu
 use crate::{
     Error, Result,
     model::{
-        Checkpoint, Positions, StoredParts, Tokenizer, TransformerConfig,
+        Checkpoint, StoredParts, Tokenizer, TransformerConfig,
         families::layout::StoredLinear,
         inference::{
             attention::Seen,
             build::Parts,
             cache::Cache,
-            embed,
+            entry::Entry,
             experts::{Experts, Routed, rows},
             layer::{Layer, Outputs, Role},
             rotation::Rotations,
@@ -138,21 +138,10 @@ impl BlockwiseCheckpoint for Checkpoint {
 
     fn embed(&self, texts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>> {
         let (config, parts) = (self.config(), self.parts());
-        let width = config.width;
-        let (head, own) = match config.is_tied() {
-            true => (Some(Parts::<f32>::linear(&parts, "head", (config.vocabulary(), width))?), None),
-            false => (None, Some(Parts::<f32>::embedding(&parts, [config.vocabulary(), width])?)),
-        };
-        let row = |token: usize| match (&own, &head) {
-            (Some(table), _) => table.row(token, width),
-            (None, Some(head)) => head.dense_row(token),
-            (None, None) => None,
-        };
-        let positions = match config.positions {
-            Positions::Rotary(_) => None,
-            Positions::Learned => Some(Parts::<f32>::table(&parts, "positions.weight", [config.context(), width])?),
-        };
-        texts.iter().map(|text| embed((&row, config), positions.as_deref(), text, 0)).collect()
+        let shape = (config.vocabulary(), config.table_width());
+        let head = config.is_tied().then(|| Parts::<f32>::linear(&parts, "head", shape)).transpose()?;
+        let entry = Entry::<f32>::build(config, &parts)?;
+        texts.iter().map(|text| entry.embed((config, head.as_ref()), text, 0)).collect()
     }
 
     fn block(&self, index: usize, replace: Option<Replace<'_>>) -> Result<Box<dyn CheckpointBlock + '_>> {
@@ -228,7 +217,7 @@ impl CheckpointBlock for Block<'_> {
 
     fn step(&self, step: usize, input: &Vec<f32>, x: &mut Vec<f32>, shows_products: bool) -> Result<Stepped<Vec<f32>>> {
         let tokens = x.len() / self.config.width;
-        let tables = Rotations::of(self.config).map(|rotations| rotations.tables(0..tokens));
+        let tables = Rotations::of(self.config).map(|rotations| rotations.tables(0..tokens, tokens));
         let mut cache = Cache::default();
         let seen = match self.config.attention.is_causal {
             true => Seen::Cache { cache: &mut cache, position: 0, rotary: tables.as_ref() },

@@ -18,10 +18,15 @@
 //! | `qwen3` | norms of queries and keys |
 //! | `mixtral`, `qwen2_moe`, `qwen3_moe` | experts |
 //! | `gpt_oss` | experts with biases and a bounded gate, sinks of attention |
-//! | `phi3` | queries, keys and values in one tensor, gate and up in another |
+//! | `phi3` | queries, keys and values in one tensor, gate and up in another, LongRoPE |
+//! | `phi` | blocks side by side behind one norm, a part of each head rotated |
 //! | `gpt2` | learned positions, transposed weights, GELU by tanh |
-//! | `opt` | learned positions behind two that no token has |
+//! | `opt` | learned positions behind two that no token has, a narrower table of tokens |
+//! | `bloom`, `mpt` | positions by distance (ALiBi), as `falcon` may have them |
+//! | `stablelm`, `starcoder2` | layer norms |
+//! | `granite` | factors of embeddings, scores and outputs of blocks |
 //! | `gpt_neox`, `falcon` | blocks side by side, a part of each head rotated |
+//! | `gemma` | scaled embeddings, gains less one |
 //! | `gemma2` | norms around blocks, scaled embeddings, bounded scores, windows in every other layer |
 //! | `gemma3_text` | as `gemma2`, norms of queries and keys, another rotation in windows |
 //! | `llava`, `llava_next`, `qwen2_vl`, `qwen2_5_vl` | the language part alone |
@@ -221,7 +226,7 @@ impl Checkpoint {
         };
         let (mut layout, mut config) = (self.opened.layout.clone(), self.opened.config.clone());
         let name = table.name.strip_suffix(".weight").unwrap_or(&table.name).to_owned();
-        let (parts, inputs) = (vec![(name, config.vocabulary())], config.width);
+        let (parts, inputs) = (vec![(name, config.vocabulary())], config.table_width());
         layout.linear(HEAD, StoredLinear { parts, inputs, has_bias: false, is_transposed: false });
         if let ModelOutput::Vocabulary { tied, .. } = &mut config.output {
             *tied = true;

@@ -58,7 +58,7 @@ pub fn save_llama<E: Engine>(
 
 /// Whether transformers' `LlamaForCausalLM` computes a decoder.
 pub fn is_llama(config: &TransformerConfig) -> bool {
-    let is_rotary = matches!(config.positions, Positions::Rotary(rope) if rope.scaling.is_none());
+    let is_rotary = matches!(&config.positions, Positions::Rotary(rope) if rope.scaling.is_none());
     config.norm.kind == NormKind::RootMeanSquare
         && config.feed_forward.activation == Nonlinearity::Silu
         && config.feed_forward.gated
@@ -70,7 +70,7 @@ pub fn is_llama(config: &TransformerConfig) -> bool {
 }
 
 fn llama_config(config: &TransformerConfig, begin: Option<u32>, dtype: DataType) -> Value {
-    let Positions::Rotary(rope) = config.positions else { return Value::Null };
+    let Positions::Rotary(rope) = &config.positions else { return Value::Null };
     let dtype = match dtype {
         DataType::F32 => "float32",
         DataType::F16 => "float16",

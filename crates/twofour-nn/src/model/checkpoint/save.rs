@@ -130,7 +130,7 @@ fn write_as<T: Arithmetic + StoredElement, E: Engine, M: TrainedModel<E>>(
                 values.extend(source.values(parameter.name())?.into_iter().skip(values.len()).collect::<Vec<_>>());
                 values.splice(..0, source.skipped(parameter.name())?);
             }
-            let stored: Vec<f32> = values.into_iter().map(|value| value - tensor.added).collect();
+            let stored: Vec<f32> = values.into_iter().map(|value| value / tensor.factor - tensor.added).collect();
             writer.write_elements(&tensor.name, &rounded(&stored))?;
         }
     }

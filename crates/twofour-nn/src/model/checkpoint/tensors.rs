@@ -124,11 +124,14 @@ impl<'a> StoredParts<'a> {
 
     /// A tensor outside of linear layers, by the name that the model has for it.
     fn tensor(&self, ours: &str) -> Result<Vec<f32>> {
+        if let Some((len, value)) = self.layout.constants.get(ours) {
+            return Ok(vec![*value; *len]);
+        }
         let stored = self.layout.tensors.get(ours).ok_or_else(|| absent(ours))?;
         let mut values = self.floats(&stored.name)?;
         values.drain(..stored.skipped.min(values.len()));
-        if stored.added != 0.0 {
-            values.iter_mut().for_each(|value| *value += stored.added);
+        if (stored.added, stored.factor) != (0.0, 1.0) {
+            values.iter_mut().for_each(|value| *value = (*value + stored.added) * stored.factor);
         }
         Ok(values)
     }

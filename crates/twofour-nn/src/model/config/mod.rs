@@ -1,5 +1,6 @@
 //! The description of a transformer: decoders, encoders and image encoders, for training and for inference.
 
+mod alibi;
 mod experts;
 mod gpt;
 mod named;
@@ -11,6 +12,7 @@ mod tests;
 use crate::{Error, Result, engine::Nonlinearity, text::VOCABULARY};
 
 pub use self::{
+    alibi::Alibi,
     experts::{ClampedGate, ExpertsConfig},
     gpt::GptConfig,
     rope::{Rope, RopeScaling},
@@ -67,6 +69,9 @@ pub struct TokenInput {
     pub is_normalized: bool,
     /// What embeddings are multiplied by.
     pub scale: Option<f32>,
+    /// The width of the table of tokens, where it is another than the model's: a linear layer leads from it to the
+    /// first layer, and one from the last layer to it (OPT-350M).
+    pub table_width: Option<usize>,
     /// Whether every window of a text must begin with the token that texts begin with: the model predicts badly
     /// without it.
     pub begins_windows: bool,
@@ -89,13 +94,15 @@ pub struct ImageInput {
 }
 
 /// How positions enter a model.
-#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Positions {
     /// Queries and keys are rotated.
     Rotary(Rope),
     /// A learned vector for each position is added to the embedding.
     Learned,
+    /// Scores of attention fall with the distance.
+    Alibi(Alibi),
 }
 
 /// The norms of a model.
@@ -155,6 +162,8 @@ pub struct AttentionConfig {
     pub scale: Option<f32>,
     /// The bound of scores: `soft_cap * tanh(score / soft_cap)`.
     pub soft_cap: Option<f32>,
+    /// The largest magnitude of queries, keys and values, to which they are clamped (MPT).
+    pub qkv_bound: Option<f32>,
     /// For each layer its window; none for the whole sequence. Empty where no layer has one. Of causal attention it is
     /// how many tokens back, itself included, a token
     /// attends to; of an image the side of square windows of patches, which are padded with zeros at the right and the
@@ -230,7 +239,15 @@ pub enum ImageHeadInput {
 impl TokenInput {
     /// Embeddings of tokens alone, as they are.
     pub fn plain(vocabulary: usize, context: usize) -> Self {
-        TokenInput { vocabulary, context, token_types: 0, is_normalized: false, scale: None, begins_windows: false }
+        TokenInput {
+            vocabulary,
+            context,
+            token_types: 0,
+            is_normalized: false,
+            scale: None,
+            table_width: None,
+            begins_windows: false,
+        }
     }
 }
 
@@ -339,6 +356,7 @@ impl TransformerConfig {
         if let ModelInput::Tokens(TokenInput { token_types: types @ 1.., .. }) = self.input {
             expect_size("token types", types, 24)?;
         }
+        expect_size("the width of the table of tokens", self.table_width(), 24)?;
         if !heads.is_multiple_of(kv_heads) {
             let found = format!("{kv_heads} for {heads} heads");
             return Err(Error::Setting { what: "key-value heads", found, expected: "a divisor of the heads" });
@@ -355,17 +373,21 @@ impl TransformerConfig {
             let (what, found) = ("rotated elements of a head", self.rotated().to_string());
             return Err(Error::Setting { what, found, expected: "no more than a head has" });
         }
+        for rope in self.ropes() {
+            rope.validate(self.rotated())?;
+        }
         self.experts.as_ref().map_or(Ok(()), ExpertsConfig::validate)?;
         self.expect_windows()?;
         let scale = match self.input {
             ModelInput::Tokens(input) => input.scale,
             ModelInput::Image(_) => None,
         };
-        let AttentionConfig { scale: of_scores, soft_cap, .. } = self.attention;
+        let AttentionConfig { scale: of_scores, soft_cap, qkv_bound, .. } = self.attention;
         for (what, number) in [
             ("the scale of embeddings", scale),
             ("the scale of scores", of_scores),
             ("the bound of scores", soft_cap),
+            ("the bound of queries, keys and values", qkv_bound),
             ("the bound of the head's scores", self.logit_soft_cap()),
         ] {
             if let Some(number) = number.filter(|number| !(number.is_finite() && *number > 0.0)) {
@@ -446,6 +468,19 @@ impl TransformerConfig {
         }
     }
 
+    /// The width of the table of tokens.
+    pub fn table_width(&self) -> usize {
+        match self.input {
+            ModelInput::Tokens(TokenInput { table_width: Some(width), .. }) => width,
+            _ => self.width,
+        }
+    }
+
+    /// Whether linear layers lead from the table of tokens to the first layer, and from the last layer back.
+    pub(crate) fn is_projected(&self) -> bool {
+        self.table_width() != self.width
+    }
+
     /// Whether every window of a text must begin with the token that texts begin with.
     pub fn begins_windows(&self) -> bool {
         matches!(self.input, ModelInput::Tokens(TokenInput { begins_windows: true, .. }))
@@ -477,7 +512,7 @@ impl TransformerConfig {
 
     /// The first option of a model that LLaMA and GPT-2 do not have, in words; none where it has none.
     pub(crate) fn beyond_llama(&self) -> Option<&'static str> {
-        let AttentionConfig { scale, soft_cap, local_rope, .. } = self.attention;
+        let AttentionConfig { scale, soft_cap, ref local_rope, .. } = self.attention;
         if let Some(what) = self.untrainable() {
             return Some(what);
         }
@@ -501,6 +536,12 @@ impl TransformerConfig {
             (self.attention.sinks, "sinks of attention"),
             (self.norm.place == NormPlace::Parallel, "attention and feed-forward blocks side by side"),
             (self.attention.rotated.is_some(), "heads of which a part is rotated"),
+            (matches!(self.positions, Positions::Alibi(_)), "positions by distance (ALiBi)"),
+            (self.attention.qkv_bound.is_some(), "bounded queries, keys and values"),
+            (self.is_decoder() && self.layer_scale, "a decoder with factors of the outputs of blocks"),
+            (self.is_projected(), "a table of tokens of another width"),
+            (self.is_decoder() && self.norm.place == NormPlace::After, "a decoder with norms after blocks"),
+            (self.rotates_by_length(), "rotations that depend on the length of a text (longrope)"),
         ]
         .into_iter()
         .find_map(|(has, what)| has.then_some(what))
@@ -558,9 +599,20 @@ impl TransformerConfig {
     }
 
     /// The rotation of queries and keys in a layer.
-    pub fn rope(&self, layer: usize) -> Option<Rope> {
-        let Positions::Rotary(rope) = self.positions else { return None };
-        Some(self.attention.local_rope.filter(|_| self.window(layer).is_some()).unwrap_or(rope))
+    pub fn rope(&self, layer: usize) -> Option<&Rope> {
+        let Positions::Rotary(rope) = &self.positions else { return None };
+        Some(self.attention.local_rope.as_ref().filter(|_| self.window(layer).is_some()).unwrap_or(rope))
+    }
+
+    /// All rotations of queries and keys.
+    fn ropes(&self) -> impl Iterator<Item = &Rope> {
+        let Positions::Rotary(rope) = &self.positions else { return None.into_iter().chain(None) };
+        Some(rope).into_iter().chain(self.attention.local_rope.as_ref())
+    }
+
+    /// Whether the rotation of a text's tokens depends on the text's length.
+    pub(crate) fn rotates_by_length(&self) -> bool {
+        self.ropes().any(|rope| rope.is_stretched(usize::MAX))
     }
 
     /// Elements of a head that are rotated, where heads are.
@@ -583,12 +635,16 @@ impl TransformerConfig {
             ModelInput::Image(input) => Some(("patches".to_owned(), width, input.patch_len())),
         };
         let head = match self.output {
-            ModelOutput::Vocabulary { .. } => Some((self.vocabulary(), width)),
+            ModelOutput::Vocabulary { .. } => Some((self.vocabulary(), self.table_width())),
             ModelOutput::Hidden { head } => head.map(|head| (head.classes, head.input.elements(width))),
             ModelOutput::Neck { .. } => None,
         };
         let head = head.map(|(outputs, inputs)| ("head".to_owned(), outputs, inputs));
-        patches.into_iter().chain((0..self.layers).flat_map(block)).chain(head).collect()
+        let table_width = self.table_width();
+        let projected = |name: &str, outputs, inputs| self.is_projected().then(|| (name.to_owned(), outputs, inputs));
+        let before = patches.into_iter().chain(projected("project_in", width, table_width));
+        let behind = projected("project_out", table_width, width).into_iter().chain(head);
+        before.chain((0..self.layers).flat_map(block)).chain(behind).collect()
     }
 
     /// Number of parameters, without those of a neck and of relative positions.
@@ -609,7 +665,8 @@ impl TransformerConfig {
             ModelInput::Tokens(input) => {
                 let positions = if self.positions == Positions::Learned { input.context } else { 0 };
                 let words = if self.is_tied() { 0 } else { input.vocabulary };
-                (words + positions + input.token_types) * width + if input.is_normalized { norm } else { 0 }
+                let norm = if input.is_normalized { norm } else { 0 };
+                words * self.table_width() + (positions + input.token_types) * width + norm
             }
             // A class token is part of its position.
             ModelInput::Image(input) => input.tokens() * width,
@@ -760,6 +817,7 @@ impl AttentionConfig {
             head_norms: false,
             scale: None,
             soft_cap: None,
+            qkv_bound: None,
             windows: vec![],
             local_rope: None,
             rotated: None,

@@ -110,7 +110,7 @@ impl TransformerConfig {
         let Sizes { vocabulary, context, layers, width, heads, feed_forward, tied, .. } = *sizes;
         let own = GptConfig { layers, width, heads, context, feed_forward };
         Some(TransformerConfig {
-            positions: Positions::Rotary(sizes.rope),
+            positions: Positions::Rotary(sizes.rope.clone()),
             output: ModelOutput::Vocabulary { tied, soft_cap: None },
             ..TransformerConfig::llama(&own, sizes.kv_heads, vocabulary)
         })

@@ -5,8 +5,10 @@ use std::f64::consts::TAU;
 
 use serde::{Deserialize, Serialize};
 
+use crate::{Error, Result};
+
 /// Rotary position embedding: which angle a pair of elements turns by from one position to the next.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rope {
     /// Pair `i` of a head of `d` elements turns by `base^(-2i / d)`.
@@ -16,7 +18,7 @@ pub struct Rope {
 }
 
 /// Scaling of frequencies.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 pub enum RopeScaling {
     /// Llama 3's (`rope_type` `llama3`): frequencies whose wavelength exceeds the original context are divided by a
@@ -52,25 +54,70 @@ pub enum RopeScaling {
         /// Whether the interpolation begins and ends at whole pairs.
         rounded: bool,
     },
+    /// LongRoPE's (`rope_type` `longrope`; Ding et al., 2024): each frequency is divided by a number of its own, which
+    /// is another in texts longer than the original context.
+    Long {
+        /// The divisors in texts up to the original context, one for each pair.
+        short: Vec<f64>,
+        /// Those in longer texts.
+        long: Vec<f64>,
+        /// What rotated elements are multiplied by.
+        attention_factor: f64,
+        /// The context before scaling.
+        original_context: f64,
+    },
 }
 
 impl Rope {
-    /// The angle between neighbouring positions of each of the `rotated / 2` pairs of so many elements of a head.
+    /// The angle between neighbouring positions of each of the `rotated / 2` pairs of so many elements of a head, in
+    /// texts up to the original context.
     ///
     /// ```
     /// use twofour_nn::model::Rope;
     /// assert_eq!(Rope { base: 10_000.0, scaling: None }.frequencies(4), [1.0, 0.01]);
     /// ```
     pub fn frequencies(&self, rotated: usize) -> Vec<f64> {
+        self.frequencies_in(rotated, 0)
+    }
+
+    /// [`Rope::frequencies`] in a text of so many tokens.
+    pub(crate) fn frequencies_in(&self, rotated: usize, tokens: usize) -> Vec<f64> {
         let plain = (0..rotated / 2).map(|pair| self.base.powf(-2.0 * pair as f64 / rotated as f64));
-        let Some(scaling) = self.scaling else { return plain.collect() };
-        let share = self.kept_share(scaling, rotated);
-        plain.enumerate().map(|(pair, frequency)| scaling.apply(frequency, share(pair))).collect()
+        let Some(scaling) = &self.scaling else { return plain.collect() };
+        let (share, is_stretched) = (self.kept_share(scaling, rotated), self.is_stretched(tokens));
+        let scaled = |(pair, frequency)| scaling.apply(frequency, (pair, share(pair)), is_stretched);
+        plain.enumerate().map(scaled).collect()
+    }
+
+    /// Whether a text of so many tokens has other frequencies than shorter ones.
+    pub(crate) fn is_stretched(&self, tokens: usize) -> bool {
+        matches!(&self.scaling, Some(RopeScaling::Long { original_context, .. }) if tokens as f64 > *original_context)
+    }
+
+    /// What rotated elements are multiplied by.
+    pub(crate) fn factor(&self) -> f64 {
+        match self.scaling {
+            Some(RopeScaling::Long { attention_factor, .. }) => attention_factor,
+            _ => 1.0,
+        }
+    }
+
+    /// An error for divisors that are not one for each of the pairs of so many elements.
+    pub(super) fn validate(&self, rotated: usize) -> Result<()> {
+        let Some(RopeScaling::Long { short, long, .. }) = &self.scaling else { return Ok(()) };
+        match [short, long].into_iter().find(|divisors| divisors.len() != rotated / 2) {
+            None => Ok(()),
+            Some(divisors) => Err(Error::Setting {
+                what: "divisors of frequencies",
+                found: format!("{} for {rotated} elements of a head", divisors.len()),
+                expected: "one for each pair of elements that is rotated",
+            }),
+        }
     }
 
     /// The share of YaRN's frequencies that is kept, by the number of the pair; 1 for other scalings.
-    fn kept_share(&self, scaling: RopeScaling, rotated: usize) -> impl Fn(usize) -> f64 {
-        let range = match scaling {
+    fn kept_share(&self, scaling: &RopeScaling, rotated: usize) -> impl Fn(usize) -> f64 {
+        let range = match *scaling {
             RopeScaling::Yarn { fast_turns, slow_turns, original_context, rounded, .. } => {
                 // The pair that turns so often within the original context.
                 let pair =
@@ -90,9 +137,13 @@ impl Rope {
 }
 
 impl RopeScaling {
-    /// The scaled frequency, of which YaRN keeps a share.
-    fn apply(&self, frequency: f64, kept: f64) -> f64 {
+    /// The scaled frequency of a pair, of which YaRN keeps a share.
+    fn apply(&self, frequency: f64, (pair, kept): (usize, f64), is_stretched: bool) -> f64 {
         match *self {
+            RopeScaling::Long { ref short, ref long, .. } => {
+                let divisors = if is_stretched { long } else { short };
+                divisors.get(pair).map_or(frequency, |divisor| frequency / divisor)
+            }
             RopeScaling::Yarn { factor, .. } => kept * frequency + (1.0 - kept) * frequency / factor,
             RopeScaling::Linear { factor } => frequency / factor,
             RopeScaling::Llama3 { factor, low_frequency_factor, high_frequency_factor, original_context } => {

@@ -142,7 +142,7 @@ impl StoredDecoder {
             feed_forward: config.feed_forward.hidden,
             norm: config.norm.kind,
             epsilon: config.norm.epsilon,
-            positions: config.positions,
+            positions: config.positions.clone(),
             activation: config.feed_forward.activation,
             gated: config.feed_forward.gated,
             biases: Biases {
@@ -159,7 +159,7 @@ impl StoredDecoder {
             attention_scale: config.attention.scale,
             attention_soft_cap: config.attention.soft_cap,
             logit_soft_cap: soft_cap,
-            local_rope: config.attention.local_rope,
+            local_rope: config.attention.local_rope.clone(),
         }
     }
 }

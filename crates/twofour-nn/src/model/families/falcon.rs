@@ -9,7 +9,8 @@ use super::{
 use crate::model::{
     CheckpointError,
     config::{
-        AttentionConfig, FeedForwardConfig, GptConfig, ModelOutput, NormConfig, NormPlace, Positions, TransformerConfig,
+        Alibi, AttentionConfig, FeedForwardConfig, GptConfig, ModelOutput, NormConfig, NormPlace, Positions,
+        TransformerConfig,
     },
 };
 
@@ -23,7 +24,6 @@ pub(super) const FAMILIES: &[Family] = &[Family {
 }];
 
 fn config(fields: &Fields) -> Result<TransformerConfig, CheckpointError> {
-    fields.expect_flag("alibi", false, "queries and keys are rotated")?;
     let (width, heads) = (fields.size("hidden_size")?, fields.size("num_attention_heads")?);
     let grouped = fields.flag("new_decoder_architecture", false)?;
     let kv_heads = match (grouped, fields.flag("multi_query", true)?) {
@@ -40,24 +40,26 @@ fn config(fields: &Fields) -> Result<TransformerConfig, CheckpointError> {
     };
     let llama = TransformerConfig::llama(&sizes, kv_heads, fields.size("vocab_size")?);
     let gpt = TransformerConfig::from(&sizes);
-    let rotation = rotation_of(fields, rope_parameters(fields)?, 10_000.0)?;
-    if rotation.share != 1.0 {
-        return Err(fields.unsupported("partial_rotary_factor", "whole heads are rotated"));
-    }
+    let (positions, scale) = match fields.flag("alibi", false)? {
+        true => (Positions::Alibi(Alibi { rounded: true }), None),
+        false => {
+            let rotation = rotation_of(fields, rope_parameters(fields)?, 10_000.0)?;
+            if rotation.share != 1.0 {
+                return Err(fields.unsupported("partial_rotary_factor", "whole heads are rotated"));
+            }
+            let scale = rotation.scale(llama.attention.head_dim);
+            (Positions::Rotary(rotation.rope), scale)
+        }
+    };
     let bias = fields.flag("bias", false)?;
     let place = match grouped || fields.flag("parallel_attn", true)? {
         true => NormPlace::Parallel,
         false => NormPlace::Before,
     };
     Ok(TransformerConfig {
-        positions: Positions::Rotary(rotation.rope),
+        positions,
         norm: NormConfig { epsilon: fields.positive("layer_norm_epsilon", 1e-5)? as f32, place, ..gpt.norm },
-        attention: AttentionConfig {
-            qkv_bias: bias,
-            out_bias: bias,
-            scale: rotation.scale(llama.attention.head_dim),
-            ..llama.attention
-        },
+        attention: AttentionConfig { qkv_bias: bias, out_bias: bias, scale, ..llama.attention },
         feed_forward: FeedForwardConfig {
             activation: activation(fields, "activation", "gelu")?,
             bias,

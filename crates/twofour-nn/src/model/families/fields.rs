@@ -135,6 +135,14 @@ impl Fields {
         self.of(field, "a list of whole numbers from 0", |value| value.as_array()?.iter().map(size).collect())
     }
 
+    /// A list of numbers above 0 that must be there.
+    pub(in crate::model) fn positive_numbers(&self, field: &str) -> Result<Vec<f64>> {
+        const EXPECTED: &str = "a list of numbers above 0";
+        let number = |value: &Value| value.as_f64().filter(|number| (*number as f32) > 0.0 && number.is_finite());
+        let read = |value: &Value| value.as_array()?.iter().map(number).collect();
+        self.of(field, EXPECTED, read)?.ok_or_else(|| self.wrong(field, EXPECTED))
+    }
+
     /// A number, where the field is there.
     pub(in crate::model) fn number_if(&self, field: &str) -> Result<Option<f64>> {
         self.of(field, "a number", Value::as_f64)
@@ -180,10 +188,10 @@ impl Fields {
         Ok(values.map(|values| Fields { path: self.path.clone(), prefix, values }))
     }
 
-    /// The same with sizes in place of fields that are absent.
-    pub(in crate::model) fn with_defaults(mut self, defaults: &[(&str, usize)]) -> Self {
-        for (field, size) in defaults.iter().filter(|(field, _)| self.get(field).is_none()).collect::<Vec<_>>() {
-            self.values.insert((*field).to_owned(), Value::from(*size));
+    /// The same with numbers in place of fields that are absent.
+    pub(in crate::model) fn with_defaults<N: Copy + Into<Value>>(mut self, defaults: &[(&str, N)]) -> Self {
+        for (field, number) in defaults.iter().filter(|(field, _)| self.get(field).is_none()).collect::<Vec<_>>() {
+            self.values.insert((*field).to_owned(), (*number).into());
         }
         self
     }

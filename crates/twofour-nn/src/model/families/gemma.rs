@@ -1,4 +1,4 @@
-//! Gemma 2 and 3, of text.
+//! Gemma 1, 2 and 3, of text.
 
 use super::{
     Family, Kind,
@@ -6,15 +6,43 @@ use super::{
     layout::Layout,
     llama::{self, Rotation, activation, rotation, rotation_of, windows_of_types},
 };
-use crate::model::{
-    CheckpointError, ModelInput,
-    config::{
-        AttentionConfig, FeedForwardConfig, ModelOutput, NormConfig, NormPlace, Positions, Rope, TokenInput,
-        TransformerConfig,
+use crate::{
+    engine::Nonlinearity,
+    model::{
+        CheckpointError, ModelInput,
+        config::{
+            AttentionConfig, FeedForwardConfig, ModelOutput, NormConfig, NormPlace, Positions, Rope, TokenInput,
+            TransformerConfig,
+        },
     },
 };
 
 pub(super) const FAMILIES: &[Family] = &[
+    Family {
+        name: "gemma",
+        kind: Kind::Decoder,
+        layers: "num_hidden_layers",
+        prefixes: &["model."],
+        config: |source| {
+            let fields = source.fields;
+            let own = common(fields, 1, None)?;
+            let head_dim = own.attention.head_dim;
+            let rope = rotation(fields)?;
+            // The first configurations say `gelu` and mean the other.
+            let activation = match fields.text_if("hidden_act")? {
+                Some("gelu") => Nonlinearity::TanhGelu,
+                _ => activation(fields, "hidden_act", "gelu_pytorch_tanh")?,
+            };
+            Ok(TransformerConfig {
+                positions: Positions::Rotary(rope.rope.clone()),
+                norm: NormConfig { place: NormPlace::Before, ..own.norm },
+                attention: AttentionConfig { scale: rope.scale(head_dim), windows: vec![], ..own.attention },
+                feed_forward: FeedForwardConfig { activation, ..own.feed_forward },
+                ..own
+            })
+        },
+        layout: |source, config| Ok(layout(config, source.prefix)),
+    },
     Family {
         name: "gemma2",
         kind: Kind::Decoder,
@@ -140,9 +168,14 @@ fn layout(config: &TransformerConfig, prefix: &str) -> Layout {
             layout.gain(ours, format!("{prefix}layers.{layer}.{theirs}"), width, 1.0);
         };
         gain("attn.norm", "input_layernorm", width);
-        gain("attn.post_norm", "post_attention_layernorm", width);
-        gain("mlp.norm", "pre_feedforward_layernorm", width);
-        gain("mlp.post_norm", "post_feedforward_layernorm", width);
+        match config.norm.place {
+            NormPlace::Around => {
+                gain("attn.post_norm", "post_attention_layernorm", width);
+                gain("mlp.norm", "pre_feedforward_layernorm", width);
+                gain("mlp.post_norm", "post_feedforward_layernorm", width);
+            }
+            _ => gain("mlp.norm", "post_attention_layernorm", width),
+        }
         if config.attention.head_norms {
             gain("attn.query_norm", "self_attn.q_norm", head_dim);
             gain("attn.key_norm", "self_attn.k_norm", head_dim);

@@ -4,7 +4,7 @@ use super::{
     Family, Kind,
     fields::Fields,
     layout::{Layout, by_head},
-    llama::{activation, rope_parameters, rotation_of},
+    llama::{Rotation, activation, rope_parameters, rotation_of},
 };
 use crate::model::{
     CheckpointError,
@@ -30,7 +30,7 @@ fn config(fields: &Fields) -> Result<TransformerConfig, CheckpointError> {
     let base = fields.positive("rotary_emb_base", 10_000.0)?;
     let rotation = rotation_of(fields, parameters, base)?;
     let head_dim = gpt.attention.head_dim;
-    let rotated = (head_dim as f64 * share.unwrap_or(rotation.share)) as usize;
+    let rotation = Rotation { share: share.unwrap_or(rotation.share), ..rotation };
     if rotation.factor != 1.0 {
         return Err(fields.unsupported("rope_scaling", "supported are default, linear, dynamic and llama3"));
     }
@@ -40,12 +40,12 @@ fn config(fields: &Fields) -> Result<TransformerConfig, CheckpointError> {
         false => NormPlace::Before,
     };
     Ok(TransformerConfig {
-        positions: Positions::Rotary(rotation.rope),
+        positions: Positions::Rotary(rotation.rope.clone()),
         norm: NormConfig { epsilon: fields.positive("layer_norm_eps", 1e-5)? as f32, place, ..gpt.norm },
         attention: AttentionConfig {
             qkv_bias: bias,
             out_bias: bias,
-            rotated: Some(rotated).filter(|rotated| *rotated != head_dim),
+            rotated: rotation.rotated(head_dim),
             ..gpt.attention
         },
         feed_forward: FeedForwardConfig { activation: activation(fields, "hidden_act", "gelu")?, ..gpt.feed_forward },

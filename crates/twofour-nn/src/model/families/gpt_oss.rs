@@ -38,7 +38,7 @@ fn config(fields: &Fields) -> Result<TransformerConfig> {
     let head_dim = fields.size_if("head_dim")?.unwrap_or(64);
     let has_biases = fields.flag("attention_bias", true)?;
     Ok(TransformerConfig {
-        positions: Positions::Rotary(rotation.rope),
+        positions: Positions::Rotary(rotation.rope.clone()),
         norm: NormConfig { epsilon: fields.positive("rms_norm_eps", 1e-5)? as f32, ..own.norm },
         attention: AttentionConfig {
             head_dim,

@@ -24,6 +24,8 @@ pub(crate) struct Layout {
     pub(crate) orders: BTreeMap<String, Arc<Vec<usize>>>,
     /// For linear layers whose biases are rows of one tensor, by their stored names.
     pub(crate) bias_rows: BTreeMap<String, BiasRow>,
+    /// Tensors of one value that no file stores, by the names that the model has for them: lengths and values.
+    pub(crate) constants: BTreeMap<String, (usize, f32)>,
     /// Extra tensors are ignored whose names end so.
     pub(crate) ignored: Vec<&'static str>,
     /// Extra tensors are ignored whose names begin so.
@@ -58,6 +60,8 @@ pub(crate) struct StoredTensor {
     pub(crate) shape: Vec<usize>,
     /// What is added to the stored values: Gemma stores the gains of norms less one.
     pub(crate) added: f32,
+    /// What the sum is multiplied by: Granite divides the scores of tokens, which the norm before the head can do.
+    pub(crate) factor: f32,
     /// Elements in front of the model's: OPT's positions begin with two that no token has.
     pub(crate) skipped: usize,
 }
@@ -87,20 +91,21 @@ impl Layout {
         name: impl Into<String>,
         shape: impl Into<Vec<usize>>,
     ) {
-        let stored = StoredTensor { name: name.into(), shape: shape.into(), added: 0.0, skipped: 0 };
+        let stored = StoredTensor { name: name.into(), shape: shape.into(), added: 0.0, factor: 1.0, skipped: 0 };
         self.tensors.insert(ours.into(), stored);
     }
 
     /// Adds learned positions behind so many rows that no token has.
     pub(in crate::model) fn positions(&mut self, name: String, [positions, width]: [usize; 2], skipped: usize) {
         let shape = vec![positions.saturating_add(skipped), width];
-        let stored = StoredTensor { name, shape, added: 0.0, skipped: skipped * width };
+        let stored = StoredTensor { name, shape, added: 0.0, factor: 1.0, skipped: skipped * width };
         self.tensors.insert("positions.weight".to_owned(), stored);
     }
 
     /// Adds the gain of a norm, to whose stored values a number is added.
     pub(in crate::model) fn gain(&mut self, ours: String, theirs: String, width: usize, added: f32) {
-        let stored = StoredTensor { name: format!("{theirs}.weight"), shape: vec![width], added, skipped: 0 };
+        let stored =
+            StoredTensor { name: format!("{theirs}.weight"), shape: vec![width], added, factor: 1.0, skipped: 0 };
         self.tensors.insert(format!("{ours}.weight"), stored);
     }
 
@@ -116,6 +121,12 @@ impl Layout {
         }
     }
 
+    /// Adds the gain of a layer norm whose bias is nowhere: it is zero.
+    pub(in crate::model) fn norm_without_bias(&mut self, ours: &str, theirs: &str, width: usize) {
+        self.gain(ours.to_owned(), theirs.to_owned(), width, 0.0);
+        self.constants.insert(format!("{ours}.bias"), (width, 0.0));
+    }
+
     /// Adds the embedding of patches, a convolution.
     pub(in crate::model) fn patches(&mut self, width: usize, input: &ImageInput, theirs: &str) {
         let ImageInput { channels, patch, .. } = *input;
@@ -127,10 +138,10 @@ impl Layout {
     pub(in crate::model) fn vocabulary(&mut self, config: &TransformerConfig, embedding: &str, head: &'static str) {
         let vocabulary = config.vocabulary();
         let own = if config.is_tied() { embedding } else { head.trim_end_matches(".weight") };
-        self.parts("head", vec![(own.to_owned(), vocabulary)], config.width, false);
+        self.parts("head", vec![(own.to_owned(), vocabulary)], config.table_width(), false);
         match config.is_tied() {
             true => self.ignored.push(head),
-            false => self.tensor("embedding.weight", format!("{embedding}.weight"), [vocabulary, config.width]),
+            false => self.tensor("embedding.weight", format!("{embedding}.weight"), [vocabulary, config.table_width()]),
         }
     }
 

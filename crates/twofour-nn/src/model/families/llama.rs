@@ -1,6 +1,6 @@
 //! LLaMA, Mistral, Qwen2 and Qwen3.
 
-use super::{Family, Kind, Source, fields::Fields, layout::Layout};
+use super::{Family, Kind, Source, fields::Fields, layout::Layout, phi};
 use crate::{
     engine::Nonlinearity,
     model::CheckpointError,
@@ -36,6 +36,8 @@ pub(super) enum Kin {
     Mistral,
     Qwen2,
     Qwen3,
+    /// Of heads that are rotated in part.
+    Partial,
     Phi,
 }
 
@@ -47,7 +49,7 @@ pub(super) fn config(fields: &Fields, family: Kin) -> Result<TransformerConfig> 
     let GptConfig { layers, width, heads, .. } = sizes;
     let kv_heads = match (fields.size_if("num_key_value_heads")?, family) {
         (Some(heads), _) => heads,
-        (None, Kin::Llama | Kin::Phi) => heads,
+        (None, Kin::Llama | Kin::Partial | Kin::Phi) => heads,
         (None, _) => fields.size("num_key_value_heads")?,
     };
     let head_dim = match (fields.size_if("head_dim")?, family) {
@@ -58,12 +60,15 @@ pub(super) fn config(fields: &Fields, family: Kin) -> Result<TransformerConfig> 
     fields.expect_flag("use_bidirectional_attention", false, "attention is causal")?;
     let attention_bias = match family {
         Kin::Llama | Kin::Qwen3 => fields.flag("attention_bias", false)?,
-        Kin::Mistral | Kin::Qwen2 | Kin::Phi => false,
+        Kin::Mistral | Kin::Qwen2 | Kin::Partial | Kin::Phi => false,
     };
     let llama = TransformerConfig::llama(&sizes, kv_heads, fields.size("vocab_size")?);
-    let rotation = rotation(fields)?;
+    let rotation = match family {
+        Kin::Phi => phi::rotation(fields)?,
+        Kin::Partial => rotation_of(fields, rope_parameters(fields)?, 10_000.0)?,
+        _ => rotation(fields)?,
+    };
     Ok(TransformerConfig {
-        positions: Positions::Rotary(rotation.rope),
         norm: NormConfig { epsilon: fields.positive("rms_norm_eps", 1e-6)? as f32, ..llama.norm },
         attention: AttentionConfig {
             head_dim,
@@ -71,6 +76,7 @@ pub(super) fn config(fields: &Fields, family: Kin) -> Result<TransformerConfig> 
             out_bias: attention_bias,
             head_norms: family == Kin::Qwen3,
             scale: rotation.scale(head_dim),
+            rotated: rotation.rotated(head_dim),
             windows: windows(fields, family, layers)?,
             ..llama.attention
         },
@@ -80,6 +86,7 @@ pub(super) fn config(fields: &Fields, family: Kin) -> Result<TransformerConfig> 
             ..llama.feed_forward
         },
         output: ModelOutput::Vocabulary { tied: fields.flag("tie_word_embeddings", false)?, soft_cap: None },
+        positions: Positions::Rotary(rotation.rope),
         ..llama
     })
 }
@@ -96,7 +103,7 @@ pub(super) fn activation(fields: &Fields, field: &str, default: &str) -> Result<
 }
 
 /// A rotation, and what goes with it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Rotation {
     pub(super) rope: Rope,
     /// What queries and keys are multiplied by, each.
@@ -110,6 +117,11 @@ impl Rotation {
     pub(super) fn scale(&self, head_dim: usize) -> Option<f32> {
         let scale = self.factor * self.factor / (head_dim as f64).sqrt();
         Some(scale as f32).filter(|_| self.factor != 1.0)
+    }
+
+    /// How many elements of heads of so many are rotated, where not all are.
+    pub(super) fn rotated(&self, head_dim: usize) -> Option<usize> {
+        Some((head_dim as f64 * self.share) as usize).filter(|rotated| *rotated != head_dim)
     }
 }
 
@@ -133,16 +145,26 @@ pub(super) fn rope_parameters(fields: &Fields) -> Result<Option<Fields>> {
     }
 }
 
-/// The rotation that these parameters describe, or the fields beside them.
-pub(super) fn rotation_of(fields: &Fields, parameters: Option<Fields>, default_base: f64) -> Result<Rotation> {
-    let holder = parameters.as_ref().filter(|parameters| parameters.get("rope_theta").is_some()).unwrap_or(fields);
+/// The rotation that these parameters describe, or the fields beside them, without its scaling.
+pub(super) fn unscaled(fields: &Fields, parameters: Option<&Fields>, default_base: f64) -> Result<Rotation> {
+    let holder = parameters.filter(|parameters| parameters.get("rope_theta").is_some()).unwrap_or(fields);
     let base = holder.positive("rope_theta", default_base)?;
-    let holders = [parameters.as_ref(), Some(fields)];
+    let holders = [parameters, Some(fields)];
     let shares = holders.into_iter().flatten().map(|holder| holder.number_if("partial_rotary_factor"));
     let share = shares.collect::<Result<Vec<_>>>()?.into_iter().flatten().next().unwrap_or(1.0);
-    let plain = Rotation { rope: Rope { base, scaling: None }, factor: 1.0, share };
+    Ok(Rotation { rope: Rope { base, scaling: None }, factor: 1.0, share })
+}
+
+/// The field of the type of a scaling, which had another name in older versions.
+pub(super) fn type_field(parameters: &Fields) -> &'static str {
+    if parameters.get("rope_type").is_some() { "rope_type" } else { "type" }
+}
+
+/// The rotation that these parameters describe, or the fields beside them.
+pub(super) fn rotation_of(fields: &Fields, parameters: Option<Fields>, default_base: f64) -> Result<Rotation> {
+    let plain = unscaled(fields, parameters.as_ref(), default_base)?;
     let Some(parameters) = parameters.as_ref() else { return Ok(plain) };
-    let key = if parameters.get("rope_type").is_some() { "rope_type" } else { "type" };
+    let (base, key) = (plain.rope.base, type_field(parameters));
     let scaled = |scaling| Ok(Rotation { rope: Rope { base, scaling: Some(scaling) }, ..plain });
     match parameters.text_if(key)? {
         None | Some("default") => Ok(plain),
@@ -156,7 +178,10 @@ pub(super) fn rotation_of(fields: &Fields, parameters: Option<Fields>, default_b
             original_context: original_context(fields, parameters)?,
         }),
         // The place of a pair is a logarithm to that base.
-        Some("yarn") if base <= 1.0 => Err(holder.unsupported("rope_theta", "yarn requires a base above 1")),
+        Some("yarn") if base <= 1.0 => {
+            let holder = if parameters.get("rope_theta").is_some() { parameters } else { fields };
+            Err(holder.unsupported("rope_theta", "yarn requires a base above 1"))
+        }
         Some("yarn") => {
             let (factor, original_context) = yarn_sizes(fields, parameters)?;
             let scaling = RopeScaling::Yarn {
@@ -209,7 +234,7 @@ fn original_context(fields: &Fields, scaling: &Fields) -> Result<f64> {
 /// `layer_types` lists.
 fn windows(fields: &Fields, family: Kin, layers: usize) -> Result<Vec<Option<usize>>> {
     let is_used = match family {
-        Kin::Llama => return Ok(vec![]),
+        Kin::Llama | Kin::Partial => return Ok(vec![]),
         Kin::Mistral | Kin::Phi => true,
         Kin::Qwen2 | Kin::Qwen3 => fields.flag("use_sliding_window", false)?,
     };
@@ -217,7 +242,7 @@ fn windows(fields: &Fields, family: Kin, layers: usize) -> Result<Vec<Option<usi
     let Some(types) = fields.texts_if("layer_types")? else {
         let first = match family {
             Kin::Qwen2 | Kin::Qwen3 => fields.size_if("max_window_layers")?.unwrap_or(28),
-            Kin::Llama | Kin::Mistral | Kin::Phi => 0,
+            Kin::Llama | Kin::Mistral | Kin::Partial | Kin::Phi => 0,
         };
         return Ok((0..layers).map(|layer| (layer >= first).then_some(window)).collect());
     };

@@ -2,18 +2,24 @@
 //! its line in [`FAMILIES`].
 
 pub(crate) mod bert;
+mod bloom;
 mod falcon;
 pub(super) mod fields;
 mod gemma;
 mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
+mod granite;
 pub(crate) mod layout;
 pub(super) mod llama;
 mod mixtral;
+mod mpt;
 mod opt;
 mod phi;
+mod phi2;
 mod sam;
+mod stablelm;
+mod starcoder2;
 mod vision_language;
 mod vit;
 
@@ -27,12 +33,18 @@ const FAMILIES: &[&[Family]] = &[
     llama::FAMILIES,
     mixtral::FAMILIES,
     gpt_oss::FAMILIES,
+    granite::FAMILIES,
+    stablelm::FAMILIES,
+    starcoder2::FAMILIES,
+    phi2::FAMILIES,
     phi::FAMILIES,
     gpt2::FAMILIES,
     gemma::FAMILIES,
     opt::FAMILIES,
     gpt_neox::FAMILIES,
     falcon::FAMILIES,
+    bloom::FAMILIES,
+    mpt::FAMILIES,
     vision_language::FAMILIES,
     bert::FAMILIES,
     vit::FAMILIES,

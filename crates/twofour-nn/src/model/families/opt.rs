@@ -3,7 +3,10 @@
 use super::{Family, Kind, fields::Fields, layout::Layout, llama::activation};
 use crate::model::{
     CheckpointError,
-    config::{FeedForwardConfig, GptConfig, ModelOutput, NormConfig, Positions, TransformerConfig},
+    config::{
+        FeedForwardConfig, GptConfig, ModelInput, ModelOutput, NormConfig, NormPlace, Positions, TokenInput,
+        TransformerConfig,
+    },
 };
 
 /// Rows of the table of positions that no token has.
@@ -20,10 +23,10 @@ pub(super) const FAMILIES: &[Family] = &[Family {
 
 fn config(fields: &Fields) -> Result<TransformerConfig, CheckpointError> {
     let width = fields.size("hidden_size")?;
-    if fields.size_if("word_embed_proj_dim")?.unwrap_or(width) != width {
-        return Err(fields.unsupported("word_embed_proj_dim", "embeddings have the width of the model"));
-    }
-    fields.expect_flag("do_layer_norm_before", true, "norms are before the blocks")?;
+    let place = match fields.flag("do_layer_norm_before", true)? {
+        true => NormPlace::Before,
+        false => NormPlace::After,
+    };
     fields.expect_flag("_remove_final_layer_norm", false, "there is a norm after the last layer")?;
     fields.expect_flag("layer_norm_elementwise_affine", true, "norms have parameters")?;
     fields.expect_flag("enable_bias", true, "linear layers have biases")?;
@@ -34,11 +37,13 @@ fn config(fields: &Fields) -> Result<TransformerConfig, CheckpointError> {
         context: fields.size("max_position_embeddings")?,
         feed_forward: fields.size("ffn_dim")?,
     };
-    let llama = TransformerConfig::llama(&sizes, sizes.heads, fields.size("vocab_size")?);
-    let gpt = TransformerConfig { input: llama.input, ..TransformerConfig::from(&sizes) };
+    let vocabulary = fields.size("vocab_size")?;
+    let gpt = TransformerConfig::from(&sizes);
+    let table_width = fields.size_if("word_embed_proj_dim")?.filter(|table| *table != width);
     Ok(TransformerConfig {
+        input: ModelInput::Tokens(TokenInput { table_width, ..TokenInput::plain(vocabulary, sizes.context) }),
         positions: Positions::Learned,
-        norm: NormConfig { epsilon: 1e-5, ..gpt.norm },
+        norm: NormConfig { epsilon: 1e-5, place, ..gpt.norm },
         feed_forward: FeedForwardConfig {
             activation: activation(fields, "activation_function", "relu")?,
             ..gpt.feed_forward
@@ -63,7 +68,14 @@ fn layout(config: &TransformerConfig, prefix: &str) -> Layout {
         layout.one_linear(ours("mlp.up"), theirs("fc1"), (hidden, width));
         layout.one_linear(ours("mlp.down"), theirs("fc2"), (width, hidden));
     }
-    layout.norm("norm", &format!("{prefix}final_layer_norm"), width);
+    if config.norm.place == NormPlace::Before {
+        layout.norm("norm", &format!("{prefix}final_layer_norm"), width);
+    }
+    if config.is_projected() {
+        let table_width = config.table_width();
+        layout.parts("project_in", vec![(format!("{prefix}project_in"), width)], table_width, false);
+        layout.parts("project_out", vec![(format!("{prefix}project_out"), table_width)], width, false);
+    }
     layout.positions(format!("{prefix}embed_positions.weight"), [config.context(), width], BEFORE_POSITIONS);
     layout.vocabulary(config, &format!("{prefix}embed_tokens"), "lm_head.weight");
     layout

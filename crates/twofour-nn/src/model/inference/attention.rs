@@ -4,6 +4,7 @@ use rayon::prelude::*;
 use twofour::kernel::{KernelElement, share};
 
 use super::{
+    alibi::Slopes,
     cache::{BLOCK, Cache},
     few,
     passes::{for_rows, narrowed},
@@ -68,17 +69,13 @@ pub(crate) struct Added<'a> {
     pub(super) relative: Option<&'a RelativePositions>,
     /// The score of each head's sink.
     pub(super) sinks: Option<&'a [f32]>,
-}
-
-impl Added<'_> {
-    fn sink(&self, head: usize) -> Option<f32> {
-        self.sinks?.get(head).copied()
-    }
+    /// The slopes of ALiBi.
+    pub(super) slopes: Option<&'a Slopes>,
 }
 
 /// The weights of a query's scores, beside that of its head's sink.
 #[inline(always)]
-pub(super) fn weigh(scores: &mut [f32], sink: Option<f32>) {
+fn weigh(scores: &mut [f32], sink: Option<f32>) {
     let Some(sink) = sink else { return softmax::in_place(scores) };
     let most = scores.iter().copied().fold(sink, f32::max);
     let mut sum = vector::exp(sink - most);
@@ -89,16 +86,28 @@ pub(super) fn weigh(scores: &mut [f32], sink: Option<f32>) {
     scores.iter_mut().for_each(|score| *score /= sum);
 }
 
-/// What the scores of attention are multiplied by, and their bound.
+/// What products of queries and keys become on their way to weights.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ScoreScale {
+pub(super) struct Scores<'a> {
+    /// What they are multiplied by.
     pub(super) scale: f32,
-    pub(super) soft_cap: Option<f32>,
+    soft_cap: Option<f32>,
+    added: Added<'a>,
 }
 
-impl ScoreScale {
-    fn of(config: &TransformerConfig) -> Self {
-        ScoreScale { scale: config.score_scale(), soft_cap: config.attention.soft_cap }
+impl<'a> Scores<'a> {
+    fn of(config: &TransformerConfig, added: Added<'a>) -> Self {
+        Scores { scale: config.score_scale(), soft_cap: config.attention.soft_cap, added }
+    }
+
+    /// The weights of the scores of a head's query at a position, for the keys from `first` on.
+    #[inline(always)]
+    pub(super) fn weigh(&self, (head, position): (usize, usize), first: usize, scores: &mut [f32]) {
+        if let Some(slopes) = self.added.slopes {
+            slopes.add((head, position), first, scores);
+        }
+        bound(scores, self.soft_cap);
+        weigh(scores, self.added.sinks.and_then(|sinks| sinks.get(head).copied()));
     }
 }
 
@@ -187,7 +196,7 @@ fn causal<T: KernelElement>(
         qkv.chunks_exact(stride).for_each(|row| push(config, cache, row));
         return many((config, added), cache, place, qkv);
     }
-    let scaled = ScoreScale::of(config);
+    let scored = Scores::of(config, added);
     let mut o = vec![0f32; tokens * queries];
     for (token, (row, o)) in qkv.chunks_exact(stride).zip(o.chunks_exact_mut(queries)).enumerate() {
         push(config, cache, row);
@@ -196,8 +205,7 @@ fn causal<T: KernelElement>(
         // The query heads that share keys and values are neighbours.
         let group = queries / config.attention.kv_heads;
         let of_group = |scores: &mut Vec<f32>, (head, (q, o)): (usize, (&[f32], &mut [f32]))| {
-            let sinks = added.sinks.and_then(|sinks| sinks.get(head * group / d..)).unwrap_or_default();
-            few::attend((cache.head(head), first), (scaled, sinks), (q, d), scores, o);
+            few::attend((cache.head(head), first), (scored, head * group / d), (q, d), scores, o);
         };
         let groups = row[..queries].chunks_exact(group).zip(o.chunks_exact_mut(group)).enumerate();
         if (place.position + token + 1 - first) * queries < LEAST_SHARED {
@@ -225,7 +233,7 @@ fn many<T: KernelElement>(
 ) -> Vec<T> {
     let (d, stride, queries) = (config.attention.head_dim, config.qkv_width(), config.query_width());
     let tokens = qkv.len() / stride;
-    let scaled = ScoreScale::of(config);
+    let scored = Scores::of(config, added);
     // The first position whose keys are in the GEMMs.
     let first = place.begin(0) / BLOCK * BLOCK;
     // [head, token, dim]
@@ -244,14 +252,13 @@ fn many<T: KernelElement>(
             let seen = place.position + query + count - first;
             let q = View::new(&qkv[query * stride + head * d..], count, d, stride);
             p.resize(count * seen, 0.0);
-            multiply(Into::Overwrite, p, seen, scaled.scale, q, View::new(keys, d, seen, k_stride));
+            multiply(Into::Overwrite, p, seen, scored.scale, q, View::new(keys, d, seen, k_stride));
             vector::widest(|| {
                 for (row, p) in p.chunks_exact_mut(seen).enumerate() {
                     let begin = place.begin(query + row) - first;
                     p[..begin].fill(0.0);
                     let (of_query, unseen) = p[begin..].split_at_mut(place.position + query + row + 1 - first - begin);
-                    bound(of_query, scaled.soft_cap);
-                    weigh(of_query, added.sink(head));
+                    scored.weigh((head, place.position + query + row), first + begin, of_query);
                     unseen.fill(0.0);
                 }
             });
@@ -275,7 +282,7 @@ fn full<T: KernelElement>(config: &TransformerConfig, added: Added<'_>, qkv: &[f
     let (d, stride, queries, kv) =
         (config.attention.head_dim, config.qkv_width(), config.query_width(), config.kv_width());
     let (heads, group) = (config.attention.heads, config.attention.heads / config.attention.kv_heads.max(1));
-    let ScoreScale { scale, soft_cap } = ScoreScale::of(config);
+    let scored = Scores::of(config, added);
     let mut sequences = Vec::with_capacity(lengths.len());
     let mut rest = qkv;
     for &length in lengths {
@@ -287,13 +294,12 @@ fn full<T: KernelElement>(config: &TransformerConfig, added: Added<'_>, qkv: &[f
         let part = |begin: usize| View::new(&qkv[begin..], n, d, stride);
         let (key, value) = (queries + head / group * d, queries + kv + head / group * d);
         let (mut p, mut o) = (vec![0f32; n * n], vec![0f32; n * d]);
-        multiply(Into::Overwrite, &mut p, n, scale, part(head * d), part(key).t());
+        multiply(Into::Overwrite, &mut p, n, scored.scale, part(head * d), part(key).t());
         if let Some(relative) = added.relative {
             relative.add(&qkv[head * d..], (d, stride), &mut p);
         }
         vector::widest(|| {
-            bound(&mut p, soft_cap);
-            p.chunks_exact_mut(n).for_each(|scores| weigh(scores, added.sink(head)));
+            p.chunks_exact_mut(n).enumerate().for_each(|(query, scores)| scored.weigh((head, query), 0, scores));
         });
         multiply(Into::Overwrite, &mut o, d, 1.0, View::new(&p, n, n, n), part(value));
         o

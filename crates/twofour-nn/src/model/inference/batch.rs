@@ -55,10 +55,26 @@ impl<T: KernelElement> Inference<T> {
             progress(chosen.len())?;
             let position = texts.prompt.len() + index;
             if position + 1 < texts.length {
-                logits = self.step(&chosen, position, &mut caches)?;
+                logits = match self.is_stretched(position + 1) == self.is_stretched(position) {
+                    true => self.step(&chosen, position, &mut caches)?,
+                    false => self.anew(&written, &mut caches)?,
+                };
             }
         }
         Ok(written)
+    }
+
+    /// The scores after whole texts, whose keys and values come into the caches.
+    fn anew(&self, texts: &[Vec<u32>], caches: &mut [Vec<Cache<T>>]) -> Result<Vec<f32>> {
+        let mut logits = vec![];
+        for (index, text) in texts.iter().enumerate() {
+            let mut session = self.session();
+            logits.extend(session.feed(text)?);
+            for (caches, own) in caches.iter_mut().zip(session.into_caches()) {
+                caches[index] = own;
+            }
+        }
+        Ok(logits)
     }
 
     /// The scores after one more token of each sequence, all of them at one position.
@@ -68,7 +84,7 @@ impl<T: KernelElement> Inference<T> {
         for token in tokens {
             x.extend(self.embed(&[*token], position)?);
         }
-        let tables = self.rotations.as_ref().map(|rotations| rotations.tables(position..position + 1));
+        let tables = self.rotations.as_ref().map(|rotations| rotations.tables(position..position + 1, position + 1));
         for (layer, caches) in self.layers.iter().zip(caches) {
             let seen = Seen::Caches { caches, position, rotary: tables.as_ref() };
             layer.forward(&self.config, &mut x, seen, &mut unobserved)?;

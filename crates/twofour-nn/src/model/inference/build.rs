@@ -4,6 +4,8 @@ use twofour::kernel::KernelElement;
 
 use super::{
     Inference,
+    alibi::Slopes,
+    entry::Entry,
     feed_forward::FeedForward,
     layer::Layer,
     linear::{Linear, LinearPart},
@@ -13,7 +15,7 @@ use super::{
 };
 use crate::{
     Error, Result,
-    model::config::{NormKind, Positions, TokenInput, TransformerConfig},
+    model::config::{NormKind, NormPlace, Positions, TransformerConfig},
     model::image::{RelativePositions, WindowGrid},
 };
 
@@ -25,7 +27,7 @@ pub(crate) trait Parts<T: KernelElement> {
     /// A table of embeddings, `[rows, width]`.
     fn table(&self, name: &str, shape: [usize; 2]) -> Result<Vec<T>>;
 
-    /// The embedding, `[vocabulary, width]`: dense.
+    /// The embedding, `[vocabulary, table_width]`: dense.
     fn embedding(&self, shape: [usize; 2]) -> Result<Weight<T>> {
         self.table("embedding.weight", shape).map(Weight::Dense)
     }
@@ -51,20 +53,15 @@ pub(crate) fn naming(error: Error, name: &str) -> Error {
 impl<T: KernelElement> Inference<T> {
     pub(crate) fn build(config: TransformerConfig, parts: &impl Parts<T>) -> Result<Self> {
         config.validate()?;
-        let (width, TokenInput { vocabulary, context, .. }) = (config.width, *config.tokens()?);
+        let (width, table_width) = (config.width, config.table_width());
         let layers = (0..config.layers).map(|layer| Layer::build(&config, parts, layer)).collect::<Result<_>>()?;
-        let embedding = match config.is_tied() {
-            true => None,
-            false => Some(parts.embedding([vocabulary, width])?),
-        };
-        let positions = match config.positions {
-            Positions::Rotary(_) => None,
-            Positions::Learned => Some(parts.table("positions.weight", [context, width])?),
-        };
+        let entry = Entry::build(&config, parts)?;
         let rotations = Rotations::of(&config);
-        let norm = norm(&config, parts, "norm", width, config.norm.kind)?;
-        let head = parts.linear("head", (vocabulary, width))?;
-        Ok(Inference { embedding, positions, layers, norm, head, rotations, config })
+        let has_norm = config.norm.place != NormPlace::After;
+        let norm = has_norm.then(|| norm(&config, parts, "norm", width, config.norm.kind)).transpose()?;
+        let projected = config.is_projected().then(|| parts.linear("project_out", (table_width, width))).transpose()?;
+        let head = parts.linear("head", (config.vocabulary(), table_width))?;
+        Ok(Inference { entry, layers, norm, projected, head, rotations, config })
     }
 }
 
@@ -94,6 +91,7 @@ impl<T: KernelElement> Layer<T> {
                 .sinks
                 .then(|| parts.vector(&at("attn.sinks"), config.attention.heads))
                 .transpose()?,
+            slopes: Slopes::of(config),
             windows: WindowGrid::of(config, index),
             out: parts.linear(&at("attn.out"), (width, config.query_width()))?,
             feed_forward: Residual::build(config, parts, &at("mlp"))?,

@@ -7,7 +7,7 @@
 use twofour::kernel::KernelElement;
 
 use super::{
-    attention::{ScoreScale, bound, weigh},
+    attention::Scores,
     cache::{BLOCK, HeadCache},
 };
 use crate::cpu::vector::{self, Work};
@@ -18,11 +18,12 @@ const SIDE_BY_SIDE: usize = 4;
 /// Elements of values that are added up side by side.
 const LANES: usize = 16;
 
-/// `softmax(bound(scale q kᵀ)) v` of the query heads in `q: [heads, dim]`, over the cache's positions from `first` on,
-/// into `o: [heads, dim]`, beside the heads' `sinks`, where there are any. `scores` is working memory.
+/// The values, weighted by the scores of the query heads in `q: [heads, dim]`, over the cache's positions from `first`
+/// on, into `o: [heads, dim]`; the query is at the last position, and the first head has a number. `scores` is working
+/// memory.
 pub(super) fn attend<T: KernelElement>(
     (cache, first): (&HeadCache<T>, usize),
-    (scaled, sinks): (ScoreScale, &[f32]),
+    (scored, head): (Scores<'_>, usize),
     (q, dim): (&[f32], usize),
     scores: &mut Vec<f32>,
     o: &mut [f32],
@@ -32,13 +33,13 @@ pub(super) fn attend<T: KernelElement>(
     scores.resize(SIDE_BY_SIDE * stride, 0.0);
     let parts = q.chunks(SIDE_BY_SIDE * dim).zip(o.chunks_mut(SIDE_BY_SIDE * dim)).enumerate();
     for (part, (q, o)) in parts {
-        let scaled = (scaled, sinks.get(part * SIDE_BY_SIDE..).unwrap_or_default());
+        let scored = (scored, head + part * SIDE_BY_SIDE);
         // By cases, so that the compiler knows the number of sums.
         match q.len() / dim {
-            1 => vector::widest_of(Group::<T, 1> { cache, first, scaled, q, dim, scores, o }),
-            2 => vector::widest_of(Group::<T, 2> { cache, first, scaled, q, dim, scores, o }),
-            3 => vector::widest_of(Group::<T, 3> { cache, first, scaled, q, dim, scores, o }),
-            _ => vector::widest_of(Group::<T, SIDE_BY_SIDE> { cache, first, scaled, q, dim, scores, o }),
+            1 => vector::widest_of(Group::<T, 1> { cache, first, scored, q, dim, scores, o }),
+            2 => vector::widest_of(Group::<T, 2> { cache, first, scored, q, dim, scores, o }),
+            3 => vector::widest_of(Group::<T, 3> { cache, first, scored, q, dim, scores, o }),
+            _ => vector::widest_of(Group::<T, SIDE_BY_SIDE> { cache, first, scored, q, dim, scores, o }),
         }
     }
 }
@@ -47,7 +48,7 @@ pub(super) fn attend<T: KernelElement>(
 struct Group<'a, T, const G: usize> {
     cache: &'a HeadCache<T>,
     first: usize,
-    scaled: (ScoreScale, &'a [f32]),
+    scored: (Scores<'a>, usize),
     q: &'a [f32],
     dim: usize,
     scores: &'a mut [f32],
@@ -57,8 +58,8 @@ struct Group<'a, T, const G: usize> {
 impl<T: KernelElement, const G: usize> Work for Group<'_, T, G> {
     #[inline(always)]
     fn run(self) {
-        let Group { cache, first, scaled, q, dim, scores, o } = self;
-        group::<T, G>((cache, first), scaled, (q, dim), scores, o);
+        let Group { cache, first, scored, q, dim, scores, o } = self;
+        group::<T, G>((cache, first), scored, (q, dim), scores, o);
     }
 }
 
@@ -66,7 +67,7 @@ impl<T: KernelElement, const G: usize> Work for Group<'_, T, G> {
 #[inline(always)]
 fn group<T: KernelElement, const G: usize>(
     (cache, first): (&HeadCache<T>, usize),
-    (ScoreScale { scale, soft_cap }, sinks): (ScoreScale, &[f32]),
+    (scored, head): (Scores<'_>, usize),
     (q, dim): (&[f32], usize),
     scores: &mut [f32],
     o: &mut [f32],
@@ -91,14 +92,13 @@ fn group<T: KernelElement, const G: usize>(
         for g in 0..G {
             let out = &mut scores[g * stride + block * BLOCK..][..BLOCK];
             for l in 0..BLOCK {
-                out[l] = scale * sums[g][l];
+                out[l] = scored.scale * sums[g][l];
             }
         }
     }
     for g in 0..G {
         let seen = &mut scores[g * stride..][first..positions];
-        bound(seen, soft_cap);
-        weigh(seen, sinks.get(g).copied());
+        scored.weigh((head + g, positions - 1), first, seen);
     }
     let whole = dim - dim % LANES;
     for at in (0..whole).step_by(LANES) {

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use twofour::kernel::{Activation, KernelElement};
 
 use super::{
+    alibi::Slopes,
     attention::{Added, Seen, attend},
     experts::Experts,
     feed_forward::FeedForward,
@@ -33,6 +34,8 @@ pub(crate) struct Layer<T: KernelElement> {
     pub(super) relative: Option<RelativePositions>,
     /// The score of each head's sink.
     pub(super) sinks: Option<Vec<f32>>,
+    /// The slopes of ALiBi.
+    pub(super) slopes: Option<Slopes>,
     /// How the tokens of an image are cut into windows.
     pub(super) windows: Option<WindowGrid>,
     pub(super) out: Linear<T>,
@@ -183,7 +186,11 @@ impl<T: KernelElement> Layer<T> {
         if let Some(norms) = &self.head_norms {
             normalize_heads(config, norms, &mut qkv);
         }
-        let added = Added { relative: self.relative.as_ref(), sinks: self.sinks.as_deref() };
+        if let Some(bound) = config.attention.qkv_bound {
+            qkv.iter_mut().for_each(|value| *value = value.clamp(-bound, bound));
+        }
+        let added =
+            Added { relative: self.relative.as_ref(), sinks: self.sinks.as_deref(), slopes: self.slopes.as_ref() };
         Ok(attend((config, self.index), added, seen, &mut qkv))
     }
 }

@@ -1,11 +1,13 @@
 //! Inference: weights packed for the CPU kernels, and a key-value cache.
 
+mod alibi;
 pub(super) mod attention;
 mod batch;
 pub(super) mod build;
 pub(super) mod cache;
 #[cfg(feature = "cuda")]
 pub(super) mod cuda;
+pub(super) mod entry;
 pub(super) mod experts;
 mod feed_forward;
 mod few;
@@ -22,14 +24,20 @@ mod session;
 mod tests;
 pub(super) mod weight;
 
-use std::ops::ControlFlow;
+use std::{borrow::Cow, ops::ControlFlow};
 
 use twofour::kernel::{Activation, KernelElement};
 
 #[cfg(feature = "cuda")]
 pub use self::cuda::{CudaInference, CudaRandomWeights, CudaSession};
 use self::{
-    attention::bound, layer::Layer, linear::Linear, norm::Norm, passes::widened, rotation::Rotations, weight::Weight,
+    attention::bound,
+    entry::Entry,
+    layer::Layer,
+    linear::Linear,
+    norm::Norm,
+    passes::{narrowed, widened},
+    rotation::Rotations,
 };
 pub use self::{
     perplexity::{Perplexity, Windows},
@@ -68,12 +76,12 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub struct Inference<T: KernelElement> {
     config: TransformerConfig,
-    /// The embedding of each token; none where it is the head's weight.
-    embedding: Option<Weight<T>>,
-    /// What is added at each position, where positions are learned.
-    positions: Option<Vec<T>>,
+    entry: Entry<T>,
     layers: Vec<Layer<T>>,
-    norm: Norm,
+    /// The norm behind the last layer; none where blocks end in norms.
+    norm: Option<Norm>,
+    /// What leads to the width of the table of tokens, where that is another.
+    projected: Option<Linear<T>>,
     head: Linear<T>,
     rotations: Option<Rotations>,
 }
@@ -111,20 +119,32 @@ impl<T: KernelElement> Inference<T> {
 
     /// The residual stream of tokens at `position` and after, before the first layer.
     fn embed(&self, tokens: &[u32], position: usize) -> Result<Vec<f32>> {
-        let width = self.config.width;
-        let row = |token: usize| match &self.embedding {
-            Some(table) => table.row(token, width),
-            None => self.head.dense_row(token),
-        };
-        embed((&row, &self.config), self.positions.as_deref(), tokens, position)
+        self.entry.embed((&self.config, Some(&self.head)), tokens, position)
+    }
+
+    /// What the last layer made of tokens, `[tokens, width]`, behind the last norm.
+    fn last_norm<'x>(&self, x: &'x [f32]) -> Cow<'x, [f32]> {
+        match &self.norm {
+            Some(norm) => Cow::Owned(norm.normalized(x)),
+            None => Cow::Borrowed(x),
+        }
     }
 
     /// The scores of the token that follows each of those whose last hidden states are `x: [tokens, width]`.
     pub(crate) fn head_of(&self, x: &[f32]) -> Result<Vec<f32>> {
         let tokens = x.len() / self.config.width;
-        let mut scores = widened(&self.head.forward(&self.norm.forward::<T>(x), tokens, Activation::Identity)?);
+        let mut x = narrowed::<T>(&self.last_norm(x));
+        if let Some(projected) = &self.projected {
+            x = projected.forward(&x, tokens, Activation::Identity)?;
+        }
+        let mut scores = widened(&self.head.forward(&x, tokens, Activation::Identity)?);
         bound(&mut scores, self.config.logit_soft_cap());
         Ok(scores)
+    }
+
+    /// Whether queries and keys of a text of so many tokens are rotated by other angles than those of shorter ones.
+    fn is_stretched(&self, tokens: usize) -> bool {
+        self.rotations.as_ref().is_some_and(|rotations| rotations.is_stretched(tokens))
     }
 
     /// An error for the first token that is not in the vocabulary.
@@ -166,29 +186,4 @@ impl<T: KernelElement> HiddenStates for Inference<T> {
 
 fn no_token(token: u32, position: usize, vocabulary: usize) -> Error {
     Error::Token { what: "inputs", token, position, vocabulary }
-}
-
-/// The rows of the embedding that tokens name, which `row` returns, times the model's scale, with the learned vectors
-/// of `position` and after added.
-pub(super) fn embed<T: KernelElement>(
-    (row, config): (&dyn Fn(usize) -> Option<Vec<f32>>, &TransformerConfig),
-    positions: Option<&[T]>,
-    tokens: &[u32],
-    position: usize,
-) -> Result<Vec<f32>> {
-    let width = config.width;
-    let mut x = Vec::with_capacity(tokens.len() * width);
-    for (index, &token) in tokens.iter().enumerate() {
-        x.extend(row(token as usize).ok_or_else(|| no_token(token, index, config.vocabulary()))?);
-    }
-    if let Some(scale) = config.tokens()?.scale {
-        // transformers multiplies in the type that the model computes in.
-        let scale = T::from_f32(scale).to_f32();
-        x.iter_mut().for_each(|x| *x *= scale);
-    }
-    if let Some(positions) = positions {
-        let added = &positions[position * width..][..x.len()];
-        x.iter_mut().zip(added).for_each(|(x, added)| *x += added.to_f32());
-    }
-    Ok(x)
 }

@@ -4,15 +4,17 @@ use std::ops::Range;
 
 use crate::{
     cpu::rope::Table,
-    model::config::{Positions, TransformerConfig},
+    model::config::{Positions, Rope, TransformerConfig},
 };
 
-/// The frequencies of a model's rotations.
+/// The rotations of a model.
 #[derive(Debug)]
 pub(crate) struct Rotations {
-    all: Vec<f64>,
-    /// Those of layers with a window, where they are others.
-    windowed: Option<Vec<f64>>,
+    all: Rope,
+    /// That of layers with a window, where it is another.
+    windowed: Option<Rope>,
+    /// Elements of a head that are rotated.
+    rotated: usize,
 }
 
 /// Cosines and sines of positions.
@@ -23,17 +25,24 @@ pub(crate) struct Tables {
 }
 
 impl Rotations {
-    /// The rotations of a model; none where positions are learned.
+    /// The rotations of a model; none where nothing is rotated.
     pub(crate) fn of(config: &TransformerConfig) -> Option<Self> {
-        let Positions::Rotary(rope) = config.positions else { return None };
-        let windowed = config.attention.local_rope.map(|rope| rope.frequencies(config.rotated()));
-        Some(Rotations { all: rope.frequencies(config.rotated()), windowed })
+        let Positions::Rotary(all) = config.positions.clone() else { return None };
+        Some(Rotations { all, windowed: config.attention.local_rope.clone(), rotated: config.rotated() })
     }
 
-    /// The tables of these positions.
-    pub(crate) fn tables(&self, positions: Range<usize>) -> Tables {
-        let windowed = self.windowed.as_ref().map(|frequencies| Table::of(positions.clone(), frequencies));
-        Tables { all: Table::of(positions, &self.all), windowed }
+    /// The tables of these positions in a text of so many tokens.
+    pub(crate) fn tables(&self, positions: Range<usize>, tokens: usize) -> Tables {
+        let table = |rope: &Rope| {
+            let frequencies = rope.frequencies_in(self.rotated, tokens);
+            Table::of(positions.clone(), &frequencies).times(rope.factor())
+        };
+        Tables { all: table(&self.all), windowed: self.windowed.as_ref().map(table) }
+    }
+
+    /// Whether a text of so many tokens is rotated by other angles than shorter ones.
+    pub(crate) fn is_stretched(&self, tokens: usize) -> bool {
+        [Some(&self.all), self.windowed.as_ref()].into_iter().flatten().any(|rope| rope.is_stretched(tokens))
     }
 }
 

@@ -12,10 +12,17 @@ use crate::{
 };
 
 /// A sequence in progress: the keys and values of what was fed so far.
+///
+/// LongRoPE ([`RopeScaling::Long`](crate::model::RopeScaling::Long)) rotates a text that is longer than the original
+/// context by other angles than a shorter one. Where a text grows beyond that length, the tokens before are computed
+/// anew, so that scores are always those of the whole text read at once, as in transformers' `generate`.
 pub struct Session<'a, T: KernelElement> {
     model: &'a Inference<T>,
     caches: Vec<Cache<T>>,
-    position: usize,
+    /// What was fed.
+    tokens: Vec<u32>,
+    /// Whether keys are rotated as those of long texts are.
+    is_stretched: bool,
 }
 
 /// Tokens that go through the layers at once: enough for the kernels, and few enough for the scores of attention to
@@ -27,13 +34,13 @@ const MOST_LOGITS: usize = 1 << 22;
 
 impl<T: KernelElement> fmt::Debug for Session<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Session").field("position", &self.position).field("remaining", &self.remaining()).finish()
+        f.debug_struct("Session").field("position", &self.position()).field("remaining", &self.remaining()).finish()
     }
 }
 
 impl<'a, T: KernelElement> Session<'a, T> {
     pub(super) fn new(model: &'a Inference<T>) -> Self {
-        Session { model, caches: vec![Cache::default(); model.config.layers], position: 0 }
+        Session { model, caches: vec![Cache::default(); model.config.layers], tokens: vec![], is_stretched: false }
     }
 
     /// The keys and values of each layer.
@@ -43,12 +50,12 @@ impl<'a, T: KernelElement> Session<'a, T> {
 
     /// How many tokens were fed.
     pub fn position(&self) -> usize {
-        self.position
+        self.tokens.len()
     }
 
     /// How many more fit the context.
     pub fn remaining(&self) -> usize {
-        self.model.config.context() - self.position
+        self.model.config.context() - self.position()
     }
 
     /// Feeds one or more tokens and returns the scores of the token that follows the last, `[vocabulary]`.
@@ -99,7 +106,7 @@ impl<'a, T: KernelElement> Session<'a, T> {
     /// Those of [`Session::feed`].
     pub fn last_hidden(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
         let model = self.model;
-        Ok(model.norm.normalized(&self.hidden(tokens)?))
+        Ok(model.last_norm(&self.hidden(tokens)?).into_owned())
     }
 
     /// Feeds tokens and returns what the last layer makes of them, `[tokens, width]`.
@@ -109,17 +116,33 @@ impl<'a, T: KernelElement> Session<'a, T> {
             return Err(Error::Setting { what: "number of tokens to feed", found, expected: "from 1 to what fits" });
         }
         self.model.expect_tokens(tokens)?;
+        let is_stretched = self.model.is_stretched(self.position() + tokens.len());
+        if is_stretched == self.is_stretched {
+            return self.fed(tokens);
+        }
+        self.is_stretched = is_stretched;
+        let mut whole = self.tokens.clone();
+        self.truncate(0);
+        let before = whole.len() * self.model.config.width;
+        whole.extend_from_slice(tokens);
+        Ok(self.fed(&whole)?.split_off(before))
+    }
+
+    /// [`Session::hidden`] behind what is in the cache.
+    fn fed(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
         let Inference { config, layers, rotations, .. } = self.model;
+        let total = self.position() + tokens.len();
         let mut all = Vec::with_capacity(tokens.len() * config.width);
         for tokens in tokens.chunks(MOST_AT_ONCE) {
-            let position = self.position;
+            let position = self.position();
             let mut x = self.model.embed(tokens, position)?;
-            let tables = rotations.as_ref().map(|rotations| rotations.tables(position..position + tokens.len()));
+            let positions = position..position + tokens.len();
+            let tables = rotations.as_ref().map(|rotations| rotations.tables(positions, total));
             for (layer, cache) in layers.iter().zip(&mut self.caches) {
                 let seen = Seen::Cache { cache, position, rotary: tables.as_ref() };
                 layer.forward(config, &mut x, seen, &mut unobserved)?;
             }
-            self.position += tokens.len();
+            self.tokens.extend_from_slice(tokens);
             all.append(&mut x);
         }
         Ok(all)
@@ -132,8 +155,8 @@ impl<T: KernelElement> Sequence for Session<'_, T> {
     }
 
     fn truncate(&mut self, tokens: usize) {
-        self.position = self.position.min(tokens);
-        self.caches.iter_mut().for_each(|cache| cache.truncate(self.position));
+        self.tokens.truncate(tokens);
+        self.caches.iter_mut().for_each(|cache| cache.truncate(self.tokens.len()));
     }
 
     fn next(&mut self, tokens: &[u32], sampling: Sampling, index: u64) -> Result<u32> {

@@ -38,9 +38,9 @@ impl<'a, E: Engine> Builder<'a, E> {
     fn new(engine: &'a E, config: TransformerConfig, values: &'a Values<'a>) -> Result<Self> {
         let mut rotary: Vec<(Rope, Arc<E::Rotary>)> = vec![];
         for rope in (0..config.layers).filter_map(|layer| config.rope(layer)) {
-            if rotary.iter().all(|(known, _)| *known != rope) {
+            if rotary.iter().all(|(known, _)| known != rope) {
                 let frequencies = rope.frequencies(config.attention.head_dim);
-                rotary.push((rope, Arc::new(engine.rotary(config.context(), &frequencies)?)));
+                rotary.push((rope.clone(), Arc::new(engine.rotary(config.context(), &frequencies)?)));
             }
         }
         Ok(Builder { engine, values, config, rotary })
@@ -105,7 +105,7 @@ impl<'a, E: Engine> Builder<'a, E> {
         // A window of the whole context is none.
         let window = config.window(layer).filter(|window| *window < config.context());
         let (scores, rope) = (ScoreOptions { window, scale, soft_cap }, config.rope(layer));
-        let rotary = self.rotary.iter().find(|(known, _)| Some(*known) == rope).map(|(_, table)| table.clone());
+        let rotary = self.rotary.iter().find(|(known, _)| Some(known) == rope).map(|(_, table)| table.clone());
         let attention = Attention::new(
             linear("attn.qkv", config.qkv_width(), width)?,
             linear("attn.out", width, config.query_width())?,

@@ -62,7 +62,7 @@ impl<E: Engine> TokenEmbedding<E> {
             words: if is_tied { None } else { table("embedding.weight", input.vocabulary)? },
             positions: match config.positions {
                 Positions::Learned => table("positions.weight", input.context)?,
-                Positions::Rotary(_) => None,
+                Positions::Rotary(_) | Positions::Alibi(_) => None,
             },
             types: if input.token_types > 0 { table("types.weight", input.token_types)? } else { None },
             norm: input.is_normalized.then(|| builder.norm("embedding.norm")).transpose()?,

@@ -258,7 +258,7 @@ impl CudaBlock {
         let rotary = match Rotations::of(config) {
             None => None,
             Some(rotations) => {
-                let tables = rotations.tables(0..tokens);
+                let tables = rotations.tables(0..tokens, tokens);
                 let (mut cos, mut sin) = (vec![], vec![]);
                 for position in 0..tokens {
                     let (c, s) = tables.of_layer(config, self.index).at(position);

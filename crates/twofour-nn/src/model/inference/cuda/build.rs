@@ -89,7 +89,7 @@ impl CudaInference {
         Ok(CudaInference {
             embedding: (!config.is_tied()).then(|| build.table("embedding.weight", [vocabulary, width])).transpose()?,
             learned: match config.positions {
-                Positions::Rotary(_) => None,
+                Positions::Rotary(_) | Positions::Alibi(_) => None,
                 Positions::Learned => Some(build.table("positions.weight", [config.context(), width])?),
             },
             norm: build.last_norm()?,
@@ -278,6 +278,11 @@ pub(super) fn expect_supported(config: &TransformerConfig) -> Result<()> {
     let checks = [
         (config.norm.place == NormPlace::Parallel, "attention and feed-forward blocks side by side".into()),
         (attention.rotated.is_some(), "heads of which a part is rotated".into()),
+        (matches!(config.positions, Positions::Alibi(_)), "positions by distance (ALiBi)".into()),
+        (attention.qkv_bound.is_some(), "bounded queries, keys and values".into()),
+        (!is_full && config.layer_scale, "factors of the outputs of blocks in a decoder".into()),
+        (config.is_projected(), "a table of tokens of another width".into()),
+        (config.rotates_by_length(), "rotations that depend on the length of a text (longrope)".into()),
         (width > MOST_WIDTH, format!("a width of {width}, but at most {MOST_WIDTH}")),
         (
             config.feed_forward.gated && config.feed_forward.activation == Nonlinearity::SquaredRelu,

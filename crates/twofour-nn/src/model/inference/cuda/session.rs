@@ -84,7 +84,7 @@ impl CudaInference {
             }
             Ok([DeviceBuffer::from_host(context, &cos)?, DeviceBuffer::from_host(context, &sin)?])
         };
-        let tables = self.rotations.as_ref().map(|rotations| rotations.tables(0..capacity));
+        let tables = self.rotations.as_ref().map(|rotations| rotations.tables(0..capacity, capacity));
         let tables = tables.iter().flat_map(|tables| [Some(&tables.all), tables.windowed.as_ref()]).flatten();
         let rotary = tables.map(uploaded).collect::<Result<_>>()?;
         let ids = |len: usize| DeviceBuffer::from_ids(context, &vec![0; len]);
