@@ -7,7 +7,7 @@ use std::fs;
 use half::bf16;
 use serde_json::Value;
 use support::{checkpoint, copy, letters, names, run};
-use twofour::file::{Reader, StoredDType};
+use twofour::file::{Reader, StoredDType, ValueFormat};
 
 #[test]
 fn calibrated_methods_prune_every_layer_of_every_block() {
@@ -23,7 +23,7 @@ fn calibrated_methods_prune_every_layer_of_every_block() {
             let out = format!("{family}-{method}-{refit}");
             // Alone, with all that follows by default, and with what follows where it is asked for.
             let compensate = if (method, refit) == ("wanda", "10") { "0.5" } else { "off" };
-            let settings = ["--method", method, "--refit", refit, "--compensate", compensate];
+            let settings = ["--method", method, "--refit", refit, "--compensate", compensate, "--tune", "0"];
             let arguments = [&["prune", &model, "-o", &out, "--json"], &settings[..]].concat();
             let answer = run(at, &[&arguments[..], &calibration].concat()).good().json();
             assert_eq!((&answer["method"], &answer["calibration_tokens"]), (&method.into(), &(12 * 24).into()));
@@ -54,12 +54,16 @@ fn calibrated_methods_prune_every_layer_of_every_block() {
         assert!(errors[2] < errors[0] && errors[0] < 0.6, "{family}: Wanda, RIA, SparseGPT: {errors:?}");
         assert!(errors[3] < errors[2] && errors[4] < errors[0], "{family}: and ALPS, Wanda refitted: {errors:?}");
         // A calibration without a method is one by the default.
-        let default = [&["prune", &model, "-o", "default", "--force"], &calibration[..]].concat();
-        run(at, &default).good();
+        let default = [&["prune", &model, "-o", "default", "--force", "--json"], &calibration[..]].concat();
+        run(at, &[&default[..], &["--tune", "0"]].concat()).good();
         for name in names(&at.join("default")) {
             let read = |folder: &str| fs::read(at.join(folder).join(&name)).unwrap();
             assert_eq!(read("default"), read(&format!("{family}-alps-10")), "{name}");
         }
+        // Decoders are tuned, too.
+        let tuned = run(at, &default).good().json();
+        let passes = if family == "bert" { Value::Null } else { 1.into() };
+        assert_eq!(tuned["tuning"]["passes"], passes, "{family}");
         fs::remove_dir_all(at.join("default")).unwrap();
     }
 }
@@ -93,7 +97,7 @@ fn hidden_features_are_put_in_another_order_with_the_layers_before_them() {
     ] {
         let (model, down) = (checkpoint(family), format!("{down}.weight"));
         // Kept elements stay what they are, so that columns can be told.
-        let alone = ["--method", "wanda", "--refit", "off", "--compensate", "off", "--include", &down];
+        let alone = ["--method", "wanda", "--refit", "off", "--tune", "0", "--include", &down];
         let [auto, off] = ["auto", "off"].map(|permute| format!("{family}-{permute}"));
         let of = |out: &str, permute: &str| {
             let permute = ["--permute", permute];
@@ -249,6 +253,7 @@ fn what_a_method_keeps_is_rounded_in_the_same_pass() {
     fs::write(at.join("text.txt"), letters(4000)).unwrap();
     let model = checkpoint("llama");
     let calibration = ["--calibration", "text.txt", "--samples", "12", "--length", "24", "--compensate", "0.5"];
+    let calibration = [&calibration[..], &["--tune", "0"]].concat();
     let prune = |out: &str, more: &[&str]| {
         let arguments = ["prune", &model, "-o", out, "--method", "sparsegpt", "--json"];
         run(at, &[&arguments[..], &calibration, more].concat())
@@ -358,7 +363,7 @@ fn tuned_blocks_are_nearer_to_the_dense_model_under_the_same_masks() {
             run(at, &[&settings[..], &calibration, more].concat()).good().json()
         };
         let [alone, tuned, relative] = [
-            ("alone", &["--permute", "auto"][..]),
+            ("alone", &["--tune", "0"][..]),
             ("tuned", &["--tune", "12", "--tune-rate", "1e-3"]),
             ("relative", &["--tune", "12", "--tune-rate", "1e-3", "--tune-error", "relative"]),
         ]
@@ -369,6 +374,19 @@ fn tuned_blocks_are_nearer_to_the_dense_model_under_the_same_masks() {
             assert!(errors.len() >= 2, "{family}: {errors:?}");
             let falls = |error: &Value| error[1].as_f64().unwrap() < error[0].as_f64().unwrap();
             assert!(errors.iter().all(falls), "{family}: {errors:?}");
+        }
+        if family != "gpt2" {
+            let integers = ["--quantize", "int4", "--tune", "12", "--tune-rate", "2e-3"];
+            let answer = of(&format!("{family}-int4"), &integers);
+            let errors = answer["tuning"]["errors"].as_array().unwrap();
+            let falls = |error: &Value| error[1].as_f64().unwrap() < error[0].as_f64().unwrap();
+            assert!(errors.iter().all(falls), "{family}: {errors:?}");
+            run(at, &["check", &format!("{family}-int4")]).good();
+            let reader = Reader::open(at.join(format!("{family}-int4"))).unwrap();
+            assert!(
+                reader.compressed_weights().any(|weight| matches!(weight.format, ValueFormat::Int4(_))),
+                "{family}"
+            );
         }
         let read = |out: &str| Reader::open(at.join(out)).unwrap();
         let [before, after] = ["alone", "tuned"].map(|out| read(&format!("{family}-{out}")));
@@ -399,15 +417,15 @@ fn what_tuning_cannot_do_is_said() {
     let calibration = ["--calibration", "text.txt"];
     for (more, words) in [
         (&["--tune", "2"][..], "--calibration"),
-        (&["--calibration", "text.txt", "--tune", "0"], "0 is not in 1.."),
-        (&["--calibration", "text.txt", "--tune-rate", "1e-4"], "--tune"),
+        (&["--tune-samples", "8"], "--calibration"),
+        (&["--tune-rate", "1e-4"], "--calibration"),
+        (&["--calibration", "text.txt", "--tune-samples", "0"], "0 is not in 1.."),
         (&["--device", "cuda"], "--calibration"),
         (&["--calibration", "text.txt", "--device", "cuda:0,1"], "one GPU"),
         (&["--calibration", "text.txt", "--tune", "2", "--tune-rate", "0"], "a finite number above 0"),
         (&["--calibration", "text.txt", "--tune", "2", "--tune-rate", "inf"], "a finite number above 0"),
         (&["--calibration", "text.txt", "--tune", "2", "--tune-error", "cosine"], "squared"),
         (&["--calibration", "text.txt", "--tune", "2", "--device", "cuda:0,1"], "one GPU"),
-        (&["--calibration", "text.txt", "--tune", "2", "--quantize", "int4"], "--quantize"),
     ] {
         let message = bad("llama", more);
         assert!(message.contains(words), "{words}: {message}");

@@ -19,9 +19,9 @@ use twofour_nn::{
     train::{BlockNorm, Decay, LevelSchedule, SparseBegin, SparsifierPlan, SparsifierRule, SparsityPlan, Trainer},
 };
 use twofour_transformer::engine::{
-    AdamWStep, Engine, ErrorMeasure, Kept, Kind, Memory as _, Nonlinearity, NormGradients, NormInput, NormParameters,
-    NormStatistics, OptimizerStep, ParameterState, PrunedDecay, SecondMoment, SgdStep, SparseLayer as _,
-    StepOperations as _, cpu::CpuEngine, cuda::CudaEngine,
+    AdamWStep, Engine, ErrorMeasure, Kept, Kind, LinearOperations as _, Memory as _, Nonlinearity, NormGradients,
+    NormInput, NormParameters, NormStatistics, OptimizerStep, ParameterState, PrunedDecay, SecondMoment, SgdStep,
+    SparseLayer as _, StepOperations as _, cpu::CpuEngine, cuda::CudaEngine,
 };
 
 use support::{buffer, checkpoints::directory, corpus, engine, expect_alike, gradients, layers};
@@ -668,6 +668,39 @@ fn masks_are_applied_with_the_bits_of_the_cpu() {
     }
 }
 
+#[test]
+fn weights_are_rounded_to_the_same_integers_times_scales_on_the_gpu() {
+    for len in [1, 31, 255, 256, 257, 5000] {
+        let special = [f32::NAN, f32::INFINITY, -f32::INFINITY, -0.0, 1e-40, 0.25, -0.75];
+        let of = |(i, v): (usize, f32)| special.get(i % 23).copied().unwrap_or(v);
+        let weight: Vec<f32> = numbers(11).into_iter().cycle().take(len).enumerate().map(of).collect();
+        let scales: Vec<f32> = (0..len).map(|i| [0.5, 0.0, 0.037, 1e-39][i % 4]).collect();
+        let on = |cuda: &CudaEngine| {
+            let (scales, weight) = (buffer(cuda, Kind::Wide, &scales), buffer(cuda, Kind::Wide, &weight));
+            let mut rounded = cuda.zeros(Kind::Compute, len).unwrap();
+            cuda.round_to_grid(7.0, &scales, &weight, &mut rounded).unwrap();
+            let mut short = cuda.zeros(Kind::Compute, len + 1).unwrap();
+            assert!(cuda.round_to_grid(7.0, &scales, &weight, &mut short).is_err());
+            cuda.read(&rounded).unwrap()
+        };
+        let mut expected = vec![0.0; len];
+        twofour_transformer::cpu::grid::round(7.0, &scales, &weight, &mut expected);
+        for compute in [DataType::F32, DataType::F16, DataType::BF16] {
+            let Some(cuda) = engine(compute) else { return };
+            let rounded = |w: f32| match compute {
+                DataType::F16 => half::f16::from_f32(w).to_f32(),
+                DataType::BF16 => half::bf16::from_f32(w).to_f32(),
+                _ => w,
+            };
+            for (i, (found, expected)) in on(&cuda).into_iter().zip(&expected).enumerate() {
+                let expected = rounded(*expected);
+                let same = found.to_bits() == expected.to_bits() || (found.is_nan() && expected.is_nan());
+                assert!(same, "{compute}, {len}: {found} instead of {expected} for {} by {}", weight[i], scales[i]);
+            }
+        }
+    }
+}
+
 /// A weight under a mask: rounded to another buffer, and in place.
 fn under_mask<E: Engine>(engine: &E, mask: &Mask, weight: &[f32]) -> [Vec<f32>; 2] {
     let words = twofour_transformer::cpu::masking::words(mask);
@@ -767,7 +800,7 @@ fn tuned<E: Engine>(engine: &E, checkpoint: &Checkpoint) -> [f64; 2] {
     let width = checkpoint.config().width;
     let text = |seed: u32| -> Vec<f32> { numbers(seed).into_iter().cycle().take(24 * width).collect() };
     let (inputs, outputs) = (text(1), text(2));
-    let block = PrunedBlock { index: 0, replace: &|_| None, is_pruned: &|_| true };
+    let block = PrunedBlock { index: 0, replace: &|_| None, is_pruned: &|_| true, rounding: None };
     let texts = BlockTexts { inputs: &[&inputs], outputs: &[&outputs] };
     let tuning = BlockTuning { passes: 20, learning_rate: 1e-3, measure: ErrorMeasure::RelativeSquared };
     checkpoint.tune_block(engine, &block, texts, tuning, &|| false).unwrap().errors

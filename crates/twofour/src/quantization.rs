@@ -8,7 +8,7 @@ use half::f16;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use crate::{Arithmetic, Compressed, Error, Result, compressed::code, first_error::first_error};
+use crate::{Arithmetic, Compressed, Error, MatrixRef, Result, compressed::code, first_error::first_error};
 
 /// Columns that share a scale under [`Granularity::Group`]: 64 kept values.
 pub const GROUP: usize = 128;
@@ -172,6 +172,32 @@ impl<I: Integers> Quantized<I> {
     /// The weight that this stands for: integers times scales.
     pub fn dequantize(&self) -> Compressed<f32> {
         dequantize(&self.weight, |row, col| self.scale(row, col).into())
+    }
+
+    /// The scale of each element, `[rows, cols]`: 0 where the weight is pruned.
+    pub fn scales_of_elements(&self) -> Vec<f32> {
+        let (mask, cols) = (self.weight.mask(), self.weight.cols());
+        let scale =
+            |i: usize| if mask.is_kept(i / cols, i % cols) { self.scale(i / cols, i % cols).into() } else { 0.0 };
+        (0..self.weight.rows() * cols).map(scale).collect()
+    }
+
+    /// The weight of the integers nearest to other values `[rows, cols]`, under the same mask and scales: ties to even,
+    /// beyond the largest integer that integer, 0 for a NaN.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for other than one value for each element.
+    pub fn nearest_to(&self, values: &[f32]) -> Result<Self> {
+        let (rows, cols) = (self.weight.rows(), self.weight.cols());
+        if values.len() != rows * cols {
+            let what = "values for a quantized weight";
+            return Err(Error::Length { what, expected: rows * cols, found: values.len() });
+        }
+        let range = I::range(self.granularity);
+        let nearest = |(i, value): (usize, &f32)| range.round(*value, self.scale(i / cols, i % cols).into());
+        let integers: Vec<i8> = values.iter().enumerate().map(nearest).collect();
+        let weight = Compressed::from_masked(MatrixRef::new(rows, cols, &integers)?, &self.weight.mask())?;
+        Ok(Quantized { weight, scales: self.scales.clone(), granularity: self.granularity })
     }
 
     /// The integers.
@@ -391,6 +417,28 @@ mod tests {
         let weight = weight(1, 8, &data);
         let q = Int4::quantize(&weight, Granularity::Row).unwrap();
         assert_eq!((q.weight().values(), q.weight().meta()), (&[0, 7, 0, 0][..], weight.meta()));
+    }
+
+    #[test]
+    fn the_integers_nearest_to_other_values_keep_mask_and_scales() {
+        let data: Vec<f32> = (0..2 * 130).map(|i| if i % 4 < 2 { (i as f32).sin() } else { 0.0 }).collect();
+        let weight = weight(2, 130, &data);
+        for granularity in GRANULARITIES {
+            let own = Int4::quantize(&weight, granularity).unwrap();
+            let scales = own.scales_of_elements();
+            let of = |row: usize, col: usize| scales[row * 130 + col];
+            assert!((0..2).all(|row| (0..130).all(|col| match col % 4 < 2 {
+                true => of(row, col) == own.scale(row, col).to_f32(),
+                false => of(row, col) == 0.0,
+            })));
+            assert_eq!(own.nearest_to(&own.dequantize().to_dense()).unwrap(), own);
+            // What the mask prunes stays so, and what is too large becomes the largest integer.
+            let far: Vec<f32> = (0..260).map(|i| if i % 2 == 0 { 100.0 } else { f32::NAN }).collect();
+            let other = own.nearest_to(&far).unwrap();
+            assert_eq!((other.scales(), other.weight().meta()), (own.scales(), own.weight().meta()));
+            assert!(other.weight().values().chunks(2).all(|pair| *pair == [7, 0]));
+            assert!(matches!(own.nearest_to(&far[1..]), Err(Error::Length { expected: 260, found: 259, .. })));
+        }
     }
 
     #[test]

@@ -23,6 +23,24 @@ impl<E: Engine> Linear<E> {
         Ok(())
     }
 
+    /// Makes the layer compute with the nearest integers times `scales`, one for each element and 0 where the weight is
+    /// pruned, the integers at most `largest` in magnitude, in dense GEMMs. The straight-through estimator trains the
+    /// master weight; it is rounded anew at every [`Linear::refresh`].
+    ///
+    /// # Errors
+    /// [`Error::InLayer`] for scales of another number; not enough memory.
+    pub fn make_rounded(&mut self, engine: &E, scales: &[f32], largest: f32) -> Result<()> {
+        let (rows, cols) = (self.out_features, self.in_features);
+        if scales.len() != rows * cols {
+            let error = Error::Length { what: "scales of a weight", expected: rows * cols, found: scales.len() };
+            return Err(error.in_layer(&self.name));
+        }
+        let mask = Mask::from_fn(rows, cols, |row, col| scales[row * cols + col] != 0.0);
+        let rounded = MaskedWeight::rounded(engine, (mask, scales), largest, &mut self.weight);
+        self.operand = Weight::Masked(rounded.map_err(|error| error.in_layer(&self.name))?);
+        Ok(())
+    }
+
     /// Replaces the mask of a layer of [`Linear::make_masked`], and applies it; nothing for other layers.
     ///
     /// # Errors

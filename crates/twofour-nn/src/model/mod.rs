@@ -66,5 +66,5 @@ pub use saved::{SavedModel, mask_violation};
 pub use trained::TrainedModel;
 pub(crate) use transformer::expect_below;
 pub use transformer::{Layer, Saved, Task, Transformer};
-pub use tuning::{BlockTexts, BlockTuning, PrunedBlock, TunedBlock};
+pub use tuning::{BlockTexts, BlockTuning, PrunedBlock, TunedBlock, WeightRounding};
 pub use vit::{ImageClasses, Pooling, Vit, VitConfig};

@@ -24,6 +24,7 @@ pub mod dense;
 pub mod distillation;
 pub mod embedding;
 pub mod float8;
+pub mod grid;
 pub mod heads;
 pub mod keep_of_four;
 pub mod layer_norm;

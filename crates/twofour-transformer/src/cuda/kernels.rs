@@ -17,6 +17,7 @@ use super::raw::{
     embedding::Embeddings,
     gated::Gated,
     gradient_norm::GradientNorm,
+    grid::Grid,
     heads::Heads,
     image::{ImageGrid, ImageWindows},
     keep_of_four::KeepOfFour,
@@ -53,6 +54,7 @@ loaded! {
     Softmax(dtype: DataType);
     KeepOfFour(dtype: DataType);
     Masking(dtype: DataType);
+    Grid(dtype: DataType);
     FusedAttention(dtype: DataType, head_dim: usize, options: bool);
     Sgd();
     GradientNorm();

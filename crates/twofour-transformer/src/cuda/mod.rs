@@ -36,6 +36,7 @@ mod attention;
 pub mod decode;
 mod embedding;
 mod gated;
+mod grid;
 mod heads;
 mod image;
 mod keep_of_four;
@@ -59,6 +60,7 @@ pub use attention::{
 };
 pub use embedding::{Embedding, embedding_forward, embedding_gradient};
 pub use gated::{ClampedGate, Gate, clamped_gate_forward, gated_backward, gated_forward};
+pub use grid::round_to_grid;
 pub use heads::{
     Rotary, SplitHeads, SplitHeadsMut, merge_heads, merge_heads_gradient, rotate, rotate_gradient, rotate_projection,
     rotate_projection_gradient, split_heads, split_heads_gradient,

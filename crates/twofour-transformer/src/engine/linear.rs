@@ -94,6 +94,19 @@ pub trait LinearOperations: Memory {
     /// Operands that do not fit.
     fn mask_in_place(&self, mask: &Self::Buffer, cols: usize, values: &mut Self::Buffer) -> Result<()>;
 
+    /// Writes the nearest multiples of scales to `rounded`: `clamp(round(w / s), -largest, largest) · s` for each element
+    /// of a weight and its scale, both of [`Kind::Wide`](super::Kind::Wide), ties to even; +0.0 where the scale is zero.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn round_to_grid(
+        &self,
+        largest: f32,
+        scales: &Self::Buffer,
+        weight: &Self::Buffer,
+        rounded: &mut Self::Buffer,
+    ) -> Result<()>;
+
     /// `max(x, 0)²` of `x`, `[tokens, width]`, pruned by the rule to 2:4 along tokens and along features at once, and
     /// packed along both: the input of a linear layer with a 2:4 activation (Haziza et al., 2025). `old` is a packed
     /// activation that is not needed any more: of the same shape, its memory is used again, which a step that is

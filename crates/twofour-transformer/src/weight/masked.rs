@@ -6,7 +6,7 @@ use twofour::{Mask, MatrixRef};
 
 use crate::{
     Result,
-    cpu::masking::words,
+    cpu::{grid, masking::words},
     engine::{Engine, Kept, Kind},
     parameter::Parameter,
 };
@@ -32,6 +32,15 @@ pub struct MaskedWeight<E: Engine> {
     masking: Masking,
     /// The masked weight; absent where the weight itself is masked.
     apart: Option<E::Buffer>,
+    rounding: Option<Rounding<E>>,
+}
+
+/// The integers times scales that a weight is computed with as.
+#[derive(Debug)]
+struct Rounding<E: Engine> {
+    largest: f32,
+    /// A scale for each element.
+    scales: E::Buffer,
 }
 
 impl<E: Engine> MaskedWeight<E> {
@@ -49,13 +58,35 @@ impl<E: Engine> MaskedWeight<E> {
             _ => Some(engine.zeros(Kind::Compute, elements)?),
         };
         let words = engine.zeros(Kind::Index, words(&mask).len())?;
-        let mut masked = MaskedWeight { mask, words, masking, apart };
+        let mut masked = MaskedWeight { mask, words, masking, apart, rounding: None };
         masked.upload(engine)?;
         masked.refresh(engine, weight)?;
         if masking != Masking::InPlace {
             // The optimizer's copy of the whole weight is not computed with.
             weight.drop_copy();
         }
+        Ok(masked)
+    }
+
+    /// A weight that is computed with as the nearest integers times `scales`, one for each element, the integers at most
+    /// `largest` in magnitude; what has the scale 0 is pruned. The master weight keeps what rounding takes off, and the
+    /// straight-through estimator trains it.
+    ///
+    /// # Errors
+    /// Scales of another number; not enough memory.
+    pub fn rounded(
+        engine: &E,
+        (mask, scales): (Mask, &[f32]),
+        largest: f32,
+        weight: &mut Parameter<E>,
+    ) -> Result<Self> {
+        let mut masked = MaskedWeight::new(engine, mask, Masking::InPlace, weight)?;
+        let mut of_engine = engine.zeros(Kind::Wide, scales.len())?;
+        engine.write(&mut of_engine, scales)?;
+        masked.apart = Some(engine.zeros(Kind::Compute, masked.mask.rows() * masked.mask.cols())?);
+        masked.rounding = Some(Rounding { largest, scales: of_engine });
+        weight.drop_copy();
+        masked.refresh(engine, weight)?;
         Ok(masked)
     }
 
@@ -100,6 +131,9 @@ impl<E: Engine> MaskedWeight<E> {
     /// # Errors
     /// A weight of another shape.
     pub fn refresh(&mut self, engine: &E, weight: &mut Parameter<E>) -> Result<()> {
+        if let (Some(Rounding { largest, scales }), Some(apart)) = (&self.rounding, &mut self.apart) {
+            return engine.round_to_grid(*largest, scales, weight.master(), apart);
+        }
         match &mut self.apart {
             Some(apart) => engine.prune(Kept::Mask(&self.words), weight.master(), self.mask.cols(), apart),
             None => weight.mask_in_place(engine, &self.words, self.mask.cols()),
@@ -117,12 +151,17 @@ impl<E: Engine> MaskedWeight<E> {
         }
     }
 
-    /// The weight as the mask leaves it, in f32. Waits.
+    /// The weight as mask and rounding leave it, in f32. Waits.
     ///
     /// # Errors
     /// Those of the device.
     pub fn values(&self, engine: &E, weight: &Parameter<E>) -> Result<Vec<f32>> {
         let master = engine.read(weight.master())?;
+        if let Some(Rounding { largest, scales }) = &self.rounding {
+            let mut rounded = vec![0.0; master.len()];
+            grid::round(*largest, &engine.read(scales)?, &master, &mut rounded);
+            return Ok(rounded);
+        }
         Ok(self.mask.apply(MatrixRef::new(self.mask.rows(), self.mask.cols(), &master)?)?)
     }
 }

@@ -54,11 +54,23 @@ pub(super) struct How {
     pub(super) permutes: bool,
     /// What is found beside pruned weights.
     pub(super) low_rank: Option<LowRankPart>,
+    /// Whether blocks are tuned, and weights rounded after that.
+    pub(super) tunes: bool,
 }
 
 impl How {
     fn requires(&self) -> StatisticKind {
         self.pruning.requires().max(self.low_rank.map_or(StatisticKind::Nothing, |part| part.requires()))
+    }
+
+    /// The integers that a solved weight is stored as.
+    fn integers(&self) -> Option<Quantization> {
+        self.quantization.filter(|_| !self.tunes)
+    }
+
+    /// How weights are solved.
+    fn solving(&self) -> Pruning {
+        Pruning { grid: self.pruning.grid.filter(|_| !self.tunes), ..self.pruning }
     }
 }
 
@@ -99,10 +111,13 @@ fn solve_on<R: Runner>(
     let (reader, orders) = (checkpoint.reader(), HashMap::new());
     let mut solver = Solver { runner, backend, reader, selection, how, store: &store, orders };
     let tokens: usize = pieces.iter().map(Vec::len).sum();
-    // The dense model's states, and for tuning those in front of the block, and both as it reads them.
-    let keeps_dense = how.pruning.compensation > 0.0 || tuner.is_some();
-    let models = 1 + usize::from(keeps_dense) + if tuner.is_some() { 3 } else { 0 };
-    let states = (tokens as u64).saturating_mul((models * checkpoint.width() * size_of::<f32>()) as u64);
+    let tuned_texts = tuner.map_or(0, BlockTuner::samples);
+    let dense_texts = if how.pruning.compensation > 0.0 { usize::MAX } else { tuned_texts };
+    let first = |count: usize| pieces.iter().take(count).map(Vec::len).sum::<usize>();
+    // Beside the pruned model's states the dense model's; for tuning all those in front of the block, and some of both
+    // as it reads them.
+    let kept = tokens + first(dense_texts) + tuner.map_or(0, |_| tokens) + 2 * first(tuned_texts);
+    let states = (kept as u64).saturating_mul((checkpoint.width() * size_of::<f32>()) as u64);
     let what = format!("the hidden states of {} take", units::plural(tokens, "token"));
     memory::expect_room(states, &what, "lower --samples or --length")?;
     let compared = COMPARED.div_ceil(pieces.len());
@@ -110,8 +125,8 @@ fn solve_on<R: Runner>(
         Calibration::on(runner, checkpoint.as_ref(), &pieces)?.with_room(room).stopped_by(&interrupt::requested);
     calibration = calibration.behind_prompt(prompt);
     drop(pieces);
-    if keeps_dense {
-        calibration = calibration.beside_dense()?;
+    if dense_texts > 0 {
+        calibration = calibration.beside_dense_of(dense_texts)?;
     }
     if tuner.is_some() {
         calibration = calibration.keeping_entry()?;
@@ -162,7 +177,9 @@ fn solve_on<R: Runner>(
             };
             weights.extend(solver.solve(&selected, input.is_transposed, &seen)?);
             let names = selected.iter().map(|name| (*name).to_owned()).collect();
-            seen_inputs.push(SeenInput { weights: names, is_transposed: input.is_transposed, sample: seen.sample });
+            let Seen { statistic, sample, .. } = seen;
+            let statistic = how.quantization.map(|_| statistic);
+            seen_inputs.push(SeenInput { weights: names, is_transposed: input.is_transposed, sample, statistic });
         }
         if let Some(tuner) = tuner.filter(|_| !seen_inputs.is_empty()) {
             tuned.extend(tuner.tune(&solver, &mut weights, &mut calibration, &seen_inputs)?);
@@ -333,7 +350,7 @@ impl<R: Runner> Solver<'_, R> {
             matrix.expect_finite().map_err(|error| error.in_tensor(*name))?;
             matrices.push(matrix);
         }
-        let found = self.how.pruning.prune_all(self.backend, &matrices, Some(&seen.statistic), seen.beside.as_ref());
+        let found = self.how.solving().prune_all(self.backend, &matrices, Some(&seen.statistic), seen.beside.as_ref());
         let found = found.map_err(|error| error.in_tensor(names.join(", ")))?;
         let mut solutions = vec![];
         for ((name, matrix), found) in names.iter().zip(matrices).zip(found) {
@@ -380,17 +397,19 @@ impl<R: Runner> Solver<'_, R> {
         low_rank: Option<&LowRank>,
         sample: &ActivationSample,
     ) -> Result<Solution> {
+        if self.how.quantization.is_some() && is_transposed {
+            anyhow::bail!(
+                "`{name}` is stored as [in_features, out_features], and integers are 2:4 along stored rows; leave out \
+                 --quantize"
+            );
+        }
         let (rows, cols) = (matrix.rows(), matrix.cols());
         let named = |error: twofour::Error| error.in_tensor(name);
         let (mask, values) = match found {
             Pruned::Mask(mask) => (mask, None),
             Pruned::Solved(solved) => {
-                let values = match self.how.quantization {
+                let values = match self.how.integers() {
                     None => Values::Floats(self.rounded(name, solved.weight)?),
-                    Some(_) if is_transposed => anyhow::bail!(
-                        "`{name}` is stored as [in_features, out_features], and integers are 2:4 along stored rows; \
-                         leave out --quantize"
-                    ),
                     Some(to) => Values::Integers(QuantizedWeight::of_solved(&solved, to).map_err(named)?),
                 };
                 (solved.mask, Some(values))
@@ -456,7 +475,7 @@ impl<R: Runner> Solver<'_, R> {
     }
 
     /// The pruned weight in its stored orientation, with the low-rank part beside it.
-    fn values(&self, name: &str, solution: &Solution) -> Result<Vec<f32>> {
+    pub(super) fn values(&self, name: &str, solution: &Solution) -> Result<Vec<f32>> {
         let mut values = match &solution.adjusted {
             Some(adjusted) => adjusted.values(self.store)?,
             None => {

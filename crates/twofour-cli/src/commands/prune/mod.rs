@@ -65,7 +65,8 @@ Examples:
   twofour prune model/ -o pruned/ --calibration text.txt --eval held-out.txt
   twofour prune model/ -o int4/ --calibration text.txt --quantize int4
   twofour prune model/ -o pruned/ --calibration prose.txt --calibration code.txt
-  twofour prune model/ -o pruned/ --calibration text.txt --device cuda --tune 2
+  twofour prune model/ -o pruned/ --calibration text.txt --device cuda --tune 2 \\
+      --tune-samples 128
   twofour prune model/ -o pruned/ --calibration text.txt --low-rank eora
   twofour prune model.safetensors -o out.safetensors --pattern 4:8 \\
       --include '*.mlp.*'
@@ -253,14 +254,18 @@ impl Prune {
         drop(reader);
 
         let place = self.place.open()?;
-        let tuner = self.tuning.tuner(places.0, &place)?;
+        let tuner = match sampling {
+            // A low-rank part beside the weights makes up for their error instead.
+            Some(_) if part.is_none() => self.tuning.tuner(places.0, &place, quantization)?,
+            _ => None,
+        };
         let before = self.evaluation.before(screen, places)?;
         let guard = interrupt::guard();
         let solutions = match sampling {
             None => None,
             Some(sampling) => {
                 let permutes = self.method.permutes() && matches!(self.pattern, Sparsity::Groups(_));
-                let how = How { pruning, quantization, permutes, low_rank: part };
+                let how = How { pruning, quantization, permutes, low_rank: part, tunes: tuner.is_some() };
                 let solutions =
                     calibrated::solve(screen, places, (&selection, &place), how, &sampling, tuner.as_ref())?;
                 if solutions.is_empty() {
@@ -308,7 +313,7 @@ impl Prune {
             }
         };
         drop(progress);
-        let tuning = solutions.as_ref().and_then(|solutions| self.tuning.answer(&solutions.tuned));
+        let tuning = solutions.as_ref().zip(tuner.as_ref()).map(|(solutions, tuner)| tuner.answer(&solutions.tuned));
         let tensors = report::answers(&report, &selection, solutions.as_ref());
         // The model is written; measuring it may be interrupted at once.
         drop(guard);

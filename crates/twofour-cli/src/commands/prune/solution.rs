@@ -198,6 +198,14 @@ impl Adjusted {
         }))
     }
 
+    /// The scale of each element of integers, 0 where the mask prunes.
+    pub(super) fn scales(&self, store: &Store) -> twofour::Result<Option<Vec<f32>>> {
+        match self {
+            Adjusted::Floats(_) => Ok(None),
+            Adjusted::Integers(integers) => Ok(Some(integers.read(store)?.scales_of_elements())),
+        }
+    }
+
     /// The weight, dense.
     pub(super) fn values(&self, store: &Store) -> twofour::Result<Vec<f32>> {
         match self {
@@ -208,6 +216,11 @@ impl Adjusted {
 }
 
 impl StoredIntegers {
+    /// The weight with the integers nearest to `values`, under its mask and scales.
+    pub(super) fn nearest_to(&self, store: &Store, values: &[f32]) -> Result<Adjusted> {
+        Adjusted::integers(store, &self.read(store)?.nearest_to(values)?)
+    }
+
     fn read(&self, store: &Store) -> twofour::Result<QuantizedWeight> {
         let ([rows, cols], values, meta) = (self.shape, store.read(self.values)?, store.read(self.meta)?);
         let scales: Vec<f32> = store.read(self.scales)?;

@@ -323,8 +323,9 @@ impl<S: States> Texts<S> {
         Ok(Texts { texts, at: 0 })
     }
 
-    fn copied(&self) -> Result<Self> {
-        Ok(Texts { texts: self.texts.iter().map(Text::copied).collect::<Result<_>>()?, at: self.at })
+    /// A copy of the first `count` texts.
+    fn copied(&self, count: usize) -> Result<Self> {
+        Ok(Texts { texts: self.texts.iter().take(count).map(Text::copied).collect::<Result<_>>()?, at: self.at })
     }
 
     fn states(&self) -> Vec<S::View<'_>> {
@@ -427,7 +428,15 @@ impl<'a, R: Runner> Calibration<'a, R> {
     /// # Errors
     /// Those of the runner's memory.
     pub fn beside_dense(self) -> Result<Self> {
-        Ok(Calibration { dense: Some(self.texts.copied()?), ..self })
+        self.beside_dense_of(usize::MAX)
+    }
+
+    /// [`Calibration::beside_dense`] for the first `count` texts alone.
+    ///
+    /// # Errors
+    /// Those of the runner's memory.
+    pub fn beside_dense_of(self, count: usize) -> Result<Self> {
+        Ok(Calibration { dense: Some(self.texts.copied(count)?), ..self })
     }
 
     /// Keeps the hidden states in front of each block until the texts are through it: [`Calibration::entry`].
@@ -517,20 +526,20 @@ impl<'a, R: Runner> Calibration<'a, R> {
             let is_between = text.between.is_some();
             let x = text.input(block.as_ref(), step)?;
             let tokens = text.x.elements() / width;
-            let dense = match (routed_at, self.stored.get(), &mut self.dense) {
-                (Some(at), Some(stored), Some(dense)) => {
-                    let text = &mut dense.texts[number];
-                    text.run(stored.as_ref(), dense.at..at)?;
-                    Some((stored.as_ref(), &text.x))
+            let of_dense = self.dense.as_mut().and_then(|dense| Some((dense.texts.get_mut(number)?, dense.at)));
+            let mut of_dense = self.stored.get().map(Box::as_ref).zip(of_dense);
+            let dense = match (routed_at, &mut of_dense) {
+                (Some(at), Some((stored, (text, dense_at)))) => {
+                    text.run(*stored, *dense_at..at)?;
+                    Some((*stored, &text.x))
                 }
                 _ => None,
             };
             if !part.show((block.as_ref(), index), (&text.x, &x), dense, self.prompt, observe)? {
                 let observation = observation::<R::States>(input, &x, tokens, self.prompt)?;
-                match (self.stored.get(), &mut self.dense) {
-                    (Some(stored), Some(dense)) => {
-                        let (stored, text) = (stored.as_ref(), &mut dense.texts[number]);
-                        text.run(stored, dense.at..step)?;
+                match of_dense {
+                    Some((stored, (text, dense_at))) => {
+                        text.run(stored, dense_at..step)?;
                         let inputs = text.input(stored, step)?;
                         let Stepped { next, products } = stored.step(step, &inputs, &mut text.x, true)?;
                         text.between = next;
@@ -540,7 +549,7 @@ impl<'a, R: Runner> Calibration<'a, R> {
                         };
                         observe(observation, beside);
                     }
-                    _ => observe(observation, Beside::Nothing),
+                    None => observe(observation, Beside::Nothing),
                 }
             }
             let keeps = *keeps.get_or_insert_with(|| {

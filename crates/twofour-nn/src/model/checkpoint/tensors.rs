@@ -19,6 +19,7 @@ use crate::{
 };
 
 /// A checkpoint's tensors, whose shapes were checked.
+#[derive(Clone, Copy)]
 pub(crate) struct StoredParts<'a> {
     reader: &'a Reader,
     layout: &'a Layout,

@@ -48,6 +48,23 @@ pub struct PrunedBlock<'a> {
     pub replace: Replace<'a>,
     /// Whether a weight, by its stored name, was pruned.
     pub is_pruned: &'a dyn Fn(&str) -> bool,
+    /// The integers that pruned weights are rounded to; without it they are floats.
+    pub rounding: Option<WeightRounding<'a>>,
+}
+
+/// The integers times scales that pruned weights are.
+#[derive(Clone, Copy)]
+pub struct WeightRounding<'a> {
+    /// The largest integer.
+    pub largest: f32,
+    /// The scale of each element of a weight, by its stored name and as the weight is stored; 0 where it is pruned.
+    pub scales: Replace<'a>,
+}
+
+impl fmt::Debug for WeightRounding<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WeightRounding").field("largest", &self.largest).finish_non_exhaustive()
+    }
 }
 
 impl fmt::Debug for PrunedBlock<'_> {
@@ -122,7 +139,7 @@ impl Checkpoint {
         let workspace = Workspace::default();
         let (measure, all) = (tuning.measure, tuning.passes * steps.len());
         let mut tuner = Tuner { engine, layer, steps, workspace, measure, loss, guard };
-        let names = tuner.begin(&parts, block.is_pruned)?;
+        let names = tuner.begin(&parts, block)?;
         let before = E::scope(|| tuner.error())?;
         if names.is_empty() {
             return Ok(TunedBlock { weights: vec![], errors: [before; 2] });
@@ -183,8 +200,8 @@ fn steps_of<E: Engine>(engine: &E, texts: BlockTexts<'_>, width: usize) -> Resul
 }
 
 impl<E: Engine> Tuner<'_, E> {
-    /// Masks the layers that are tuned, and returns their names.
-    fn begin(&mut self, parts: &StoredParts<'_>, is_pruned: &dyn Fn(&str) -> bool) -> Result<Vec<String>> {
+    /// Masks or rounds the layers that are tuned, and returns their names.
+    fn begin(&mut self, parts: &StoredParts<'_>, block: &PrunedBlock<'_>) -> Result<Vec<String>> {
         // The backward pass of a norm writes its own gradients, too.
         let mut outcome = Ok(());
         self.layer.visit_mut(&mut |part| {
@@ -197,13 +214,21 @@ impl<E: Engine> Tuner<'_, E> {
         outcome?;
         let mut names = vec![];
         for linear in self.layer.linears_mut() {
-            if !parts.weights_of(linear.name()).iter().all(|weight| is_pruned(weight)) {
+            if !parts.weights_of(linear.name()).iter().all(|weight| (block.is_pruned)(weight)) {
                 continue;
             }
-            let (rows, cols) = (linear.out_features(), linear.in_features());
-            let values = self.engine.read(linear.weight().master())?;
-            let mask = Mask::from_fn(rows, cols, |row, col| values[row * cols + col] != 0.0);
-            linear.make_masked(self.engine, mask, Masking::InPlace)?;
+            match block.rounding {
+                Some(WeightRounding { largest, scales }) => {
+                    let scales = parts.replacing(Some(scales)).values(&format!("{}.weight", linear.name()))?;
+                    linear.make_rounded(self.engine, &scales, largest)?;
+                }
+                None => {
+                    let (rows, cols) = (linear.out_features(), linear.in_features());
+                    let values = self.engine.read(linear.weight().master())?;
+                    let mask = Mask::from_fn(rows, cols, |row, col| values[row * cols + col] != 0.0);
+                    linear.make_masked(self.engine, mask, Masking::InPlace)?;
+                }
+            }
             linear.weight_mut().begin_training(self.engine)?;
             names.push(linear.name().to_owned());
         }

@@ -4,7 +4,7 @@ use std::{cell::RefCell, collections::HashMap, path::PathBuf};
 
 use twofour::{Axis, MatrixRef, Pattern, select::magnitude};
 
-use super::{BlockTexts, BlockTuning, PrunedBlock, TunedBlock, Tuner, steps_of};
+use super::{BlockTexts, BlockTuning, PrunedBlock, TunedBlock, Tuner, WeightRounding, steps_of};
 use crate::{
     Result,
     block::Workspace,
@@ -74,7 +74,7 @@ fn tune(checkpoint: &Checkpoint, weights: &Weights, tuning: BlockTuning) -> Resu
     let dense = outputs(checkpoint, &texts, &Weights::new());
     let replace = |name: &str| weights.get(name).cloned();
     let is_pruned = |name: &str| weights.contains_key(name);
-    let block = PrunedBlock { index: BLOCK, replace: &replace, is_pruned: &is_pruned };
+    let block = PrunedBlock { index: BLOCK, replace: &replace, is_pruned: &is_pruned, rounding: None };
     let texts = BlockTexts { inputs: &views(&texts), outputs: &views(&dense) };
     checkpoint.tune_block(&CpuEngine, &block, texts, tuning, &|| false)
 }
@@ -109,6 +109,51 @@ fn pruned_blocks_of_every_family_come_nearer_to_the_dense_ones_and_keep_their_ze
 }
 
 #[test]
+fn integers_come_nearer_to_the_dense_block_and_stay_integers_times_their_scales() {
+    const LARGEST: f32 = 7.0;
+    for family in ["llama", "qwen2", "gemma3", "gpt2"] {
+        let checkpoint = checkpoint(family);
+        let floats = pruned(&checkpoint, |_| true);
+        let step = |weights: &[f32]| weights.iter().fold(0f32, |most, w| most.max(w.abs())) / LARGEST;
+        let scales: Weights = floats
+            .iter()
+            .map(|(name, w)| (name.clone(), w.iter().map(|v| if *v == 0.0 { 0.0 } else { step(w) }).collect()))
+            .collect();
+        let mut before = floats.clone();
+        for (name, weight) in &mut before {
+            let (old, scales) = (weight.clone(), &scales[name]);
+            twofour_transformer::cpu::grid::round(LARGEST, scales, &old, weight);
+        }
+        let texts = texts(checkpoint.config().width);
+        let dense = outputs(&checkpoint, &texts, &Weights::new());
+        let (replace, of) = (|name: &str| before.get(name).cloned(), |name: &str| scales.get(name).cloned());
+        let rounding = Some(WeightRounding { largest: LARGEST, scales: &of });
+        let block = PrunedBlock { index: BLOCK, replace: &replace, is_pruned: &|_| true, rounding };
+        let views = BlockTexts { inputs: &views(&texts), outputs: &views(&dense) };
+        let tuning = BlockTuning { passes: 60, ..TUNING };
+        let tuned = checkpoint.tune_block(&CpuEngine, &block, views, tuning, &|| false).unwrap();
+        let after: Weights = tuned.weights.into_iter().collect();
+        assert_eq!(after.len(), before.len(), "{family}");
+        for (name, values) in &after {
+            for (value, scale) in values.iter().zip(&scales[name]) {
+                let integer = if *scale == 0.0 { 0.0 } else { (value / scale).round() };
+                assert!(integer.abs() <= LARGEST && *value == integer * scale, "{family}: {name}");
+            }
+        }
+        let [old, new] = [&before, &after].map(|weights| error(&outputs(&checkpoint, &texts, weights), &dense));
+        assert!(new < 0.9 * old, "{family}: {new}, before {old}");
+    }
+    // Scales of another weight.
+    let checkpoint = checkpoint("llama");
+    let (texts, short) = (texts(checkpoint.config().width), |_: &str| Some(vec![1.0]));
+    let rounding = Some(WeightRounding { largest: LARGEST, scales: &short });
+    let block = PrunedBlock { index: BLOCK, replace: &|_| None, is_pruned: &|_| true, rounding };
+    let views = BlockTexts { inputs: &views(&texts), outputs: &views(&texts) };
+    let error = checkpoint.tune_block(&CpuEngine, &block, views, TUNING, &|| false).unwrap_err().to_string();
+    assert!(error.contains("a replaced weight"), "{error}");
+}
+
+#[test]
 fn layers_that_are_pruned_in_part_stay_as_they_are() {
     let checkpoint = checkpoint("llama");
     let some = |name: &str| name.contains("q_proj") || name.contains("down_proj");
@@ -136,7 +181,7 @@ fn tuning_that_makes_it_worse_leaves_the_weights_and_wrong_settings_are_refused(
     }
     let width = checkpoint.config().width;
     let replace = |_: &str| None;
-    let block = PrunedBlock { index: BLOCK, replace: &replace, is_pruned: &|_| true };
+    let block = PrunedBlock { index: BLOCK, replace: &replace, is_pruned: &|_| true, rounding: None };
     let [whole, half] = [vec![0.5; 2 * width], vec![0.5; width + 1]];
     let asked = RefCell::new(0);
     let run = |inputs: &[&[f32]], outputs: &[&[f32]]| {
@@ -154,7 +199,7 @@ fn tuning_that_makes_it_worse_leaves_the_weights_and_wrong_settings_are_refused(
     let error = run(&[&whole], &[&whole]).unwrap_err();
     assert!(matches!(error, crate::Error::Core(twofour::Error::Interrupted)), "{error}");
     let short = |_: &str| Some(vec![1.0]);
-    let block = PrunedBlock { index: BLOCK, replace: &short, is_pruned: &|_| true };
+    let block = PrunedBlock { index: BLOCK, replace: &short, is_pruned: &|_| true, rounding: None };
     let texts = BlockTexts { inputs: &[&whole], outputs: &[&whole] };
     let error = checkpoint.tune_block(&CpuEngine, &block, texts, TUNING, &|| false).unwrap_err().to_string();
     assert!(error.contains("a replaced weight"), "{error}");

@@ -7,6 +7,7 @@ pub(crate) mod decode;
 pub(crate) mod embedding;
 pub(crate) mod gated;
 pub(crate) mod gradient_norm;
+pub(crate) mod grid;
 pub(crate) mod heads;
 pub(crate) mod image;
 pub(crate) mod keep_of_four;
@@ -21,13 +22,14 @@ pub(crate) mod weighted_rows;
 use twofour_cuda::{raw::float_types::FloatSource, source::Source};
 
 /// The sources that are compiled for each type of floats.
-const FLOAT_SOURCES: [FloatSource; 17] = [
+const FLOAT_SOURCES: [FloatSource; 18] = [
     norm::SOURCE,
     cross_entropy::SOURCE,
     squared_error::SOURCE,
     embedding::SOURCE,
     keep_of_four::SOURCE,
     masking::SOURCE,
+    grid::SOURCE,
     heads::SOURCE,
     softmax::SOURCE,
     image::grid::SOURCE,

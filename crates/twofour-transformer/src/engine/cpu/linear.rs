@@ -83,6 +83,19 @@ impl LinearOperations for CpuEngine {
         Ok(())
     }
 
+    fn round_to_grid(
+        &self,
+        largest: f32,
+        scales: &CpuBuffer,
+        weight: &CpuBuffer,
+        rounded: &mut CpuBuffer,
+    ) -> Result<()> {
+        expect_length("scales of a weight", weight.len(), scales.len())?;
+        expect_length("a rounded weight", weight.len(), rounded.len())?;
+        cpu::grid::round(largest, scales.floats()?, weight.floats()?, rounded.floats_mut()?);
+        Ok(())
+    }
+
     fn pack_squared_relu(
         &self,
         rule: Transposable,

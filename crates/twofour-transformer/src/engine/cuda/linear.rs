@@ -86,6 +86,16 @@ impl LinearOperations for CudaEngine {
         Ok(kernels::apply_mask_in_place(&self.context, mask.slice(), cols, values.slice_mut())?)
     }
 
+    fn round_to_grid(
+        &self,
+        largest: f32,
+        scales: &CudaBuffer,
+        weight: &CudaBuffer,
+        rounded: &mut CudaBuffer,
+    ) -> Result<()> {
+        Ok(kernels::round_to_grid(&self.context, largest, scales.slice(), weight.slice(), rounded.slice_mut())?)
+    }
+
     fn pack_squared_relu(
         &self,
         rule: Transposable,

@@ -145,6 +145,25 @@ impl QuantizedWeight {
         }
     }
 
+    /// The scale of each element, `[rows, cols]`: 0 where the weight is pruned.
+    pub fn scales_of_elements(&self) -> Vec<f32> {
+        match self {
+            QuantizedWeight::Int8(weight) => weight.scales_of_elements(),
+            QuantizedWeight::Int4(weight) => weight.scales_of_elements(),
+        }
+    }
+
+    /// The weight of the integers nearest to other values `[rows, cols]`, under the same mask and scales.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for other than one value for each element.
+    pub fn nearest_to(&self, values: &[f32]) -> Result<Self> {
+        Ok(match self {
+            QuantizedWeight::Int8(weight) => QuantizedWeight::Int8(weight.nearest_to(values)?),
+            QuantizedWeight::Int4(weight) => QuantizedWeight::Int4(weight.nearest_to(values)?),
+        })
+    }
+
     /// Makes the weight again from the parts that a file holds, under every rule that a reader checks.
     pub(super) fn verified(self) -> Result<Self> {
         Ok(match self {
