@@ -139,9 +139,11 @@ class Method:
     prune: list[str]
     # Whether it depends on the calibration's seed.
     has_seeds: bool = True
+    # Whether the pruned model then learns from the dense one.
+    recovers: bool = False
 
 
-NO_STACK = ["--permute", "off"]
+NO_STACK = ["--permute", "off", "--tune", "0"]
 ALONE = ["--refit", "off", *NO_STACK]
 CALIBRATED = ["--calibration", "CALIBRATION", "--samples", "128", "--length", "1024", "--seed", "SEED"]
 OWN_TEXT = ["--calibration", "self", *CALIBRATED[2:]]
@@ -152,23 +154,29 @@ METHODS = [
     Method("wanda", ["--method", "wanda", *ALONE, *CALIBRATED]),
     Method(BASELINE, ["--method", "sparsegpt", *ALONE, *CALIBRATED]),
     Method("sparsegpt + refit", ["--method", "sparsegpt", *NO_STACK, *CALIBRATED]),
-    Method(
-        "sparsegpt + refit, compensated",
-        ["--method", "sparsegpt", "--permute", "off", *CALIBRATED, "--compensate", "0.5"],
-    ),
+    Method("sparsegpt + refit, compensated", ["--method", "sparsegpt", *NO_STACK, *CALIBRATED, "--compensate", "0.5"]),
     Method("alps", ["--method", "alps", *ALONE, *CALIBRATED]),
     Method("alps + refit", ["--method", "alps", *NO_STACK, *CALIBRATED]),
     Method("default", CALIBRATED),
-    Method("default, compensated", [*CALIBRATED, "--compensate", "0.5"]),
+    Method("default, not tuned", [*CALIBRATED, "--tune", "0"]),
+    Method("default, compensated, not tuned", [*CALIBRATED, "--tune", "0", "--compensate", "0.5"]),
     Method("default, own text", OWN_TEXT),
+    Method("default, tuned longer", [*CALIBRATED, "--tune", "2", "--tune-samples", "128"]),
     Method("default, in int8", [*CALIBRATED, "--quantize", "int8"]),
     Method("default, in int4", [*CALIBRATED, "--quantize", "int4", "--group", "128"]),
-    Method("default, tuned", [*CALIBRATED, "--tune", "2"]),
+    Method("default, 8:16", [*CALIBRATED, "--pattern", "8:16"]),
+    Method("default, recovered", CALIBRATED, recovers=True),
 ]
 
 DENSE = "dense"
 MIXED = ", mixed text"
 WIKITEXT, CODE, QUESTIONS = "wikitext2-test", "code", "questions"
+RECOVERY = {
+    "training.steps": 260,
+    "training.warm_up": 40,
+    "distillation.divergence": 1.0,
+    "data.validation": 0.01,
+}
 CODE_FROM = ("072a8faf", ["crates/twofour/src/solve", "crates/twofour/src/calibration", "python/twofour/sparsity"])
 WINDOW = 1024
 
@@ -342,10 +350,14 @@ class Study:
         shutil.rmtree(output, ignore_errors=True)
         _, seconds = run(words)
         made = [words]
+        if method.recovers:
+            made.append(self.recovery(model, output))
+            seconds += run(made[-1])[1]
+            output = self.work / model / "recovered" / "model"
         small = self.work / model / "small"
         shutil.rmtree(small, ignore_errors=True)
-        # With --quantize the output is compressed.
-        if "--quantize" not in method.prune:
+        # With --quantize the output is compressed; other patterns than 2:4 are not.
+        if not {"--quantize", "--pattern"} & set(method.prune):
             made.append(self.command("compress", output, "-o", small))
             run(made[-1])
         shared = {
@@ -356,8 +368,22 @@ class Study:
             "bytes": size(small if small.exists() else output),
         }
         self.rows(model, label, seed, output, shared)
-        for folder in (output, small):
-            shutil.rmtree(folder, ignore_errors=True)
+        for folder in ("pruned", "recovered", "small"):
+            shutil.rmtree(self.work / model / folder, ignore_errors=True)
+
+    def recovery(self, model, pruned):
+        """The command that trains a pruned model to compute what the dense one does."""
+        run_folder = self.work / model / "recovered"
+        shutil.rmtree(run_folder, ignore_errors=True)
+        texts = [self.options.texts / "wikitext2-valid.txt", self.options.folder / "debian.txt"]
+        texts.append(self.options.folder / "python.txt")
+        if missing := [str(text) for text in texts if not text.exists()]:
+            raise SystemExit(f"{', '.join(missing)}: not there; see fetch and documentation_text.py")
+        settings = {"model.from": pruned, "distillation.teacher": self.work / model / DENSE}
+        settings |= {"data.text": json.dumps([str(text.resolve()) for text in texts])} | RECOVERY
+        pairs = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+        recipe = ROOT / "recipes/recover.toml"
+        return self.command("train", recipe, "-o", run_folder, "--device", self.options.prune_device, *pairs)
 
     def all(self):
         only = self.options.only

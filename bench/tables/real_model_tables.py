@@ -70,9 +70,9 @@ SHORT = {
     "dense": "dense",
     "sparsegpt, mixed text": "SparseGPT",
     "default, mixed text": "`twofour prune`, by default",
-    "default, tuned, mixed text": "and blocks tuned, `--tune 2`",
-    "default, tuned, mixed text, recovered": "and recovered from the dense model",
-    "default, in int4, mixed text": "by default, in int4",
+    "default, tuned longer, mixed text": "and tuned longer, `--tune 2 --tune-samples 128`",
+    "default, tuned longer, mixed text, recovered": "and recovered from the dense model",
+    "default, tuned longer, mixed text, then int4": "tuned longer, then `twofour quantize` to int4",
 }
 
 
