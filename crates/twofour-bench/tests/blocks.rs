@@ -1,8 +1,6 @@
 //! The suite `blocks` on a layer small enough for a test.
 
-mod support;
-
-use support::run;
+use crate::support::run;
 
 const SMALL: [&str; 9] =
     ["blocks", "--shape", "128x64", "--threads", "1", "--seconds", "0.01", "--pattern", "block:16x16@0.5"];

@@ -1,14 +1,12 @@
 //! The suites `cpu` and `latency` on layers small enough for a test.
 
-mod support;
-
 use std::{
     collections::BTreeSet,
     time::{Duration, Instant},
 };
 
+use crate::support::{self, Ran, bench, run};
 use serde_json::Value;
-use support::{Ran, bench, run};
 
 const SMALL: [&str; 7] = ["cpu", "--shape", "96x64", "--threads", "1", "--seconds", "0.01"];
 

@@ -1,8 +1,6 @@
 //! The suites of a GPU's kernels, also where there is none.
 
-mod support;
-
-use support::run;
+use crate::support::run;
 
 /// Whether a device can be opened here.
 fn has_device() -> bool {

@@ -1,10 +1,8 @@
 //! The suite `encoder` on pruned and compressed checkpoints.
 
-mod support;
-
 use std::{fs, path::Path};
 
-use support::run;
+use crate::support::run;
 use twofour::{
     file::{Compress, Convert, NotSparse, Prune},
     select::Selector,

@@ -1,8 +1,6 @@
 //! The suite `generate` with a model small enough for a test, beside another program.
 
-mod support;
-
-use support::run;
+use crate::support::run;
 
 const SMALL: [&str; 11] =
     ["generate", "--layers", "1", "--vocabulary", "512", "--prompt", "20", "--length", "2", "--rounds", "2"];

@@ -1,11 +1,9 @@
 //! The suites `cuda grid` and `draw`, also where there is no GPU.
 
-mod support;
-
 use std::fs;
 
+use crate::support::{names, run};
 use serde_json::{Value, json};
-use support::{names, run};
 
 fn has_device() -> bool {
     twofour_cuda::Device::open(0).is_ok()

@@ -1,10 +1,8 @@
 //! Bad input: a clear message, exit code 1 or 2, nothing half-written.
 
-mod support;
-
 use std::fs;
 
-use support::{model, names, random, run, twofour, write};
+use crate::support::{self, model, names, random, run, twofour, write};
 
 /// A safetensors file of that header text and so many bytes of data.
 fn file(header: &str, data: usize) -> Vec<u8> {

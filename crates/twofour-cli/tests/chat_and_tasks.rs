@@ -1,11 +1,9 @@
 //! `generate --chat` and `eval --task` on decoders.
 
-mod support;
-
 use std::{fs, path::Path};
 
+use crate::support::{checkpoint, copy, fixture, run};
 use serde_json::{Value, json};
-use support::{checkpoint, copy, fixture, run};
 
 /// A folder with a tiny decoder in `model`, whose chats are written by a template.
 fn folder(template: &str) -> tempfile::TempDir {

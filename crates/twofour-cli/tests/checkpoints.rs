@@ -1,10 +1,8 @@
 //! `eval` and `generate` on checkpoints, against what transformers computes with them.
 
-mod support;
-
 use std::{fs, path::PathBuf};
 
-use support::{fixture, run};
+use crate::support::{self, fixture, run};
 
 fn read_json(path: PathBuf) -> serde_json::Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()

@@ -1,10 +1,8 @@
 //! `prune`, `check`, `compress`, `decompress` and `inspect` on good input.
 
-mod support;
-
 use std::{fs, process::Stdio};
 
-use support::{model, names, random, run, twofour, write};
+use crate::support::{model, names, random, run, twofour, write};
 
 #[test]
 fn a_model_goes_through_all_of_it_and_every_bit_comes_back() {

@@ -1,8 +1,6 @@
 //! The commands for GPUs, also where there is none.
 
-mod support;
-
-use support::run;
+use crate::support::{self, run};
 
 /// Whether a device can be opened here.
 fn has_device() -> bool {

@@ -5,8 +5,7 @@ use std::{fs, path::Path};
 
 use serde_json::Value;
 
-mod support;
-use support::{fixture, names, run};
+use crate::support::{self, fixture, names, run};
 
 /// A checkpoint with a module in a folder, as sentence-transformers has them, and files that no output should have.
 fn checkpoint(family: &str, to: &Path) {

@@ -4,15 +4,13 @@
 //! (`int8-group64` in version 2 of the format, the others in version 1), and the folder of a run that was interrupted
 //! after 6 of 20 steps, beside the metrics of the whole run.
 
-mod support;
-
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
+use crate::support::run;
 use serde_json::Value;
-use support::run;
 use twofour::file::Reader;
 
 fn earlier(name: &str) -> PathBuf {

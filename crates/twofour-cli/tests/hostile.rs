@@ -1,8 +1,5 @@
 //! Limits of memory, threads and stacks, links in the place of outputs, and names that steer a terminal.
 #![cfg(unix)]
-#![allow(missing_docs)]
-
-mod support;
 
 use std::{
     fs,
@@ -12,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use support::{
+use crate::support::{
     Ran, copy, fixture, model, names, random, run,
     training::{tiny_quickstart, tiny_recipe},
     twofour, write,

@@ -1,7 +1,5 @@
 //! Models by name, from a hub on this machine.
 
-mod support;
-
 use std::{
     collections::BTreeMap,
     fs,
@@ -12,7 +10,7 @@ use std::{
     thread,
 };
 
-use support::{Ran, model, twofour};
+use crate::support::{self, Ran, model, twofour};
 
 const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 

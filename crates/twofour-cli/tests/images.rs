@@ -1,8 +1,6 @@
 //! Checkpoints of image encoders through the commands.
 
-mod support;
-
-use support::run;
+use crate::support::{self, run};
 
 #[test]
 fn image_encoders_are_pruned_compressed_and_quantized() {

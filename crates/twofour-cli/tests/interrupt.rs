@@ -2,8 +2,6 @@
 //! half-written.
 #![cfg(unix)]
 
-mod support;
-
 use std::{
     io::{BufRead, BufReader},
     path::Path,
@@ -12,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use support::{names, run, twofour, write};
+use crate::support::{self, names, run, twofour, write};
 
 /// So many tensors that their log is longer than a pipe holds, by far: whoever does not read it stops the command.
 const TENSORS: usize = 3000;

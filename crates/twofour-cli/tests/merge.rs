@@ -1,11 +1,9 @@
 //! `twofour merge`: adapters of peft in a model's weights.
 
-mod support;
-
 use std::{fs, path::Path};
 
+use crate::support::{Floats, random, run, write};
 use safetensors::SafeTensors;
-use support::{Floats, random, run, write};
 
 const UP: &str = "model.layers.0.mlp.up.weight";
 const DOWN: &str = "model.layers.0.mlp.down.weight";

@@ -1,12 +1,9 @@
 //! The commands that a command names at its end: they are there, and they run as they stand.
 #![cfg(unix)]
-#![allow(missing_docs)]
-
-mod support;
 
 use std::{fs, path::Path, process::Command};
 
-use support::{Ran, checkpoint, run};
+use crate::support::{Ran, checkpoint, run};
 
 /// The commands that a run ended with.
 #[track_caller]

@@ -1,8 +1,6 @@
 //! `prune` and `check` with every pattern.
 
-mod support;
-
-use support::{checkpoint, model, names, run};
+use crate::support::{checkpoint, model, names, run};
 
 const PATTERNS: [&str; 8] = [
     "5:16",

@@ -1,12 +1,10 @@
 //! `prune` by methods that run the model on text, on checkpoints as transformers writes them.
 
-mod support;
-
 use std::fs;
 
+use crate::support::{self, checkpoint, copy, letters, names, run};
 use half::bf16;
 use serde_json::Value;
-use support::{checkpoint, copy, letters, names, run};
 use twofour::file::{Reader, StoredDType, ValueFormat};
 
 #[test]

@@ -1,8 +1,6 @@
 //! `quickstart` and `generate`, end to end with a model so small that a step takes about a millisecond: the plan is
 //! written beforehand, as an interrupted run leaves it.
 
-mod support;
-
 use std::{
     fs,
     path::Path,
@@ -11,8 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::support::{Ran, names, run, training::tiny_quickstart, twofour};
 use serde_json::{Value, json};
-use support::{Ran, names, run, training::tiny_quickstart, twofour};
 
 fn start(directory: &Path) -> Child {
     let mut command = twofour();

@@ -1,11 +1,9 @@
 //! Which tensors of a model commands choose, along which axis, and what they say of the others.
 
-mod support;
-
 use std::{collections::BTreeMap, fs, path::Path};
 
+use crate::support::{self, Floats, random, run, write};
 use safetensors::SafeTensors;
-use support::{Floats, random, run, write};
 
 /// Writes a model's directory.
 fn model(at: &Path, config: &str, tensors: &[(&str, &[usize])]) {

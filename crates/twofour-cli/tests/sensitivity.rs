@@ -1,11 +1,9 @@
 //! `sensitivity`, plans that `prune` takes, and calibration on text that the model writes.
 
-mod support;
-
 use std::{fs, path::Path};
 
+use crate::support::{self, checkpoint, read_json, run};
 use serde_json::{Value, json};
-use support::{checkpoint, read_json, run};
 
 /// A folder with a text to calibrate on, and one to measure.
 fn folder() -> tempfile::TempDir {

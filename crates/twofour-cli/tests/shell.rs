@@ -1,8 +1,6 @@
 //! Help, completions, man pages and `advise`: what a person at a shell meets first.
 
-mod support;
-
-use support::{model, names, run, twofour};
+use crate::support::{self, model, names, run, twofour};
 
 #[test]
 fn every_command_has_help_with_examples() {

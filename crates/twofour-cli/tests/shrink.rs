@@ -1,11 +1,9 @@
 //! `shrink`, against the same models with zeros in the place of what was removed.
 
-mod support;
-
 use std::{fs, path::PathBuf};
 
+use crate::support::{self, checkpoint, letters, names, read_json, run};
 use serde_json::Value;
-use support::{checkpoint, letters, names, read_json, run};
 use twofour::file::Reader;
 use twofour_nn::model::{Checkpoint, EncoderCheckpoint};
 

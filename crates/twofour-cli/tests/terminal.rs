@@ -1,13 +1,10 @@
 //! What reaches a terminal: names and values from files and arguments as one line each, progress within its columns,
 //! and nothing stale after Ctrl-C.
 #![cfg(unix)]
-#![allow(missing_docs)]
-
-mod support;
 
 use std::{fs, path::Path, process::Command};
 
-use support::{Ran, fixture, model, names, random, read_json, run, twofour, write};
+use crate::support::{Ran, fixture, model, names, random, read_json, run, twofour, write};
 
 /// A name that clears the screen, sets a title, turns text around, and goes on in lines of its own, as if they were
 /// this program's.

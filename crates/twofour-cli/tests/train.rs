@@ -1,8 +1,6 @@
 //! `train`, end to end: every recipe of the repository for twenty tiny steps, kills and interruptions at random
 //! moments, wrong recipes.
 
-mod support;
-
 use std::{
     fs,
     path::Path,
@@ -11,8 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::support::{Ran, names, read_json, run, twofour};
 use serde_json::Value;
-use support::{Ran, names, read_json, run, twofour};
 
 const METHODS: [&str; 10] =
     ["dense", "fixed", "ste", "sr-ste", "fst", "s-ste", "step", "gradual", "activation", "sparsifier"];

@@ -1,18 +1,16 @@
 //! `train` on encoders: from a checkpoint to one that answers questions or fills in masked tokens, pruned and
 //! fine-tuned, and what the other commands do with it.
 
-mod support;
-
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-use serde_json::{Value, json};
-use support::{
+use crate::support::{
     names, read_json, run,
     training::{expect_killed_runs_end_alike, train},
 };
+use serde_json::{Value, json};
 use twofour::file::Reader;
 
 const RECIPE: &str = "\

@@ -38,7 +38,7 @@ fn entries(directory: &Path) -> Vec<String> {
 /// Runs one of the ignored tests below in a process of its own, behind a shell command that prepares it.
 fn child(prepare: &str, test: &str, directory: &Path) -> Child {
     Command::new("sh")
-        .args(["-c", &format!("{prepare} exec \"$0\" --exact {test} --ignored --nocapture")])
+        .args(["-c", &format!("{prepare} exec \"$0\" --exact interrupted_writing::{test} --ignored --nocapture")])
         .arg(std::env::current_exe().unwrap())
         .env(DIRECTORY, directory)
         .stdout(Stdio::null())
@@ -103,7 +103,8 @@ fn a_file_system_without_space_is_an_error() {
         eprintln!("skipped: no file system can be mounted here");
         return;
     }
-    let prepare = format!("exec unshare -rm sh -c \"{mount} && exec '$0' --exact writing_to_a_full_disk --ignored\";");
+    let test = "interrupted_writing::writing_to_a_full_disk";
+    let prepare = format!("exec unshare -rm sh -c \"{mount} && exec '$0' --exact {test} --ignored\";");
     assert!(child(&prepare, "", directory.path()).wait().unwrap().success());
 }
 

@@ -1,6 +1,5 @@
 //! The sparse layer over slices: the shared conformance tests, and what only the CPU has.
 
-#[path = "layer/conformance.rs"]
 mod conformance;
 
 use std::marker::PhantomData;

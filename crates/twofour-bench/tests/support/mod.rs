@@ -1,6 +1,6 @@
 //! Running the built program.
 
-#![allow(dead_code, unused_imports, unreachable_pub, missing_docs)] // Each test binary uses a part.
+#![allow(unreachable_pub)]
 
 #[path = "../../../twofour-cli/tests/support/ran.rs"]
 mod ran;

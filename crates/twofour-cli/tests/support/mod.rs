@@ -1,6 +1,6 @@
 //! Running the built command on small files.
 
-#![allow(dead_code, unused_imports, unreachable_pub, missing_docs)] // Each test binary uses a part.
+#![allow(unreachable_pub)]
 
 mod ran;
 pub mod training;

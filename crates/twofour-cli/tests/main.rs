@@ -1,0 +1,30 @@
+//! What a person does with the command: each file is a module of one program, so that one is linked.
+
+mod bad_input;
+mod chat_and_tasks;
+mod checkpoints;
+mod conversions;
+mod cuda;
+mod directories;
+mod documents;
+mod earlier;
+mod encoder;
+mod families;
+mod fine_tune;
+mod hostile;
+mod hub;
+mod images;
+mod interrupt;
+mod merge;
+mod next_steps;
+mod patterns;
+mod prune_methods;
+mod quickstart;
+mod selection;
+mod sensitivity;
+mod shell;
+mod shrink;
+mod support;
+mod terminal;
+mod train;
+mod train_encoder;
