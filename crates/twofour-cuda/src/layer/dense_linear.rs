@@ -6,15 +6,14 @@ use super::{
     gradient::{bias_gradient, zero},
 };
 use crate::{
-    Activation, DataType, Error, Result,
+    DataType, Error, Result,
     arguments::{Memory, positive, product},
-    libraries::cublaslt::{DenseEpilogue, DenseProblem, WORKSPACE_BYTES},
-    raw::elementwise::ElementFunction,
+    libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
 };
 
 /// A dense linear layer `y = x · Wᵀ + b`, computed by cuBLASLt in f32 sums, without TF32. Weight `[out_features,
 /// in_features]`, bias and activations are of one type: f32, f16 or bf16. GEMMs are planned by the first call for a
-/// number of tokens, and those with a bias or an auxiliary tensor once for its address.
+/// number of tokens, and those with a bias once for its address.
 ///
 /// The gradient of the bias is [`crate::layer::bias_gradient`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -106,112 +105,16 @@ impl DenseLinear {
         let problem = self.forward_problem(dtype, tokens);
         let Some(bias) = bias else { return dense(context, problem, weight, x, y) };
         let bias = bias.at("the bias", context, dtype, self.out_features)?;
-        self.with_epilogue(context, problem, DenseEpilogue::Bias, (bias, 0), [weight, x, y])
-    }
-
-    /// Computes `pre = x · Wᵀ + b` as [`DenseLinear::forward`] does, and `y = activation(pre)`; both are `[tokens,
-    /// out_features]`. GELU is `x Φ(x)`.
-    ///
-    /// # Errors
-    /// Those of [`DenseLinear::forward`].
-    pub fn forward_activated(
-        &self,
-        context: &LayerContext,
-        (x, tokens): (DeviceSlice<'_>, usize),
-        weight: DeviceSlice<'_>,
-        bias: Option<DeviceSlice<'_>>,
-        activation: Activation,
-        (mut pre, y): (DeviceSliceMut<'_>, DeviceSliceMut<'_>),
-    ) -> Result<()> {
-        self.forward(context, (x, tokens), weight, bias, pre.reborrow())?;
-        let (dtype, len) = (x.dtype(), product(tokens, self.out_features)?);
-        let pre = pre.at("the pre-activation", context, dtype, len)?;
-        let y = y.at("the result", context, dtype, len)?;
-        let kernels = context.elementwise(dtype)?;
-        // SAFETY: both tensors have that many elements, as was checked; the stream is of their device.
-        unsafe { kernels.apply(context.raw(), ElementFunction::Activation(activation), pre, y, len) }
-    }
-
-    /// Computes `pre = x · Wᵀ + b` and `y = gelu(pre)` in one GEMM, with GELU's approximation by tanh: cuBLASLt's
-    /// epilogue. `pre` must be aligned to 16 bytes.
-    ///
-    /// # Errors
-    /// Those of [`DenseLinear::forward`]; [`Error::Vendor`] where the library has no such GEMM, as for f32 or features
-    /// that are not multiples of 8.
-    pub fn forward_tanh_gelu(
-        &self,
-        context: &LayerContext,
-        (x, tokens): (DeviceSlice<'_>, usize),
-        weight: DeviceSlice<'_>,
-        bias: Option<DeviceSlice<'_>>,
-        (pre, y): (DeviceSliceMut<'_>, DeviceSliceMut<'_>),
-    ) -> Result<()> {
-        let (dtype, len) = (x.dtype(), product(tokens, self.out_features)?);
-        let x = x.at("the input", context, dtype, product(tokens, self.in_features)?)?;
-        let weight = self.weight(context, dtype, weight)?;
-        let pre = pre.at("the pre-activation", context, dtype, len)?;
-        let y = y.at("the result", context, dtype, len)?;
-        let bias = bias.map(|bias| bias.at("the bias", context, dtype, self.out_features)).transpose()?;
-        let epilogue = if bias.is_some() { DenseEpilogue::BiasGelu } else { DenseEpilogue::Gelu };
-        self.with_epilogue(
-            context,
-            self.forward_problem(dtype, tokens),
-            epilogue,
-            (bias.unwrap_or(0), pre),
-            [weight, x, y],
-        )
-    }
-
-    /// Computes the gradient of the pre-activation before this layer, `dpre = (dy · W) ⊙ gelu'(pre)`, for this layer's
-    /// `dy` `[tokens, out_features]` and the previous layer's pre-activation `[tokens, in_features]`, in one GEMM, with
-    /// GELU's approximation by tanh; and the gradient of the previous layer's bias, `[in_features]` of the activations'
-    /// type, where it is wanted. `pre` must be aligned to 16 bytes.
-    ///
-    /// # Errors
-    /// Those of [`DenseLinear::forward_tanh_gelu`].
-    pub fn input_gradient_through_tanh_gelu(
-        &self,
-        context: &LayerContext,
-        (dy, tokens): (DeviceSlice<'_>, usize),
-        weight: DeviceSlice<'_>,
-        pre: DeviceSlice<'_>,
-        dpre: DeviceSliceMut<'_>,
-        dbias: Option<DeviceSliceMut<'_>>,
-    ) -> Result<()> {
-        let (dtype, len) = (dy.dtype(), product(tokens, self.in_features)?);
-        let dy = dy.at("the output gradient", context, dtype, product(tokens, self.out_features)?)?;
-        let weight = self.weight(context, dtype, weight)?;
-        let pre = pre.at("the pre-activation", context, dtype, len)?;
-        let dpre = dpre.at("the gradient of the pre-activation", context, dtype, len)?;
-        let what = "the gradient of the bias";
-        let dbias = dbias.map(|dbias| dbias.at(what, context, dtype, self.in_features)).transpose()?;
-        let epilogue = if dbias.is_some() { DenseEpilogue::GeluBiasGradient } else { DenseEpilogue::GeluGradient };
-        let problem = self.input_problem(dtype, tokens, Accumulate::Overwrite);
-        self.with_epilogue(context, problem, epilogue, (dbias.unwrap_or(0), pre), [weight, dy, dpre])
-    }
-
-    /// Launches a GEMM with an epilogue whose operands have been found to be as long as the problem requires.
-    fn with_epilogue(
-        &self,
-        context: &LayerContext,
-        problem: DenseProblem,
-        epilogue: DenseEpilogue,
-        operands: (u64, u64),
-        [a, b, d]: [u64; 3],
-    ) -> Result<()> {
-        if problem.cols == 0 {
+        if tokens == 0 {
             return Ok(());
         }
-        if epilogue != DenseEpilogue::Bias {
-            crate::arguments::expect_pointers(&[("the pre-activation", operands.1, 16)])?;
-        }
-        // SAFETY: the operands have been found to be as long as the problem requires, and the plan runs while they are
-        // borrowed, here and at later calls with their addresses.
-        let plan = unsafe { context.dense_with_epilogue(problem, epilogue, operands) }?.plan;
+        // SAFETY: the bias has been found to be as long as the problem requires, and the plan runs while it is
+        // borrowed, here and at later calls with its address.
+        let plan = unsafe { context.dense_with_bias(problem, bias) }?;
         let mut work = context.work();
         let [workspace] = work.parts([WORKSPACE_BYTES])?;
         // SAFETY: the slices have been found to be as long as the problem requires; the stream is of their device.
-        unsafe { plan.run(context.raw(), a, b, d, workspace) }
+        unsafe { plan.run(context.raw(), weight, x, y, workspace) }
     }
 
     /// Computes `dx = dy · W`, or adds it to `dx`, for `dy` `[tokens, out_features]` and `dx` `[tokens, in_features]`.

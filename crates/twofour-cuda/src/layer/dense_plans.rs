@@ -47,30 +47,20 @@ impl LayerContext {
         Ok(planned.plan)
     }
 
-    /// Returns the dense GEMM with an epilogue whose operands are a vector and a matrix, or null.
+    /// Returns the dense GEMM with a bias.
     ///
     /// # Safety
-    /// Both are valid, of the problem's output type, until this function returns, and nothing else uses them. The plan
-    /// may run only while they are valid.
-    pub(super) unsafe fn dense_with_epilogue(
-        &self,
-        problem: DenseProblem,
-        epilogue: DenseEpilogue,
-        operands: (DevicePtr, DevicePtr),
-    ) -> Result<TimedPlan> {
-        self.plans().of((problem, epilogue, operands), || {
+    /// The bias is valid, of the problem's output type, until this function returns. The plan may run only while it is
+    /// valid.
+    pub(super) unsafe fn dense_with_bias(&self, problem: DenseProblem, bias: DevicePtr) -> Result<CublasLtPlan> {
+        let epilogue = DenseEpilogue::Bias;
+        let planned: TimedPlan = self.plans().of((problem, epilogue, bias), || {
             self.expect_not_capturing("planning a dense GEMM")?;
-            // SAFETY: the operands are valid while plans are made, and at every run, as this function requires.
-            let plans =
-                unsafe { self.cublaslt()?.plans_with_aux(problem, epilogue, operands, PartialSums::Wide, ALGORITHMS) }?;
-            // Trial runs write to the operands of other epilogues, whose contents must stay: there the library's first
-            // choice is taken.
-            let plan = match epilogue {
-                DenseEpilogue::Bias => fastest(self, (problem, 1), plans)?,
-                _ => plans.into_iter().next().map(|plan| TimedPlan { plan, us: None }),
-            };
-            plan.ok_or(NO_DENSE)
-        })
+            // SAFETY: the bias is valid while plans are made, and at every run, as this function requires.
+            let plans = unsafe { self.cublaslt()?.plans_with(problem, epilogue, bias, PartialSums::Wide, ALGORITHMS) }?;
+            fastest(self, (problem, 1), plans)?.ok_or(NO_DENSE)
+        })?;
+        Ok(planned.plan)
     }
 
     /// Returns the dense GEMM for a weight gradient that also writes the bias gradient to a vector, or `None` where the

@@ -126,24 +126,19 @@ impl StepSchedule {
         Ok(found[0])
     }
 
-    /// Sets the number of completed steps, when training is resumed; synchronizes the stream.
-    ///
-    /// # Errors
-    /// [`Error::Driver`].
-    pub fn set_steps(&mut self, steps: u64) -> Result<()> {
-        self.write(0, steps)
-    }
-
     /// Sets the learning rate of the next steps; synchronizes the stream.
     ///
     /// # Errors
     /// [`Error::Driver`].
     pub fn set_learning_rate(&mut self, learning_rate: f64) -> Result<()> {
-        self.write(1, learning_rate.to_bits())
+        let failed = |error| Error::driver("writing the schedule of steps", error);
+        let bits = [learning_rate.to_bits()];
+        self.context.stream().memcpy_htod(&bits, &mut self.memory.slice_mut(1..=1)).map_err(failed)?;
+        self.context.synchronize()
     }
 
-    /// Launches the copy of the number of completed steps and of the learning rate of the next step. Unlike
-    /// [`StepSchedule::set_steps`] it waits for nothing: the two numbers are copied from host memory before it returns,
+    /// Launches the copy of the number of completed steps and of the learning rate of the next step. It
+    /// waits for nothing: the two numbers are copied from host memory before it returns,
     /// and reach the device in stream order.
     ///
     /// # Errors
@@ -154,12 +149,6 @@ impl StepSchedule {
         let numbers = [steps, learning_rate.to_bits()];
         let copied = self.context.stream().memcpy_htod(&numbers, &mut self.memory.slice_mut(..2));
         copied.map_err(|error| Error::driver("writing the schedule of steps", error))
-    }
-
-    fn write(&mut self, at: usize, bits: u64) -> Result<()> {
-        let failed = |error| Error::driver("writing the schedule of steps", error);
-        self.context.stream().memcpy_htod(&[bits], &mut self.memory.slice_mut(at..=at)).map_err(failed)?;
-        self.context.synchronize()
     }
 
     /// Counts a step, unless the flag `skip` (u32 `[1]`) is not 0, and computes the constants that [`adamw`] reads.

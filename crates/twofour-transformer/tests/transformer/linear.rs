@@ -1,6 +1,6 @@
 //! Dense linear layers.
 
-use twofour::{Arithmetic, kernel::Activation};
+use twofour::Arithmetic;
 use twofour_cuda::{
     Error,
     layer::{Accumulate, DenseLinear, LayerContext},
@@ -8,7 +8,7 @@ use twofour_cuda::{
 
 use crate::{
     Check, for_each_type,
-    reference::{expect_close, expect_close_to, numbers, product, transposed, wide},
+    reference::{expect_close_to, numbers, product, transposed, wide},
     unwritten, up,
 };
 
@@ -34,13 +34,8 @@ impl Check for Case {
         layer.forward(context, x_in, w_there.as_slice(), None, y.as_slice_mut()).unwrap();
         expect_close_to(&what, &y.to_host::<T>().unwrap(), &plain, tolerance, size);
         let biased: Vec<f64> = plain.iter().enumerate().map(|(i, y)| y + b[i % out]).collect();
-        let mut pre = unwritten::<T>(context, tokens * out);
-        let to = (pre.as_slice_mut(), y.as_slice_mut());
-        let bias = Some(b_there.as_slice());
-        layer.forward_activated(context, x_in, w_there.as_slice(), bias, Activation::Relu, to).unwrap();
-        expect_close_to(&format!("{what}: bias"), &pre.to_host::<T>().unwrap(), &biased, tolerance, size);
-        let relu: Vec<f64> = wide(&pre.to_host::<T>().unwrap()).iter().map(|x| x.max(0.0)).collect();
-        expect_close(&format!("{what}: ReLU"), &y.to_host::<T>().unwrap(), &relu, 0.0);
+        layer.forward(context, x_in, w_there.as_slice(), Some(b_there.as_slice()), y.as_slice_mut()).unwrap();
+        expect_close_to(&format!("{what}: bias"), &y.to_host::<T>().unwrap(), &biased, tolerance, size);
 
         let mut dx = unwritten::<T>(context, tokens * inputs);
         let dy_in = (dy_there.as_slice(), tokens);
@@ -113,60 +108,4 @@ impl Check for Repeatable {
 #[test]
 fn contexts_that_time_nothing_give_the_same_bits() {
     for_each_type(&Repeatable);
-}
-
-fn gelu(x: f64) -> f64 {
-    0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
-}
-
-struct Fused;
-
-impl Check for Fused {
-    fn run<T: Arithmetic>(&self, context: &LayerContext, tolerance: f64) {
-        let (tokens, hidden, inputs) = (80, 128, 64);
-        let (up_layer, down) = (
-            DenseLinear { out_features: hidden, in_features: inputs },
-            DenseLinear { out_features: inputs, in_features: hidden },
-        );
-        let (x, w, b) = (numbers::<T>(tokens * inputs, 1), numbers::<T>(hidden * inputs, 2), numbers::<T>(hidden, 3));
-        let (dy, w2) = (numbers::<T>(tokens * inputs, 4), numbers::<T>(inputs * hidden, 5));
-        let [x_there, w_there, b_there, dy_there, w2_there] = [&x, &w, &b, &dy, &w2].map(|values| up(context, values));
-        let (mut pre, mut y) = (unwritten::<T>(context, tokens * hidden), unwritten::<T>(context, tokens * hidden));
-        let to = (pre.as_slice_mut(), y.as_slice_mut());
-        let bias = Some(b_there.as_slice());
-        let run = up_layer.forward_tanh_gelu(context, (x_there.as_slice(), tokens), w_there.as_slice(), bias, to);
-        match run {
-            Err(error @ (Error::NoLibrary { .. } | Error::Vendor { .. })) => {
-                return eprintln!("skipped for {:?}: {error}", T::DTYPE);
-            }
-            run => run.unwrap(),
-        }
-        let plain = product(&wide(&x), &wide(&w), (tokens, hidden, inputs));
-        let biased: Vec<f64> = plain.iter().enumerate().map(|(i, y)| y + f64::from(b[i % hidden].to_f32())).collect();
-        let found = pre.to_host::<T>().unwrap();
-        expect_close_to("pre-activation", &found, &biased, tolerance, 8.0);
-        // The library's tanh is the GPU's approximation, with a relative error of 2^-11.
-        let approximate = tolerance.max(5e-4);
-        let expected: Vec<f64> = biased.iter().map(|x| gelu(*x)).collect();
-        expect_close_to("GELU", &y.to_host::<T>().unwrap(), &expected, approximate, 8.0);
-        let (mut dpre, mut db) = (unwritten::<T>(context, tokens * hidden), unwritten::<T>(context, hidden));
-        let (dy_in, to) = ((dy_there.as_slice(), tokens), (dpre.as_slice_mut(), Some(db.as_slice_mut())));
-        let run =
-            down.input_gradient_through_tanh_gelu(context, dy_in, w2_there.as_slice(), pre.as_slice(), to.0, to.1);
-        if let Err(error @ Error::Vendor { .. }) = run {
-            return eprintln!("skipped for {:?}: {error}", T::DTYPE);
-        }
-        run.unwrap();
-        let back = product(&wide(&dy), &transposed(&wide(&w2), (inputs, hidden)), (tokens, hidden, inputs));
-        let slope = |x: f64| (gelu(x + 1e-5) - gelu(x - 1e-5)) / 2e-5;
-        let expected: Vec<f64> = back.iter().zip(wide(&found)).map(|(dy, pre)| dy * slope(pre)).collect();
-        expect_close_to("through GELU", &dpre.to_host::<T>().unwrap(), &expected, approximate, 8.0);
-        let sums: Vec<f64> = (0..hidden).map(|c| (0..tokens).map(|t| expected[t * hidden + c]).sum()).collect();
-        expect_close_to("bias gradient", &db.to_host::<T>().unwrap(), &sums, approximate, 60.0);
-    }
-}
-
-#[test]
-fn gelu_is_part_of_the_gemm_where_the_library_has_it() {
-    for_each_type(&Fused);
 }

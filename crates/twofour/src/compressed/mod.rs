@@ -125,36 +125,15 @@ impl<T: Element> Compressed<T> {
     fn build(matrix: MatrixRef<'_, T>, kept: impl Fn(usize, usize, &[T; 4]) -> u8 + Sync) -> Result<Self> {
         let (rows, cols) = (matrix.rows(), matrix.cols());
         let (values_len, meta_len) = lengths(rows, cols)?;
-        let (values, meta) = (memory::zeroed(values_len)?, memory::zeroed(meta_len)?);
-        let mut compressed = Self { rows, cols, values, meta };
-        compressed.fill(matrix, kept)?;
-        Ok(compressed)
-    }
-
-    /// Compresses another matrix of the same shape into this one's memory, as [`Compressed::from_masked`] does.
-    ///
-    /// # Errors
-    /// Those of [`Compressed::from_masked`], and [`Error::Shape`] where the matrix has another shape than this weight.
-    /// After [`Error::TooManyKept`] the contents are a mixture of the old and the new rows.
-    pub fn recompress(&mut self, matrix: MatrixRef<'_, T>, mask: &Mask) -> Result<()> {
-        if (matrix.rows(), matrix.cols()) != (self.rows, self.cols) {
-            let expected = (self.rows, self.cols);
-            return Err(Error::Shape { what: "recompressed matrix", expected, found: (matrix.rows(), matrix.cols()) });
+        let (mut values, mut meta) = (memory::zeroed(values_len)?, memory::zeroed(meta_len)?);
+        if !values.is_empty() {
+            let values = values.par_chunks_mut(groups_per_row(cols) * 2);
+            let meta = meta.par_chunks_mut(meta_words_per_row(cols));
+            first_error(values.zip(meta).enumerate(), |(row, (values, meta))| {
+                fill_row(row, matrix.row(row), |group, four| kept(row, group, four), values, meta)
+            })?;
         }
-        mask.expect_shape("mask and matrix", matrix.rows(), matrix.cols())?;
-        self.fill(matrix, |row, group, _| mask.bits(row, group * 4, 4) as u8)
-    }
-
-    fn fill(&mut self, matrix: MatrixRef<'_, T>, kept: impl Fn(usize, usize, &[T; 4]) -> u8 + Sync) -> Result<()> {
-        let cols = self.cols;
-        if self.values.is_empty() {
-            return Ok(());
-        }
-        let values = self.values.par_chunks_mut(groups_per_row(cols) * 2);
-        let meta = self.meta.par_chunks_mut(meta_words_per_row(cols));
-        first_error(values.zip(meta).enumerate(), |(row, (values, meta))| {
-            fill_row(row, matrix.row(row), |group, four| kept(row, group, four), values, meta)
-        })
+        Ok(Self { rows, cols, values, meta })
     }
 
     /// Takes over values and metadata made elsewhere, after checking every rule of the form.

@@ -197,15 +197,15 @@ impl Shard {
 }
 
 impl Reader {
-    /// Opens a model: a `.safetensors` or GGUF file or one of `torch.save`, an index (`*.index.json`), or a directory that
-    /// holds safetensors or an index (the index wins, but over a file of its name that is not one of its shards; without one
-    /// there must be exactly one `.safetensors` file, and not one of several shards).
+    /// Opens a model: a `.safetensors` or GGUF file or one of `torch.save`, an index (`*.index.json`), or a directory
+    /// that holds safetensors or an index (the index wins, but over a file of its name that is not one of its shards;
+    /// without one there must be exactly one `.safetensors` file, and not one of several shards).
     ///
     /// In a directory the names `model.safetensors` and `model.safetensors.index.json` win over others, as in
     /// transformers, and so do these names behind [`PACKED_PREFIX`](super::PACKED_PREFIX); both forms together are an
     /// error. Adapters (`adapter_model*`), weights in the format of a model's authors (`consolidated*`) and variants in
-    /// another type (`model.fp16.safetensors`) are passed over where there is a model beside them. Of a directory without
-    /// safetensors `pytorch_model.bin` is read, or its index.
+    /// another type (`model.fp16.safetensors`) are passed over where there is a model beside them. Of a directory
+    /// without safetensors `pytorch_model.bin` is read, or its index.
     ///
     /// # Errors
     /// [`Error::Io`] where the system refuses, [`Error::Format`], [`Error::FormatVersion`] or [`Error::MissingShard`]
@@ -238,8 +238,8 @@ impl Reader {
         Self::new(vec![Shard::new(source)])
     }
 
-    /// The same model with other contents of a file beside its weights, such as `config.json`, or with a file of its own
-    /// there. Its name is a path in the model's directory, in no folder within a folder.
+    /// The same model with other contents of a file beside its weights, such as `config.json`, or with a file of its
+    /// own there. Its name is a path in the model's directory, in no folder within a folder.
     #[must_use]
     pub fn with_beside(mut self, name: impl Into<String>, contents: Vec<u8>) -> Self {
         self.beside.insert(name.into(), contents);
@@ -267,7 +267,8 @@ impl Reader {
     }
 
     /// The same model with the weights of other tools as this library has them: `sparse-24-bitmask`, `sparse-bitmask`,
-    /// `marlin-24`, `pack-quantized`, `int-quantized` and `float-quantized` of compressed-tensors, and `marlin_24` of GPTQ.
+    /// `marlin-24`, `pack-quantized`, `int-quantized` and `float-quantized` of compressed-tensors, and `marlin_24` of
+    /// GPTQ.
     ///
     /// Integers with scales for rows or for 128 or 64 columns are such integers here where the weight is 2:4; other
     /// integers and 8-bit floats become the products with their scales, in the scales' type. A weight that is 2:4 is
@@ -338,11 +339,6 @@ impl Reader {
     /// The tensors of three dimensions whose matrices are tensors of their own, or compressed weights.
     pub fn stacks(&self) -> &[Stack] {
         &self.stacks
-    }
-
-    /// The tensor that a matrix of that name is of, and its number there.
-    pub fn stack_of(&self, name: &str) -> Option<(&Stack, usize)> {
-        self.stacks.iter().find_map(|stack| Some((stack, stack.number_of(name)?)))
     }
 
     /// What [`Reader::translated`] found.

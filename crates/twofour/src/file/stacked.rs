@@ -328,7 +328,7 @@ mod tests {
                     false => own.to_vec(),
                 };
                 assert_eq!(*view.elements::<f32>().unwrap(), expected, "{name}");
-                assert_eq!(reader.stack_of(&name).unwrap(), (stack, number));
+                assert_eq!(stack.number_of(&name), Some(number));
             }
         }
         Convert::new(apart()).run(at("unchanged"), Unchanged).unwrap();

@@ -56,8 +56,6 @@ pub(super) const TRANSPOSE_A: c_int = 3;
 pub(super) const TRANSPOSE_B: c_int = 4;
 pub(super) const EPILOGUE: c_int = 7;
 pub(super) const EPILOGUE_VECTOR: c_int = 8;
-pub(super) const EPILOGUE_AUX: c_int = 11;
-pub(super) const EPILOGUE_AUX_ROWS: c_int = 12;
 pub(super) const BATCHES: c_int = 5;
 pub(super) const BATCH_STRIDE: c_int = 6;
 /// The first of the least alignments of A, B, C and D.

@@ -13,8 +13,8 @@ use std::{
 
 use descriptors::{Owned, Parts};
 use functions::{
-    EPILOGUE, EPILOGUE_AUX, EPILOGUE_AUX_ROWS, EPILOGUE_VECTOR, Found, Functions, LEAST_ALIGNMENT, MOST_WORKSPACE,
-    NOTHING_FOUND, Object, REDUCTION_SCHEMES, Versioned, functions, succeed,
+    EPILOGUE, EPILOGUE_VECTOR, Found, Functions, LEAST_ALIGNMENT, MOST_WORKSPACE, NOTHING_FOUND, Object,
+    REDUCTION_SCHEMES, Versioned, functions, succeed,
 };
 
 use crate::{DataType, Device, DevicePtr, Error, Result};
@@ -116,35 +116,9 @@ impl CublasLt {
         sums: PartialSums,
         most: usize,
     ) -> Result<Vec<CublasLtPlan>> {
-        // SAFETY: the vector is valid, as this function requires; the epilogue has no other operand.
-        unsafe { self.plans_with_aux(dense, epilogue, (vector, 0), sums, most) }
-    }
-
-    /// Plans a GEMM with an epilogue that has a second operand, as [`CublasLt::plans_with`] does: `aux`, a matrix of
-    /// D's shape and type, aligned to 16 bytes. Null pointers are operands that the epilogue does not have.
-    ///
-    /// # Errors
-    /// [`Error::Vendor`] for a problem that the library does not support.
-    ///
-    /// # Safety
-    /// Vector and matrix are valid until the streams of all calls have passed them.
-    pub unsafe fn plans_with_aux(
-        &self,
-        dense: DenseProblem,
-        epilogue: DenseEpilogue,
-        (vector, aux): (DevicePtr, DevicePtr),
-        sums: PartialSums,
-        most: usize,
-    ) -> Result<Vec<CublasLtPlan>> {
         let parts = Parts::new(self.0.functions, dense, 1)?;
         parts.set(self.0.functions, EPILOGUE, &epilogue.number())?;
-        if vector != 0 {
-            parts.set(self.0.functions, EPILOGUE_VECTOR, &vector)?;
-        }
-        if aux != 0 {
-            parts.set(self.0.functions, EPILOGUE_AUX, &aux)?;
-            parts.set(self.0.functions, EPILOGUE_AUX_ROWS, &(dense.rows as i64))?;
-        }
+        parts.set(self.0.functions, EPILOGUE_VECTOR, &vector)?;
         self.plans_of(parts, dense, sums, most)
     }
 

@@ -23,8 +23,7 @@ pub struct DenseProblem {
     pub accumulate: bool,
 }
 
-/// An epilogue of a dense GEMM. The vector, and the matrix `aux` of D's shape, are of D's data type. GELU is the
-/// approximation by tanh.
+/// An epilogue of a dense GEMM with a vector of D's data type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DenseEpilogue {
     /// Adds the vector, one value for each row of D, to every column.
@@ -32,15 +31,6 @@ pub enum DenseEpilogue {
     /// Writes the sums of op(B) over the reduction to the vector, one value for each column of D: in a weight
     /// gradient's GEMM, the bias gradient.
     BiasGradient,
-    /// Writes the product to `aux`, and GELU of it to D.
-    Gelu,
-    /// Adds the vector as [`DenseEpilogue::Bias`] does, writes the sum to `aux`, and GELU of it to D.
-    BiasGelu,
-    /// Multiplies the product by the derivative of GELU at `aux`.
-    GeluGradient,
-    /// Multiplies the product by the derivative of GELU at `aux`, and writes the sums of D over its columns to the
-    /// vector, one value for each row of D.
-    GeluBiasGradient,
 }
 
 impl DenseEpilogue {
@@ -49,10 +39,6 @@ impl DenseEpilogue {
         match self {
             DenseEpilogue::Bias => 4,
             DenseEpilogue::BiasGradient => 512,
-            DenseEpilogue::Gelu => 160,
-            DenseEpilogue::BiasGelu => 164,
-            DenseEpilogue::GeluGradient => 192,
-            DenseEpilogue::GeluBiasGradient => 208,
         }
     }
 }

@@ -88,9 +88,6 @@ impl TransformerConfig {
         LLAMA.iter().map(|sizes| sizes.name)
     }
 
-    /// The image encoders that [`TransformerConfig::named`] has a description of.
-    pub const IMAGE_ENCODERS: [&'static str; 3] = ["sam-vit-b", "sam-vit-l", "sam-vit-h"];
-
     /// The description of a published model, a decoder (`llama-3.2-1b`, `llama-3.2-3b`, `llama-3-8b`, `llama-2-7b`) or
     /// SAM's image encoder (`sam-vit-b` of 90 M
     /// parameters, `sam-vit-l` of 308 M, `sam-vit-h` of 637 M, for images of 1024 by 1024 pixels); nothing for another
