@@ -25,7 +25,9 @@ use twofour::{
 
 use super::{
     CheckedPart, HostMasks, MaskedLayer, Method, SparseBegin, SparsifierRule, SparsityPlan, SparsitySettings,
-    TrainingMethod, WeightOnHost, conflict, step_of,
+    TrainingMethod, WeightOnHost, conflict,
+    masks::{Stored, mask_tensor},
+    step_of,
 };
 use crate::{
     Error, Result,
@@ -378,10 +380,7 @@ impl HostMasks for LearnedMasks {
     fn tensors(&self) -> Vec<(PlannedTensor, Vec<u8>)> {
         let mut all = vec![];
         for (name, own) in &self.masks {
-            let (rows, words) = (own.mask.rows(), own.mask.cols().div_ceil(8));
-            let row = |row: usize| own.mask.row_words(row).iter().flat_map(|word| word.to_le_bytes()).take(words);
-            let planned = PlannedTensor::new(format!("{name}.mask"), StoredDType::U8, [rows, words]);
-            all.push((planned, (0..rows).flat_map(row).collect()));
+            all.push(mask_tensor(name, &own.mask));
             let shape = [own.logits.len() / WAYS.len(), WAYS.len()];
             let [first, second] = &own.moments;
             for (part, values) in PARTS.into_iter().zip([&own.logits, first, second]) {
@@ -400,24 +399,13 @@ impl HostMasks for LearnedMasks {
     }
 
     fn load(&mut self, reader: &Reader) -> Result<()> {
-        let fault = |reason: String| Error::State { path: reader.path().to_owned(), reason };
-        let text = reader.metadata().get(STATE_KEY);
-        let text =
-            text.ok_or_else(|| fault(format!("its metadata has no `{STATE_KEY}`: it holds no learned masks")))?;
-        let states: BTreeMap<String, LearnedState> =
-            serde_json::from_str(text).map_err(|error| fault(format!("metadata `{STATE_KEY}`: {error}")))?;
+        let stored = Stored(reader);
+        let states: BTreeMap<String, LearnedState> = stored.states(STATE_KEY, "learned masks")?;
         let mut masks = self.masks.clone();
         for (name, own) in &mut masks {
-            own.state = *states.get(name).ok_or_else(|| fault(format!("it has no learned mask of `{name}`")))?;
+            own.state = *states.get(name).ok_or_else(|| stored.fault(format!("it has no learned mask of `{name}`")))?;
             let (rows, cols) = (own.mask.rows(), own.mask.cols());
-            let view = |part: &str, shapes: &[[usize; 2]]| {
-                let key = format!("{name}.{part}");
-                let view = reader.tensor(&key)?;
-                if shapes.iter().any(|shape| view.info.shape == shape) {
-                    return Ok(view);
-                }
-                Err(fault(format!("`{key}` is {:?}, not {:?}", view.info.shape, shapes)))
-            };
+            let view = |part: &str, shapes: &[[usize; 2]]| stored.tensor(&format!("{name}.{part}"), shapes);
             let words = cols.div_ceil(8);
             let bytes = view("mask", &[[rows, words]])?.to_vec::<u8>()?;
             own.mask = Mask::from_fn(rows, cols, |row, col| bytes[row * words + col / 8] >> (col % 8) & 1 == 1);
@@ -426,7 +414,7 @@ impl HostMasks for LearnedMasks {
             let [logits, first, second] = PARTS.map(|part| Ok::<_, Error>(view(part, &shapes)?.to_vec::<f32>()?));
             (own.logits, own.moments) = (logits?, [first?, second?]);
             if own.moments.iter().any(|moment| moment.len() != own.logits.len()) {
-                return Err(fault(format!("`{name}` has other logits than moments")));
+                return Err(stored.fault(format!("`{name}` has other logits than moments")));
             }
         }
         self.masks = masks;

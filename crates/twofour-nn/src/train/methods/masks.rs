@@ -1,14 +1,15 @@
 //! Masks that a method chooses itself.
 
-use std::{any::Any, fmt::Debug};
+use std::{any::Any, collections::BTreeMap, fmt::Debug};
 
+use serde::de::DeserializeOwned;
 use twofour::{
     Mask, MatrixRef,
-    file::{PlannedTensor, Reader},
+    file::{PlannedTensor, Reader, StoredDType, TensorView},
 };
 
 use super::{AdapterFactors, SparsityPlan};
-use crate::{Result, engine::AdamWStep};
+use crate::{Error, Result, engine::AdamWStep};
 
 /// A layer whose masks a method chooses.
 #[derive(Debug, Clone, Copy)]
@@ -99,4 +100,40 @@ pub trait HostMasks: Debug + Send + Any {
     /// # Errors
     /// What is not there, or does not fit; nothing has changed then.
     fn load(&mut self, reader: &Reader) -> Result<()>;
+}
+
+/// What a checkpoint has of a mask: its bits, each row in whole bytes.
+pub(super) fn mask_tensor(weight: &str, mask: &Mask) -> (PlannedTensor, Vec<u8>) {
+    let (rows, bytes) = (mask.rows(), mask.cols().div_ceil(8));
+    let row = |row: usize| mask.row_words(row).iter().flat_map(|word| word.to_le_bytes()).take(bytes);
+    let planned = PlannedTensor::new(format!("{weight}.mask"), StoredDType::U8, [rows, bytes]);
+    (planned, (0..rows).flat_map(row).collect())
+}
+
+/// A checkpoint of masks, to read them from.
+#[derive(Clone, Copy)]
+pub(super) struct Stored<'a>(pub(super) &'a Reader);
+
+impl<'a> Stored<'a> {
+    /// An error for what does not fit.
+    pub(super) fn fault(self, reason: String) -> Error {
+        Error::State { path: self.0.path().to_owned(), reason }
+    }
+
+    /// The state of each weight that the metadata have under `key`.
+    pub(super) fn states<T: DeserializeOwned>(self, key: &str, masks: &str) -> Result<BTreeMap<String, T>> {
+        let text = self.0.metadata().get(key);
+        let text = text.ok_or_else(|| self.fault(format!("its metadata has no `{key}`: it holds no {masks}")))?;
+        serde_json::from_str(text).map_err(|error| self.fault(format!("metadata `{key}`: {error}")))
+    }
+
+    /// A tensor of one of these shapes.
+    pub(super) fn tensor(self, name: &str, shapes: &[[usize; 2]]) -> Result<TensorView<'a>> {
+        let view = self.0.tensor(name)?;
+        if shapes.iter().any(|shape| view.info.shape == shape) {
+            return Ok(view);
+        }
+        let shapes: Vec<String> = shapes.iter().map(|shape| format!("{shape:?}")).collect();
+        Err(self.fault(format!("`{name}` is {:?}, not {}", view.info.shape, shapes.join(" or "))))
+    }
 }

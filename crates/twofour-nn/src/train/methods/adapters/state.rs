@@ -8,7 +8,10 @@ use twofour::{
     file::{PlannedTensor, Reader, StoredDType},
 };
 
-use super::{ALPHA, AdapterFactors, AdapterKind, HostMasks, MaskedLayer, Merged, WeightOnHost, rank_of};
+use super::{
+    super::masks::{Stored, mask_tensor},
+    ALPHA, AdapterFactors, AdapterKind, HostMasks, MaskedLayer, Merged, WeightOnHost, rank_of,
+};
 use crate::{Error, Result, engine::AdamWStep, random::Stream};
 
 /// The metadata key of a checkpoint's state beside factors, moments and masks.
@@ -155,10 +158,7 @@ impl HostMasks for HostAdapters {
     fn tensors(&self) -> Vec<(PlannedTensor, Vec<u8>)> {
         let mut all = vec![];
         for (name, own) in &self.layers {
-            let (rows, bytes) = (own.mask.rows(), own.mask.cols().div_ceil(8));
-            let row = |row: usize| own.mask.row_words(row).iter().flat_map(|word| word.to_le_bytes()).take(bytes);
-            let planned = PlannedTensor::new(format!("{name}.mask"), StoredDType::U8, [rows, bytes]);
-            all.push((planned, (0..rows).flat_map(row).collect()));
+            all.push(mask_tensor(name, &own.mask));
             for (key, shape, values) in own.parts(name) {
                 let planned = PlannedTensor::new(key, StoredDType::F32, shape);
                 all.push((planned, values.iter().flat_map(|value| value.to_le_bytes()).collect()));
@@ -174,32 +174,25 @@ impl HostMasks for HostAdapters {
     }
 
     fn load(&mut self, reader: &Reader) -> Result<()> {
-        let fault = |reason: String| Error::State { path: reader.path().to_owned(), reason };
-        let text = reader.metadata().get(STATE_KEY);
-        let text = text.ok_or_else(|| fault(format!("its metadata has no `{STATE_KEY}`: it holds no adapters")))?;
-        let sums: BTreeMap<String, u32> =
-            serde_json::from_str(text).map_err(|error| fault(format!("metadata `{STATE_KEY}`: {error}")))?;
+        let stored = Stored(reader);
+        let sums: BTreeMap<String, u32> = stored.states(STATE_KEY, "adapters")?;
         let mut layers = self.layers.clone();
         for (name, own) in &mut layers {
-            let sum = *sums.get(name).ok_or_else(|| fault(format!("it has no adapter of `{name}`")))?;
+            let sum = *sums.get(name).ok_or_else(|| stored.fault(format!("it has no adapter of `{name}`")))?;
             if sum != own.checksum() {
                 let what = "weights of the model that adapters are beside";
                 return Err(Error::OtherRun { path: reader.path().to_owned(), what });
             }
             let read = own.parts(name).into_iter().map(|(key, shape, _)| {
-                let view = reader.tensor(&key)?;
-                if view.info.shape != shape {
-                    return Err(fault(format!("`{key}` is {:?}, not {shape:?}", view.info.shape)));
-                }
-                let values = view.to_vec::<f32>()?;
+                let values = stored.tensor(&key, &[shape])?.to_vec::<f32>()?;
                 match values.iter().all(|value| value.is_finite()) {
                     true => Ok(values),
-                    false => Err(fault(format!("`{key}` has elements that are not finite"))),
+                    false => Err(stored.fault(format!("`{key}` has elements that are not finite"))),
                 }
             });
             let read: Vec<Vec<f32>> = read.collect::<Result<_>>()?;
             let Ok([a, a_mean, a_variance, b, b_mean, b_variance]) = <[Vec<f32>; 6]>::try_from(read) else {
-                return Err(fault(format!("the adapter of `{name}` is not whole")));
+                return Err(stored.fault(format!("the adapter of `{name}` is not whole")));
             };
             (own.factors.a, own.factors.b) = (a, b);
             (own.moments, own.updated) = ([[a_mean, a_variance], [b_mean, b_variance]], None);
