@@ -45,30 +45,6 @@ pub enum Error {
         source: Box<Error>,
     },
 
-    /// A buffer or slice of the wrong length.
-    #[error("{what}: expected {expected} elements, found {found}")]
-    Length {
-        /// Which buffer.
-        what: &'static str,
-        /// The length that the dimensions require.
-        expected: usize,
-        /// Its length.
-        found: usize,
-    },
-
-    /// A token that is not in the vocabulary.
-    #[error("{what}: token {token} at position {position}, but the vocabulary has {vocabulary} tokens")]
-    Token {
-        /// Inputs or targets.
-        what: &'static str,
-        /// The token.
-        token: u32,
-        /// Its index in the batch.
-        position: usize,
-        /// Number of tokens.
-        vocabulary: usize,
-    },
-
     /// An operation that an engine does not have.
     #[error("the {engine} engine does not support {what}; {remedy}")]
     Unsupported {
@@ -178,6 +154,16 @@ pub enum Error {
 }
 
 impl Error {
+    /// A buffer or slice of the wrong length.
+    pub(crate) fn length(what: &'static str, expected: usize, found: usize) -> Self {
+        twofour_transformer::Error::Length { what, expected, found }.into()
+    }
+
+    /// A token that is not in the vocabulary.
+    pub(crate) fn token(what: &'static str, token: u32, position: usize, vocabulary: usize) -> Self {
+        twofour_transformer::Error::Token { what, token, position, vocabulary }.into()
+    }
+
     /// Says in which layer the error happened.
     #[must_use]
     pub fn in_layer(self, name: impl Into<String>) -> Self {

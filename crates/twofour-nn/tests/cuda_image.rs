@@ -114,6 +114,9 @@ fn what_does_not_fit_a_batch_is_refused() {
     let encoder = CudaImageEncoder::of_checkpoint(&device, &checkpoint, DataType::F16).unwrap();
     assert!(matches!(encoder.batch(0), Err(Error::Setting { .. })));
     let mut batch = encoder.batch(2).unwrap();
-    assert!(matches!(batch.write(&[0.0; 64]), Err(Error::Length { expected: 128, found: 64, .. })));
+    assert!(matches!(
+        batch.write(&[0.0; 64]),
+        Err(Error::Operation(twofour_transformer::Error::Length { expected: 128, found: 64, .. }))
+    ));
     assert!(CudaImageEncoder::of_checkpoint(&device, &checkpoint, DataType::I8).is_err());
 }

@@ -160,7 +160,7 @@ fn a_gpu_whose_rank_fails_stops_the_other_within_a_minute() {
     let failing: Make = Arc::new(move |engine| {
         if thread::current().id() != main {
             thread::sleep(Duration::from_secs(2));
-            return Err(Error::Length { what: "memory of a rank", expected: 2, found: 1 });
+            return Err(twofour_transformer::Error::Length { what: "memory of a rank", expected: 2, found: 1 }.into());
         }
         begin(engine)
     });

@@ -53,9 +53,7 @@ impl<E: Engine> Linear<E> {
         };
         if let Some(bias) = bias.as_ref().filter(|bias| bias.shape() != [out_features]) {
             let found = bias.shape().iter().product();
-            return Err(
-                Error::Length { what: "the bias of a linear layer", expected: out_features, found }.in_layer(name)
-            );
+            return Err(Error::length("the bias of a linear layer", out_features, found).in_layer(name));
         }
         Ok(Linear {
             name: name.to_owned(),
@@ -328,8 +326,8 @@ impl<E: Engine> Linear<E> {
         std::iter::once(&mut self.weight).chain(self.bias.as_mut())
     }
 
-    /// An optimizer step of the weight, with the mask if the layer is 2:4, or with the observed one where pruned elements
-    /// of a dense layer decay. Returns what [`StepOperations::step`] does.
+    /// An optimizer step of the weight, with the mask if the layer is 2:4, or with the observed one where pruned
+    /// elements of a dense layer decay. Returns what [`StepOperations::step`] does.
     pub(crate) fn update_weight(&mut self, engine: &E, step: &OptimizerStep, guard: &E::StepGuard) -> Result<f64> {
         let mask = match step {
             OptimizerStep::AdamW(AdamWStep { pruned_decay: PrunedDecay::Moment { .. }, .. }) => self.observed.as_ref(),

@@ -36,8 +36,8 @@ impl<'a> Samples<'a> {
     /// Samples with `width` features each, and labels from 0 to `classes` - 1.
     ///
     /// # Errors
-    /// [`Error::Length`] for features that are not `width` a label; [`Error::Setting`] without samples, features or
-    /// classes, or with a feature that is NaN or infinite; [`Error::Token`] for a label beyond the classes.
+    /// [`Error::Operation`] for features that are not `width` a label; [`Error::Setting`] without samples, features or
+    /// classes, or with a feature that is NaN or infinite; [`Error::Operation`] for a label beyond the classes.
     pub fn new(features: &'a [f32], labels: &'a [u32], width: usize, classes: usize) -> Result<Self> {
         if width == 0 || labels.is_empty() || classes == 0 {
             let found = format!("{} samples of {width} features and {classes} classes", labels.len());
@@ -45,10 +45,10 @@ impl<'a> Samples<'a> {
         }
         let expected = labels.len().saturating_mul(width);
         if features.len() != expected {
-            return Err(Error::Length { what: "features", expected, found: features.len() });
+            return Err(Error::length("features", expected, features.len()));
         }
         if let Some((position, &token)) = labels.iter().enumerate().find(|(_, label)| **label as usize >= classes) {
-            return Err(Error::Token { what: "labels", token, position, vocabulary: classes });
+            return Err(Error::token("labels", token, position, classes));
         }
         if let Some((at, value)) = features.iter().enumerate().find(|(_, value)| !value.is_finite()) {
             let found = format!("{value} as feature {} of sample {}", at % width, at / width);

@@ -139,8 +139,8 @@ impl SampledTexts<'_> {
     /// Checks the sizes, for a model of that context.
     ///
     /// # Errors
-    /// [`Error::Setting`] for an empty prompt, no texts, a length that the prompt fills or beyond the context, and a bad
-    /// temperature.
+    /// [`Error::Setting`] for an empty prompt, no texts, a length that the prompt fills or beyond the context, and a
+    /// bad temperature.
     pub fn validate(&self, context: usize) -> Result<()> {
         let refused = |what, found: String, expected| Err(Error::Setting { what, found, expected });
         if self.prompt.is_empty() {
@@ -195,7 +195,7 @@ impl Likelihood {
         }
         match targets.iter().enumerate().find(|(_, token)| **token as usize >= vocabulary) {
             None => Ok(()),
-            Some((position, &token)) => Err(Error::Token { what: "targets", token, position, vocabulary }),
+            Some((position, &token)) => Err(Error::token("targets", token, position, vocabulary)),
         }
     }
 }

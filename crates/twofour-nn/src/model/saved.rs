@@ -179,7 +179,7 @@ impl SavedModel {
         let values = self.values(&format!("{layer}.weight"), &[mask.rows(), mask.cols()])?;
         let expected = mask.rows() * mask.cols();
         if values.len() != expected {
-            return Err(Error::Length { what: "a weight under its mask", expected, found: values.len() });
+            return Err(Error::length("a weight under its mask", expected, values.len()));
         }
         Ok(beyond_mask(&values, mask))
     }

@@ -26,7 +26,7 @@ impl ImageSet {
     /// (rounded down) is for validation.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a share outside 0 to 0.5, or images without pixels; [`Error::Length`] where pixels and
+    /// [`Error::Setting`] for a share outside 0 to 0.5, or images without pixels; [`Error::Operation`] where pixels and
     /// labels are not of one number of images.
     pub fn new(shape: [usize; 3], pixels: Vec<u8>, labels: Vec<u8>, validation_share: f64) -> Result<Self> {
         if !(0.0..=0.5).contains(&validation_share) {
@@ -43,7 +43,7 @@ impl ImageSet {
             return Err(Error::Setting { what: "height, width and channels", found, expected: "at least 1 each" });
         }
         if pixels.len() != labels.len() * size {
-            return Err(Error::Length { what: "pixels of images", expected: labels.len() * size, found: pixels.len() });
+            return Err(Error::length("pixels of images", labels.len() * size, pixels.len()));
         }
         // By a stream of its own: files may be sorted by class, and runs of all seeds are to be validated on the same
         // images.

@@ -51,7 +51,7 @@ impl MaskedText {
         let found = all.copied().chain([special.mask]).enumerate().find(outside);
         match found {
             None => Ok(MaskedText { text, special, vocabulary: vocabulary as u32 }),
-            Some((position, token)) => Err(Error::Token { what: "the text", token, position, vocabulary }),
+            Some((position, token)) => Err(Error::token("the text", token, position, vocabulary)),
         }
     }
 

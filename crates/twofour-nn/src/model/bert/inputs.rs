@@ -115,7 +115,7 @@ fn lists(config: &BertConfig, samples: BertSamples<'_>) -> Result<[Vec<u32>; 5]>
         EncoderTask::Answers => (length, 2 * sequences),
     };
     if targets.len() != wanted || targets.is_empty() || !targets.len().is_multiple_of(sequences) {
-        return Err(Error::Length { what: "targets", expected: wanted, found: targets.len() });
+        return Err(Error::length("targets", wanted, targets.len()));
     }
     expect_below("targets", targets, bound)?;
     let (rows, back) = match config.task {
@@ -144,7 +144,7 @@ fn lists(config: &BertConfig, samples: BertSamples<'_>) -> Result<[Vec<u32>; 5]>
 fn check_sequences(config: &BertConfig, (tokens, types): (&[u32], &[u32]), shape: BatchShape) -> Result<()> {
     for (what, ids) in [("tokens", tokens), ("token types", types)] {
         if ids.len() != shape.tokens() || ids.is_empty() {
-            return Err(Error::Length { what, expected: shape.tokens().max(1), found: ids.len() });
+            return Err(Error::length(what, shape.tokens().max(1), ids.len()));
         }
     }
     expect_below("inputs", tokens, config.encoder.vocabulary())?;
@@ -164,7 +164,7 @@ impl Unpacked {
         let each = inputs.len() / batch.max(1);
         if batch == 0 || inputs.len() != batch * each || each <= positions {
             let (what, expected) = ("inputs of an encoder's samples", batch * (positions + 1));
-            return Err(Error::Length { what, expected, found: inputs.len() });
+            return Err(Error::length(what, expected, inputs.len()));
         }
         let (mut tokens, mut rest) = (vec![], vec![]);
         for sample in inputs.chunks_exact(each) {

@@ -196,7 +196,7 @@ impl EncoderCheckpoint {
         let values = self.parts().values(&format!("{layer}.weight"))?;
         let expected = mask.rows() * mask.cols();
         if values.len() != expected {
-            return Err(Error::Length { what: "a weight under its mask", expected, found: values.len() });
+            return Err(Error::length("a weight under its mask", expected, values.len()));
         }
         Ok(beyond_mask(&values, mask))
     }

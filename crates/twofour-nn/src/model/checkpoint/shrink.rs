@@ -239,7 +239,7 @@ impl Shrinking {
     pub fn shrunk(self, kept: &[KeptParts]) -> Result<Reader> {
         if kept.len() != self.blocks() {
             let (what, expected) = ("blocks of which something is kept", self.blocks());
-            return Err(Error::Length { what, expected, found: kept.len() });
+            return Err(Error::length(what, expected, kept.len()));
         }
         let mut orders = HashMap::new();
         for (block, kept) in kept.iter().enumerate() {
@@ -323,7 +323,7 @@ impl Shrinking {
             ("heads of keys and values that are kept", &kept.kv_heads, after.kv_heads),
         ] {
             if kept.len() != expected {
-                return Err(Error::Length { what, expected, found: kept.len() });
+                return Err(Error::length(what, expected, kept.len()));
             }
         }
         let config = &self.opened.config;

@@ -92,7 +92,7 @@ impl<'a> StoredParts<'a> {
                     Some(values) if values.len() == stored[0] * stored[1] => values,
                     Some(values) => {
                         let (what, expected) = ("a replaced weight", stored[0] * stored[1]);
-                        return Err(Error::Length { what, expected, found: values.len() }.in_layer(name));
+                        return Err(Error::length(what, expected, values.len()).in_layer(name));
                     }
                     None if file::is_compressed(self.reader, &name) => file::values(self.reader, &name, &stored)?,
                     None => self.floats(&name)?,
@@ -162,7 +162,7 @@ impl<'a> StoredParts<'a> {
             Some(values) if values.len() == outputs => values,
             Some(values) => {
                 let (what, found) = ("a replaced bias", values.len());
-                return Err(Error::Length { what, expected: outputs, found }.in_layer(name));
+                return Err(Error::length(what, outputs, found).in_layer(name));
             }
             None => match self.layout.bias_rows.get(name) {
                 Some(BiasRow { tensor, row, .. }) => {
@@ -201,7 +201,7 @@ impl<'a> StoredParts<'a> {
             Some(values) => {
                 let (expected, found) = (outputs * linear.inputs, values.len());
                 if found != expected {
-                    return Err(Error::Length { what: "a replaced weight", expected, found }.in_layer(name));
+                    return Err(Error::length("a replaced weight", expected, found).in_layer(name));
                 }
                 narrowed(&values)
             }

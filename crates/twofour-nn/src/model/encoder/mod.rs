@@ -55,7 +55,7 @@ impl EncoderInput<'_> {
             return Err(Error::Setting { what: "a sequence", found, expected: "from 1 token to the context" });
         }
         if let Some(types) = types.filter(|types| types.len() != tokens.len()) {
-            return Err(Error::Length { what: "token types", expected: tokens.len(), found: types.len() });
+            return Err(Error::length("token types", tokens.len(), types.len()));
         }
         expect_below("inputs", tokens, vocabulary)?;
         expect_below("token types", types.unwrap_or_default(), token_types)
@@ -206,11 +206,7 @@ impl<T: KernelElement> Encoder<T> {
     pub fn pooled(&self, hidden: &[f32]) -> Result<Option<Vec<f32>>> {
         let Some(pooler) = &self.pooler else { return Ok(None) };
         let width = self.config.width;
-        let first = hidden.get(..width).ok_or(Error::Length {
-            what: "hidden states to pool",
-            expected: width,
-            found: hidden.len(),
-        })?;
+        let first = hidden.get(..width).ok_or(Error::length("hidden states to pool", width, hidden.len()))?;
         let first: Vec<T> = first.iter().map(|value| T::from_f32(*value)).collect();
         let pooled = widened(&pooler.forward(&first, 1, Activation::Identity)?);
         Ok(Some(pooled.into_iter().map(f32::tanh).collect()))

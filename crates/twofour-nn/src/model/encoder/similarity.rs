@@ -31,7 +31,7 @@ impl Similarity {
         }
         let width = one[0].len();
         if let Some(found) = one.iter().chain(other).map(Vec::len).find(|found| *found != width) {
-            return Err(Error::Length { what: "an embedding", expected: width, found });
+            return Err(Error::length("an embedding", width, found));
         }
         let cosine = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let cosines: Vec<f64> = one.iter().zip(other).map(|(a, b)| cosine(a, b)).collect();

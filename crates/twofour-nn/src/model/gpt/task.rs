@@ -110,7 +110,7 @@ impl<E: Engine> Task<E> for NextToken<E> {
     fn expect_batch(&self, config: &TransformerConfig, batch: (&[u32], &[u32]), shape: BatchShape) -> Result<()> {
         for (what, ids) in [("inputs", batch.0), ("targets", batch.1)] {
             if ids.len() != shape.tokens() {
-                return Err(Error::Length { what, expected: shape.tokens(), found: ids.len() });
+                return Err(Error::length(what, shape.tokens(), ids.len()));
             }
             expect_below(what, ids, config.vocabulary())?;
         }

@@ -144,7 +144,7 @@ impl<T: KernelElement> ImageEncoder<T> {
         let [tokens, width] = self.config.hidden_shape();
         if hidden.len() != tokens * width {
             let (expected, found) = (tokens * width, hidden.len());
-            return Err(Error::Length { what: "an image's hidden states", expected, found });
+            return Err(Error::length("an image's hidden states", expected, found));
         }
         let input: Vec<T> = narrowed(&head_input(head.input, hidden, &self.config)?);
         Ok(Some(widened(&linear.forward(&input, 1, Activation::Identity)?)))

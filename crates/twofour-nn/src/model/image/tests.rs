@@ -230,7 +230,10 @@ fn images_of_another_size_and_hidden_states_of_another_number_are_refused() {
     for len in [0, 1, encoder.config().image().unwrap().image_len() + 1] {
         assert!(matches!(encoder.forward(&vec![0.0; len]), Err(Error::Setting { what: "images", .. })), "{len}");
     }
-    assert!(matches!(encoder.classify(&[0.0; 16]), Err(Error::Length { expected: 80, found: 16, .. })));
+    assert!(matches!(
+        encoder.classify(&[0.0; 16]),
+        Err(Error::Operation(twofour_transformer::Error::Length { expected: 80, found: 16, .. }))
+    ));
     let sam = ImageEncoder::<f32>::load(directory("sam")).unwrap();
     assert_eq!(sam.classify(&[]).unwrap(), None);
 }

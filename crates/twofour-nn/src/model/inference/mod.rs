@@ -185,5 +185,5 @@ impl<T: KernelElement> HiddenStates for Inference<T> {
 }
 
 fn no_token(token: u32, position: usize, vocabulary: usize) -> Error {
-    Error::Token { what: "inputs", token, position, vocabulary }
+    Error::token("inputs", token, position, vocabulary)
 }

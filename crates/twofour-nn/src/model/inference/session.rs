@@ -61,7 +61,7 @@ impl<'a, T: KernelElement> Session<'a, T> {
     /// Feeds one or more tokens and returns the scores of the token that follows the last, `[vocabulary]`.
     ///
     /// # Errors
-    /// [`Error::Setting`] for no tokens or more than [`Session::remaining`], [`Error::Token`] for one outside the
+    /// [`Error::Setting`] for no tokens or more than [`Session::remaining`], [`Error::Operation`] for one outside the
     /// vocabulary; those of the products.
     pub fn feed(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
         let (model, width) = (self.model, self.model.config.width);

@@ -178,6 +178,6 @@ pub trait Saved<E: Engine> {
 pub(crate) fn expect_below(what: &'static str, ids: &[u32], bound: usize) -> Result<()> {
     match ids.iter().enumerate().find(|(_, id)| **id as usize >= bound) {
         None => Ok(()),
-        Some((position, &token)) => Err(Error::Token { what, token, position, vocabulary: bound }),
+        Some((position, &token)) => Err(Error::token(what, token, position, bound)),
     }
 }

@@ -166,7 +166,7 @@ fn check(texts: BlockTexts<'_>, tuning: BlockTuning, width: usize) -> Result<()>
     }
     if inputs.len() != outputs.len() {
         let (expected, found) = (inputs.len(), outputs.len());
-        return Err(Error::Length { what: "texts behind a block", expected, found });
+        return Err(Error::length("texts behind a block", expected, found));
     }
     for (input, output) in inputs.iter().zip(outputs) {
         if input.is_empty() || !input.len().is_multiple_of(width) || input.len() != output.len() {

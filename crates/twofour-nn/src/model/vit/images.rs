@@ -31,7 +31,7 @@ impl VitConfig {
             classes.iter().enumerate().find(|(_, class)| usize::from(**class) >= self.classes)
         {
             let (what, vocabulary) = ("labels", self.classes);
-            return Err(Error::Token { what, token: class.into(), position, vocabulary });
+            return Err(Error::token(what, class.into(), position, vocabulary));
         }
         let tokens = classes.len() * self.tokens();
         if tokens > MOST_TOKENS {

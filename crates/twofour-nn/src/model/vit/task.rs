@@ -189,7 +189,7 @@ impl<E: Engine> Task<E> for ImageClasses<E> {
         let inputs = ("inputs", batch.0, shape.tokens(), self.input.image_tokens());
         for (what, ids, expected, bound) in [inputs, ("targets", batch.1, shape.batch, config.classes)] {
             if ids.len() != expected {
-                return Err(Error::Length { what, expected, found: ids.len() });
+                return Err(Error::length(what, expected, ids.len()));
             }
             expect_below(what, ids, bound)?;
         }

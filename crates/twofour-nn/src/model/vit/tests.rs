@@ -237,7 +237,13 @@ fn sizes_and_data_that_do_not_fit_are_errors() {
     let other = ImageSet::new([3, 6, 2], vec![0; 36 * 8], vec![0; 8], 0.25).unwrap();
     assert!(matches!(other.prepare(&ENGINE, &mut model), Err(Error::Setting { .. })));
     let beyond = ImageSet::new([6, 6, 2], vec![0; 72 * 8], vec![3; 8], 0.25).unwrap();
-    assert!(matches!(beyond.prepare(&ENGINE, &mut model), Err(Error::Token { token: 3, .. })));
+    assert!(matches!(
+        beyond.prepare(&ENGINE, &mut model),
+        Err(Error::Operation(twofour_transformer::Error::Token { token: 3, .. }))
+    ));
     images(8).prepare(&ENGINE, &mut model).unwrap();
-    assert!(matches!(model.features(&ENGINE, &[0, 1, 2, 3, 40], shape), Err(Error::Token { .. })));
+    assert!(matches!(
+        model.features(&ENGINE, &[0, 1, 2, 3, 40], shape),
+        Err(Error::Operation(twofour_transformer::Error::Token { .. }))
+    ));
 }

@@ -219,7 +219,7 @@ fn a_rank_that_fails_or_panics_stops_the_others_and_says_why() {
         });
         lead(members(4), own, |trainer| trainer.step().map(drop))
     };
-    let error = broken(|| Err(Error::Length { what: "memory of a rank", expected: 2, found: 1 })).unwrap_err();
+    let error = broken(|| Err(Error::length("memory of a rank", 2, 1))).unwrap_err();
     assert!(error.to_string().contains("memory of a rank") && matches!(error, Error::Rank { .. }), "{error}");
     let error = broken(|| panic!("on purpose")).unwrap_err();
     assert!(matches!(&error, Error::Rank { reason, .. } if reason.contains("panicked")), "{error}");

@@ -79,7 +79,7 @@ impl CudaImageBatch<'_> {
     pub fn write(&mut self, pixels: &[f32]) -> Result<()> {
         let expected = self.images * self.encoder.config().image()?.image_len();
         if pixels.len() != expected {
-            return Err(Error::Length { what: "the images of a batch", expected, found: pixels.len() });
+            return Err(Error::length("the images of a batch", expected, pixels.len()));
         }
         let rows = patch_rows(self.encoder.config(), pixels)?;
         self.patches = upload(self.encoder.context(), self.encoder.dtype(), &rows)?;

@@ -17,7 +17,7 @@ use super::{
     Build, CudaLinear, CudaNorm, FullAttention, Input,
     feed_forward::{FeedForward, HiddenLayer},
     norm::Rows,
-    stack::{CudaBlock as Around, CudaStack},
+    stack::{Around, CudaStack},
 };
 use crate::{
     Error, Result,
@@ -77,7 +77,7 @@ impl CudaBlock {
 
     /// The hidden layer of the feed-forward block.
     fn hidden_layer(&self) -> Result<&HiddenLayer> {
-        match &self.stack.layers[0].hidden {
+        match &self.stack.layers[0].feed_forward {
             FeedForward::Dense(layer) => Ok(layer),
             FeedForward::Experts(_) => Err(no_experts()),
         }
@@ -96,8 +96,8 @@ impl CudaBlock {
     ) -> Result<DeviceBuffer> {
         let layer = &self.stack.layers[0];
         let norm = match role {
-            Role::Qkv => &layer.attention.norm,
-            Role::Up => &layer.feed_forward.norm,
+            Role::Qkv => &layer.around_attention.norm,
+            Role::Up => &layer.around_feed_forward.norm,
             Role::Out | Role::Down => {
                 return between.ok_or_else(|| Error::Setting {
                     what: "an input of a block",
@@ -138,8 +138,8 @@ impl CudaBlock {
             }
             Role::Out | Role::Down => {
                 let (linear, around, place) = match role {
-                    Role::Out => (&layer.out, &layer.attention, 0),
-                    _ => (&self.hidden_layer()?.down, &layer.feed_forward, 1),
+                    Role::Out => (&layer.out, &layer.around_attention, 0),
+                    _ => (&self.hidden_layer()?.down, &layer.around_feed_forward, 1),
                 };
                 let y = self.product(linear, h, (tokens, config.width))?;
                 let products = match shows_products {

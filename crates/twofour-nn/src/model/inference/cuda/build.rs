@@ -18,7 +18,7 @@ use super::{
     feed_forward::FeedForward,
     linear::into_dense,
     norm::CudaNorm,
-    stack::{CudaBlock, CudaLayer, CudaStack},
+    stack::{Around, CudaLayer, CudaStack},
 };
 use crate::{
     Error, Result,
@@ -200,11 +200,11 @@ impl<'a, T: KernelElement, P: Parts<T>> Build<'a, T, P> {
         Ok(CudaStack { layers, context: self.context, config: self.config.clone(), dtype: T::DTYPE })
     }
 
-    /// A block, with the norm of that name before it.
-    fn block(&self, name: &str, norm: &str) -> Result<CudaBlock> {
+    /// What is around a block, with the norm of that name before it.
+    fn around(&self, name: &str, norm: &str) -> Result<Around> {
         let around = self.config.norm.place == NormPlace::Around;
         let factors = || self.vector(&format!("{name}.scale"), self.config.width);
-        Ok(CudaBlock {
+        Ok(Around {
             norm: self.norm(norm)?,
             post_norm: around.then(|| self.norm(&format!("{name}.post_norm"))).transpose()?,
             factors: self.config.layer_scale.then(factors).transpose()?,
@@ -239,15 +239,15 @@ impl<'a, T: KernelElement, P: Parts<T>> Build<'a, T, P> {
             (NormPlace::After, _) => [format!("blocks.{}.mlp.norm", layer - 1), at("attn.norm")],
         };
         Ok(CudaLayer {
-            attention: self.block(&at("attn"), &before[0])?,
+            around_attention: self.around(&at("attn"), &before[0])?,
             qkv: plain("attn.qkv", (config.qkv_width(), width))?,
             qkv_bias: if is_cut { qkv_bias()? } else { None },
             head_norms: config.attention.head_norms.then(head_norms).transpose()?,
             relative: config.attention.relative_positions.then(relative).transpose()?,
             sinks: attention.sinks.then(|| self.vector(&at("attn.sinks"), attention.heads)).transpose()?,
             out: plain("attn.out", (width, config.query_width()))?,
-            feed_forward: self.block(&at("mlp"), &before[1])?,
-            hidden: FeedForward::build(self, layer)?,
+            around_feed_forward: self.around(&at("mlp"), &before[1])?,
+            feed_forward: FeedForward::build(self, layer)?,
         })
     }
 }

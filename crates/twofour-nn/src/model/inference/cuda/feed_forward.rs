@@ -149,7 +149,7 @@ impl HiddenWork {
     /// Room for so many tokens of any layer.
     pub(super) fn new(stack: &CudaStack, tokens: usize) -> Result<Self> {
         let (config, context, dtype) = (&stack.config, &stack.context, stack.dtype);
-        let all: Vec<&HiddenLayer> = stack.layers.iter().flat_map(|layer| layer.hidden.hidden_layers()).collect();
+        let all: Vec<&HiddenLayer> = stack.layers.iter().flat_map(|layer| layer.feed_forward.hidden_layers()).collect();
         let widest =
             |layers: &mut dyn Iterator<Item = &&HiddenLayer>| layers.map(|layer| layer.width).max().unwrap_or(0);
         let activated = widest(&mut all.iter().filter(|layer| !layer.up_activates));

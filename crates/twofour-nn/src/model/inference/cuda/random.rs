@@ -11,7 +11,7 @@ use super::{
     CudaInference, CudaLinear, CudaNorm, CudaStack,
     build::expect_supported,
     feed_forward::{FeedForward, HiddenLayer},
-    stack::{CudaBlock, CudaLayer},
+    stack::{Around, CudaLayer},
 };
 use crate::{
     Error, Result,
@@ -77,19 +77,19 @@ impl CudaInference {
             let gain = DeviceBuffer::from_host(&context, &vec![1f32; width])?;
             Ok(CudaNorm { gain, bias: None, epsilon: config.norm.epsilon })
         };
-        let block = || -> Result<CudaBlock> { Ok(CudaBlock { norm: norm()?, post_norm: None, factors: None }) };
+        let around = || -> Result<Around> { Ok(Around { norm: norm()?, post_norm: None, factors: None }) };
         let layer = |_| -> Result<CudaLayer> {
             let [qkv, out, up, down] = linears(&context, form, shapes, dtype)?;
             Ok(CudaLayer {
-                attention: block()?,
+                around_attention: around()?,
                 qkv,
                 qkv_bias: None,
                 head_norms: None,
                 relative: None,
                 sinks: None,
                 out,
-                feed_forward: block()?,
-                hidden: FeedForward::Dense(Box::new(HiddenLayer {
+                around_feed_forward: around()?,
+                feed_forward: FeedForward::Dense(Box::new(HiddenLayer {
                     up,
                     up_activates: false,
                     down,

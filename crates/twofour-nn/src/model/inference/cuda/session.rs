@@ -111,7 +111,7 @@ impl CudaInference {
     ///
     /// # Errors
     /// [`Error::Setting`] for no prompts, an empty one, or one that with its tokens exceeds the context;
-    /// [`Error::Token`] for one outside the vocabulary.
+    /// [`Error::Operation`] for one outside the vocabulary.
     pub fn generate_batch(&self, prompts: &[&[u32]], count: usize) -> Result<Vec<Vec<u32>>> {
         let longest = prompts.iter().map(|prompt| prompt.len()).max().unwrap_or(0);
         let mut session = self.session(prompts.len(), longest + count)?;
@@ -156,7 +156,7 @@ impl CudaSession<'_> {
     ///
     /// # Errors
     /// [`Error::Setting`] for no tokens, more than [`CudaSession::remaining`] or a sequence that does not exist;
-    /// [`Error::Token`] for one outside the vocabulary.
+    /// [`Error::Operation`] for one outside the vocabulary.
     pub fn prefill(&mut self, sequence: usize, tokens: &[u32]) -> Result<()> {
         let last = self.feed(sequence, tokens, |_, _, _| Ok(()))?;
         let vocabulary = self.model.config().vocabulary();
@@ -179,7 +179,7 @@ impl CudaSession<'_> {
         }
         let (model, vocabulary) = (self.model, self.model.config().vocabulary());
         if let Some((position, &token)) = tokens.iter().enumerate().find(|(_, token)| **token as usize >= vocabulary) {
-            return Err(Error::Token { what: "inputs", token, position, vocabulary });
+            return Err(Error::token("inputs", token, position, vocabulary));
         }
         let most = self.work.tokens().min(MOST_AT_ONCE);
         let mut last = 0;

@@ -18,7 +18,7 @@ pub(in crate::model) struct CudaStack {
 /// Attention and feed-forward block.
 #[derive(Debug)]
 pub(in crate::model) struct CudaLayer {
-    pub(super) attention: CudaBlock,
+    pub(super) around_attention: Around,
     pub(super) qkv: CudaLinear,
     /// The bias of queries, keys and values, which padded positions of an image's windows have.
     pub(super) qkv_bias: Option<DeviceBuffer>,
@@ -29,13 +29,13 @@ pub(in crate::model) struct CudaLayer {
     /// The score of each head's sink, f32.
     pub(super) sinks: Option<DeviceBuffer>,
     pub(super) out: CudaLinear,
-    pub(super) feed_forward: CudaBlock,
-    pub(super) hidden: FeedForward,
+    pub(super) around_feed_forward: Around,
+    pub(super) feed_forward: FeedForward,
 }
 
 /// What is before and behind a block.
 #[derive(Debug)]
-pub(super) struct CudaBlock {
+pub(super) struct Around {
     /// The norm of what the block reads. Where a model has norms behind its blocks it is that of the block before, or
     /// of the embeddings.
     pub(super) norm: CudaNorm,
@@ -48,7 +48,7 @@ pub(super) struct CudaBlock {
 impl CudaStack {
     /// Bytes of the layers' linear weights.
     pub(in crate::model) fn weight_bytes(&self) -> usize {
-        let layer = |l: &CudaLayer| l.qkv.bytes() + l.out.bytes() + l.hidden.bytes();
+        let layer = |l: &CudaLayer| l.qkv.bytes() + l.out.bytes() + l.feed_forward.bytes();
         self.layers.iter().map(layer).sum()
     }
 
@@ -59,12 +59,12 @@ impl CudaStack {
 
     /// Whether attention or the feed-forward block of some layer reads integers.
     pub(super) fn quantizes(&self) -> bool {
-        self.layers.iter().any(|layer| layer.qkv.takes_integers() || layer.hidden.takes_integers())
+        self.layers.iter().any(|layer| layer.qkv.takes_integers() || layer.feed_forward.takes_integers())
     }
 
     /// Whether the host chooses what some layer launches.
     pub(super) fn is_routed(&self) -> bool {
-        self.layers.iter().any(|layer| matches!(layer.hidden, FeedForward::Experts(_)))
+        self.layers.iter().any(|layer| matches!(layer.feed_forward, FeedForward::Experts(_)))
     }
 }
 

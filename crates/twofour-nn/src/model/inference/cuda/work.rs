@@ -13,7 +13,7 @@ use super::{
     hidden::{Hidden, first},
     linear::Input,
     norm::{CudaNorm, Rows},
-    stack::{CudaBlock, CudaStack},
+    stack::{Around, CudaStack},
 };
 use crate::{Result, model::config::NormPlace};
 
@@ -89,17 +89,18 @@ impl Work {
         let (config, context, width) = (&stack.config, &stack.context, stack.config.width);
         for (index, layer) in stack.layers.iter().enumerate() {
             let adds = adds || index > 0;
-            self.normalize(stack, &layer.attention.norm, layer.qkv.takes_integers(), (tokens, 1), adds)?;
+            self.normalize(stack, &layer.around_attention.norm, layer.qkv.takes_integers(), (tokens, 1), adds)?;
             let input = self.h.input(&layer.qkv, (tokens, width))?;
             layer.qkv.forward(context, input, tokens, first(&mut self.qkv, tokens * config.qkv_width())?)?;
             attend(index, &self.qkv, &mut self.o)?;
             // An int8 layer quantizes its input itself.
             let o = Input::Floats(self.o.as_slice().part(0..tokens * config.query_width())?);
             layer.out.forward(context, o, tokens, first(&mut self.delta, tokens * width)?)?;
-            self.finish_block(stack, &layer.attention, tokens)?;
-            self.normalize(stack, &layer.feed_forward.norm, layer.hidden.takes_integers(), (tokens, 1), true)?;
+            self.finish_block(stack, &layer.around_attention, tokens)?;
+            let (norm, takes_integers) = (&layer.around_feed_forward.norm, layer.feed_forward.takes_integers());
+            self.normalize(stack, norm, takes_integers, (tokens, 1), true)?;
             let out = first(&mut self.delta, tokens * width)?;
-            match &layer.hidden {
+            match &layer.feed_forward {
                 FeedForward::Dense(layer) => {
                     let input = self.h.input(&layer.up, (tokens, width))?;
                     layer.forward(stack, input, tokens, &mut self.hidden, out)?;
@@ -109,22 +110,22 @@ impl Work {
                     experts.forward(stack, x, (&mut self.experts, &mut self.hidden), out)?;
                 }
             }
-            self.finish_block(stack, &layer.feed_forward, tokens)?;
+            self.finish_block(stack, &layer.around_feed_forward, tokens)?;
         }
         Ok(())
     }
 
     /// Launches the norm of a block's output, and its multiplication by factors, where it has them.
-    fn finish_block(&mut self, stack: &CudaStack, block: &CudaBlock, tokens: usize) -> Result<()> {
+    fn finish_block(&mut self, stack: &CudaStack, around: &Around, tokens: usize) -> Result<()> {
         let (width, context) = (stack.config.width, &stack.context);
-        if let (Some(norm), Some([sums, output])) = (&block.post_norm, &mut self.normalized) {
+        if let (Some(norm), Some([sums, output])) = (&around.post_norm, &mut self.normalized) {
             let len = tokens * width;
             let x = (first(sums, len)?, self.delta.as_slice().part(0..len)?);
             norm.apart(context, tokens, x, first(output, len)?)?;
             // Each layer swaps twice, so a replayed step finds the buffers where it was captured.
             std::mem::swap(&mut self.delta, output);
         }
-        if let Some(factors) = &block.factors {
+        if let Some(factors) = &around.factors {
             let to = first(&mut self.delta, tokens * width)?;
             scale_rows(context, (tokens, width), factors.as_slice(), to)?;
         }
