@@ -1,5 +1,7 @@
 //! The suites of a GPU's kernels, also where there is none.
 
+use std::path::Path;
+
 use crate::support::run;
 
 /// Whether a device can be opened here.
@@ -17,6 +19,21 @@ fn without_a_gpu_a_suite_says_so() {
     for suite in ["prune", "gemm", "decode", "layer", "attention", "step", "generate", "grid"] {
         let error = run(dir.path(), &["cuda", suite]).bad(1);
         assert!(error.contains("driver") || error.contains("no CUDA device"), "{suite}: {error}");
+    }
+}
+
+#[test]
+fn each_suite_is_listed_with_what_it_measures() {
+    let help = run(Path::new("."), &["cuda", "--help"]).good().stdout;
+    for (suite, words) in [
+        ("prune", "compressing"),
+        ("gemm", "GEMMs of many tokens"),
+        ("decode", "memory-bound GEMMs of small batches"),
+        ("attention", "attention"),
+        ("generate", "decoding"),
+    ] {
+        let line = help.lines().find(|line| line.trim_start().starts_with(&format!("{suite} "))).unwrap();
+        assert!(line.contains(words), "{line}");
     }
 }
 

@@ -76,7 +76,8 @@ pub(crate) struct OnGpu<S: Suite> {
     runs: RunOptions,
 }
 
-/// Where and how often kernels are timed, and the destination of the JSON.
+// Where and how often kernels are timed, and the destination of the JSON. A doc comment would be the help of every
+// suite that this is flattened into.
 #[derive(Debug, Args)]
 pub(super) struct RunOptions {
     #[command(flatten)]
