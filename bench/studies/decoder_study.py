@@ -132,6 +132,9 @@ class Study:
             options.length,
             "--seed",
             options.seed,
+            # The methods are compared, not what follows them.
+            "--tune",
+            "0",
         ]
 
     def tune(self, name, start, method, share):

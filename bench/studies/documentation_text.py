@@ -30,7 +30,7 @@ HTML = re.compile(r"\.html?(\.gz)?$")
 class Paragraphs(html.parser.HTMLParser):
     """The text of a page, with empty lines between its blocks."""
 
-    HIDDEN = {"script", "style", "head"}
+    HIDDEN = {"script", "style", "title"}
     BLOCKS = {"p", "div", "li", "pre", "h1", "h2", "h3", "td", "dd", "dt"}
 
     def __init__(self):
@@ -65,6 +65,7 @@ def text_of(path):
         return text
     page = Paragraphs()
     page.feed(text)
+    page.close()
     return "".join(page.parts)
 
 

@@ -27,7 +27,7 @@ def answer(command):
 def pruned(options, device, folder):
     output = folder / device
     command = [options.twofour, "prune", options.model, "-o", output, "--calibration", options.calibration]
-    command += ["--samples", options.samples, "--length", options.length, "--device", device, *options.prune]
+    command += ["--samples", options.samples, "--length", options.length, "--device", device, "--tune", "0", *options.prune]
     found, seconds = answer(command)
     errors = [tensor["relative_error"] for tensor in found["tensors"] if tensor.get("relative_error") is not None]
     measured, _ = answer([options.twofour, "eval", output, "--text", options.eval, "--device", "cuda"])

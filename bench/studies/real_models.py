@@ -15,7 +15,8 @@ pip's wheel, those that it vendors included: half of what `rows --mixed` calibra
 wikitext2-valid.txt. A row is one method, one seed of the calibration and one text; `method` is the command line that
 makes the model. Rows that are in the output are kept, so a run that was interrupted goes on; each row is written as
 soon as it is there. The baseline is SparseGPT alone, or what --sparsegpt-command does, with the words MODEL, OUTPUT,
-CALIBRATION and SEED in it replaced. Minutes are those of pruning.
+CALIBRATION and SEED in it replaced. Minutes are those of pruning, and of
+learning from the dense model where a method does.
 """
 
 import argparse
@@ -141,11 +142,15 @@ class Method:
     has_seeds: bool = True
     # Whether the pruned model then learns from the dense one.
     recovers: bool = False
+    # What makes integers of it afterwards.
+    then: tuple[str, ...] = ()
 
 
 NO_STACK = ["--permute", "off", "--tune", "0"]
 ALONE = ["--refit", "off", *NO_STACK]
 CALIBRATED = ["--calibration", "CALIBRATION", "--samples", "128", "--length", "1024", "--seed", "SEED"]
+LONGER = ["--tune", "2", "--tune-samples", "128"]
+INT4 = ("quantize", "--dtype", "int4", "--group", "128")
 OWN_TEXT = ["--calibration", "self", *CALIBRATED[2:]]
 
 BASELINE = "sparsegpt"
@@ -161,11 +166,14 @@ METHODS = [
     Method("default, not tuned", [*CALIBRATED, "--tune", "0"]),
     Method("default, compensated, not tuned", [*CALIBRATED, "--tune", "0", "--compensate", "0.5"]),
     Method("default, own text", OWN_TEXT),
-    Method("default, tuned longer", [*CALIBRATED, "--tune", "2", "--tune-samples", "128"]),
+    Method("default, tuned longer", [*CALIBRATED, *LONGER]),
+    Method("default, tuned longer, recovered", [*CALIBRATED, *LONGER], recovers=True),
+    Method("default, tuned longer, then int4", [*CALIBRATED, *LONGER], then=INT4),
     Method("default, in int8", [*CALIBRATED, "--quantize", "int8"]),
     Method("default, in int4", [*CALIBRATED, "--quantize", "int4", "--group", "128"]),
-    Method("default, 8:16", [*CALIBRATED, "--pattern", "8:16"]),
-    Method("default, recovered", CALIBRATED, recovers=True),
+    Method("default, not tuned, in int4", [*CALIBRATED, "--tune", "0", "--quantize", "int4", "--group", "128"]),
+    Method("default, not tuned, then int4", [*CALIBRATED, "--tune", "0"], then=INT4),
+    Method("default, not tuned, 8:16", [*CALIBRATED, "--tune", "0", "--pattern", "8:16"]),
 ]
 
 DENSE = "dense"
@@ -245,9 +253,13 @@ class Study:
         if options.out.exists():
             self.result = json.loads(options.out.read_text())
         for name, path in [*self.texts.items(), (self.kind, self.calibration)]:
-            known, found = self.result["texts"].setdefault(name, digest(path)), digest(path)
-            if known != found:
-                raise SystemExit(f"{path}: not the text of the rows in {options.out}, whose sha256 is {known}")
+            self.expect_known(name, path)
+
+    def expect_known(self, name, path):
+        """Ends where a text is another than that of the rows that are there."""
+        known, found = self.result["texts"].setdefault(name, digest(path)), digest(path)
+        if known != found:
+            raise SystemExit(f"{path}: not the text of the rows in {self.options.out}, whose sha256 is {known}")
 
     def mixed(self):
         """A text that is half prose, half code."""
@@ -354,12 +366,15 @@ class Study:
             made.append(self.recovery(model, output))
             seconds += run(made[-1])[1]
             output = self.work / model / "recovered" / "model"
-        small = self.work / model / "small"
-        shutil.rmtree(small, ignore_errors=True)
         # With --quantize the output is compressed; other patterns than 2:4 are not.
-        if not {"--quantize", "--pattern"} & set(method.prune):
-            made.append(self.command("compress", output, "-o", small))
+        is_left = {"--quantize", "--pattern"} & set(method.prune)
+        small, after = self.work / model / "small", method.then or (() if is_left else ("compress",))
+        if after:
+            shutil.rmtree(small, ignore_errors=True)
+            made.append(self.command(after[0], output, "-o", small, *after[1:]))
             run(made[-1])
+        if method.then:
+            output = small
         shared = {
             "method": " && ".join(shlex.join(map(str, words)) for words in made),
             "minutes": round(seconds / 60, 2),
@@ -379,6 +394,8 @@ class Study:
         texts.append(self.options.folder / "python.txt")
         if missing := [str(text) for text in texts if not text.exists()]:
             raise SystemExit(f"{', '.join(missing)}: not there; see fetch and documentation_text.py")
+        for text in texts:
+            self.expect_known(f"recovery: {text.name}", text)
         settings = {"model.from": pruned, "distillation.teacher": self.work / model / DENSE}
         settings |= {"data.text": json.dumps([str(text.resolve()) for text in texts])} | RECOVERY
         pairs = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]

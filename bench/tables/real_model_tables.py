@@ -71,8 +71,8 @@ SHORT = {
     "sparsegpt, mixed text": "SparseGPT",
     "default, mixed text": "`twofour prune`, by default",
     "default, tuned longer, mixed text": "and tuned longer, `--tune 2 --tune-samples 128`",
-    "default, tuned longer, mixed text, recovered": "and recovered from the dense model",
-    "default, tuned longer, mixed text, then int4": "tuned longer, then `twofour quantize` to int4",
+    "default, tuned longer, recovered, mixed text": "and recovered from the dense model",
+    "default, tuned longer, then int4, mixed text": "tuned longer, then `twofour quantize` to int4",
 }
 
 

@@ -36,6 +36,10 @@ pub enum Error {
         found: usize,
     },
 
+    /// A new mask for a weight that is rounded to integers, whose scales belong to the old one.
+    #[error("a weight that is rounded to integers keeps its mask: round it anew under another")]
+    RoundedMask,
+
     /// A buffer of the wrong kind.
     #[error("{what}: a {found:?} buffer where {expected:?} is required")]
     Kind {

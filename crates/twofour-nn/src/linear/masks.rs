@@ -32,8 +32,9 @@ impl<E: Engine> Linear<E> {
     pub fn make_rounded(&mut self, engine: &E, scales: &[f32], largest: f32) -> Result<()> {
         let (rows, cols) = (self.out_features, self.in_features);
         if scales.len() != rows * cols {
-            let error = Error::Length { what: "scales of a weight", expected: rows * cols, found: scales.len() };
-            return Err(error.in_layer(&self.name));
+            let what = "scales of a weight";
+            let error = twofour::Error::Length { what, expected: rows * cols, found: scales.len() };
+            return Err(Error::from(error).in_layer(&self.name));
         }
         let mask = Mask::from_fn(rows, cols, |row, col| scales[row * cols + col] != 0.0);
         let rounded = MaskedWeight::rounded(engine, (mask, scales), largest, &mut self.weight);

@@ -94,8 +94,9 @@ pub trait LinearOperations: Memory {
     /// Operands that do not fit.
     fn mask_in_place(&self, mask: &Self::Buffer, cols: usize, values: &mut Self::Buffer) -> Result<()>;
 
-    /// Writes the nearest multiples of scales to `rounded`: `clamp(round(w / s), -largest, largest) · s` for each element
-    /// of a weight and its scale, both of [`Kind::Wide`](super::Kind::Wide), ties to even; +0.0 where the scale is zero.
+    /// Writes the nearest multiples of scales to `rounded`: `clamp(round(w / s), -largest, largest) · s` for each
+    /// element of a weight and its scale, both of [`Kind::Wide`](super::Kind::Wide), ties to even. A scale of zero
+    /// makes +0.0.
     ///
     /// # Errors
     /// Operands that do not fit.

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use twofour::{Mask, MatrixRef};
 
 use crate::{
-    Result,
+    Error, Result,
     cpu::{grid, masking::words},
     engine::{Engine, Kept, Kind},
     parameter::Parameter,
@@ -35,7 +35,7 @@ pub struct MaskedWeight<E: Engine> {
     rounding: Option<Rounding<E>>,
 }
 
-/// The integers times scales that a weight is computed with as.
+/// The grid that a weight is rounded to before GEMMs read it.
 #[derive(Debug)]
 struct Rounding<E: Engine> {
     largest: f32,
@@ -68,9 +68,9 @@ impl<E: Engine> MaskedWeight<E> {
         Ok(masked)
     }
 
-    /// A weight that is computed with as the nearest integers times `scales`, one for each element, the integers at most
-    /// `largest` in magnitude; what has the scale 0 is pruned. The master weight keeps what rounding takes off, and the
-    /// straight-through estimator trains it.
+    /// A weight that GEMMs read as the nearest integers times `scales`: one scale for each element, integers of at most
+    /// `largest` in magnitude. An element with the scale 0 is pruned. The master weight keeps what rounding takes off,
+    /// and the straight-through estimator trains it.
     ///
     /// # Errors
     /// Scales of another number; not enough memory.
@@ -119,8 +119,11 @@ impl<E: Engine> MaskedWeight<E> {
     /// Replaces the mask by one of the same shape and applies it. Its memory stays where it is.
     ///
     /// # Errors
-    /// A mask of another shape.
+    /// A mask of another shape; [`Error::RoundedMask`] for a weight of [`MaskedWeight::rounded`].
     pub fn set_mask(&mut self, engine: &E, mask: Mask, weight: &mut Parameter<E>) -> Result<()> {
+        if self.rounding.is_some() {
+            return Err(Error::RoundedMask);
+        }
         self.mask = mask;
         self.upload(engine)?;
         self.refresh(engine, weight)

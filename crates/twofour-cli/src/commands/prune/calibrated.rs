@@ -110,16 +110,24 @@ fn solve_on<R: Runner>(
     let store = Store::create_in(parent)?;
     let (reader, orders) = (checkpoint.reader(), HashMap::new());
     let mut solver = Solver { runner, backend, reader, selection, how, store: &store, orders };
-    let tokens: usize = pieces.iter().map(Vec::len).sum();
+    let (texts, tokens) = (pieces.len(), pieces.iter().map(Vec::len).sum::<usize>());
     let tuned_texts = tuner.map_or(0, BlockTuner::samples);
     let dense_texts = if how.pruning.compensation > 0.0 { usize::MAX } else { tuned_texts };
     let first = |count: usize| pieces.iter().take(count).map(Vec::len).sum::<usize>();
-    // Beside the pruned model's states the dense model's; for tuning all those in front of the block, and some of both
-    // as it reads them.
-    let kept = tokens + first(dense_texts) + tuner.map_or(0, |_| tokens) + 2 * first(tuned_texts);
+    // Beside the pruned model's states the dense model's; for tuning all those in front of the block, once more while
+    // they are copied, and some of both as it reads them.
+    let kept = tokens + first(dense_texts) + tuner.map_or(0, |_| 2 * tokens) + 2 * first(tuned_texts);
     let states = (kept as u64).saturating_mul((checkpoint.width() * size_of::<f32>()) as u64);
-    let what = format!("the hidden states of {} take", units::plural(tokens, "token"));
-    memory::expect_room(states, &what, "lower --samples or --length")?;
+    let tokens_of = units::plural(tokens, "token");
+    let (what, remedy) = match tuner {
+        Some(_) => (
+            format!("the hidden states of {tokens_of} and a block in training take"),
+            "lower --samples or --length, or leave tuning out by --tune 0",
+        ),
+        None => (format!("the hidden states of {tokens_of} take"), "lower --samples or --length"),
+    };
+    let needed = states.saturating_add(tuner.map_or(0, BlockTuner::training_bytes));
+    memory::expect_room(needed, &what, remedy)?;
     let compared = COMPARED.div_ceil(pieces.len());
     let mut calibration =
         Calibration::on(runner, checkpoint.as_ref(), &pieces)?.with_room(room).stopped_by(&interrupt::requested);
@@ -178,7 +186,7 @@ fn solve_on<R: Runner>(
             weights.extend(solver.solve(&selected, input.is_transposed, &seen)?);
             let names = selected.iter().map(|name| (*name).to_owned()).collect();
             let Seen { statistic, sample, .. } = seen;
-            let statistic = how.quantization.map(|_| statistic);
+            let statistic = how.quantization.filter(|_| how.tunes).map(|_| statistic);
             seen_inputs.push(SeenInput { weights: names, is_transposed: input.is_transposed, sample, statistic });
         }
         if let Some(tuner) = tuner.filter(|_| !seen_inputs.is_empty()) {
@@ -187,7 +195,7 @@ fn solve_on<R: Runner>(
         with_solutions(&solver, &weights, |replace| calibration.advance(replace))?;
     }
     let Solver { orders, .. } = solver;
-    let mut solutions = Solutions::new(weights, orders, store, tokens);
+    let mut solutions = Solutions::new(weights, orders, store, (texts, tokens));
     solutions.tuned = tuned;
     Ok(solutions)
 }

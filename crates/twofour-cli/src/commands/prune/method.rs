@@ -157,8 +157,8 @@ pub(in super::super) struct CalibrationOptions {
 /// Rounding to integers behind the method.
 #[derive(Debug, Clone, Args)]
 pub(super) struct JointOptions {
-    /// Also round kept weights to these integers, to those that change the layer's outputs least; the output is
-    /// compressed
+    /// Also round kept weights to these integers, to those that change the layer's outputs least, which are then tuned;
+    /// the output is compressed
     #[arg(long, value_enum, value_name = "DTYPE", requires = "calibration")]
     quantize: Option<Integer>,
 

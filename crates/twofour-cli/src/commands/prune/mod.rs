@@ -256,9 +256,15 @@ impl Prune {
         let place = self.place.open()?;
         let tuner = match sampling {
             // A low-rank part beside the weights makes up for their error instead.
-            Some(_) if part.is_none() => self.tuning.tuner(places.0, &place, quantization)?,
-            _ => None,
+            Some(_) if part.is_none() => self.tuning.tuner(screen, places.0, &place, quantization)?,
+            _ => {
+                self.tuning.expect_none("--low-rank makes up for the error instead")?;
+                None
+            }
         };
+        if let (Some(tuner), Some(sampling)) = (&tuner, &sampling) {
+            sampling.expect_tuned(tuner.samples())?;
+        }
         let before = self.evaluation.before(screen, places)?;
         let guard = interrupt::guard();
         let solutions = match sampling {
@@ -313,7 +319,10 @@ impl Prune {
             }
         };
         drop(progress);
-        let tuning = solutions.as_ref().zip(tuner.as_ref()).map(|(solutions, tuner)| tuner.answer(&solutions.tuned));
+        let tuning = solutions
+            .as_ref()
+            .zip(tuner.as_ref())
+            .map(|(solutions, tuner)| tuner.answer(solutions.texts, &solutions.tuned));
         let tensors = report::answers(&report, &selection, solutions.as_ref());
         // The model is written; measuring it may be interrupted at once.
         drop(guard);

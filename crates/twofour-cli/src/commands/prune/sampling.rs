@@ -63,6 +63,16 @@ impl Sampling {
         self.pieces_of(Self::WHOLE, tokenizer, framing, context, screen)
     }
 
+    /// Refuses fewer pieces for tuning than there are texts.
+    pub(super) fn expect_tuned(&self, samples: usize) -> Result<(), Usage> {
+        let texts = self.texts.len();
+        if samples < texts {
+            let message = format!("--tune-samples {samples}: fewer than the {texts} texts; give at least one for each");
+            return Err(Usage(message));
+        }
+        Ok(())
+    }
+
     fn pieces_of(
         &self,
         whole: u64,

@@ -24,6 +24,8 @@ pub(super) struct Solutions {
     store: Store,
     /// Tokens that the model ran on.
     pub(super) tokens: usize,
+    /// Texts that it ran on.
+    pub(super) texts: usize,
     /// Of each block that was tuned, the mean error of a token before and after.
     pub(super) tuned: Vec<[f64; 2]>,
 }
@@ -46,9 +48,9 @@ impl Solutions {
         weights: HashMap<String, Solution>,
         orders: HashMap<String, Reorder>,
         store: Store,
-        tokens: usize,
+        (texts, tokens): (usize, usize),
     ) -> Self {
-        Solutions { weights, orders, store, tokens, tuned: vec![] }
+        Solutions { weights, orders, store, tokens, texts, tuned: vec![] }
     }
 
     /// The orders that tensors are to have before they are pruned, by name.
@@ -196,14 +198,6 @@ impl Adjusted {
             meta: store.write(bytemuck::cast_slice(integers.meta()))?,
             scales: store.write(bytemuck::cast_slice(&scales))?,
         }))
-    }
-
-    /// The scale of each element of integers, 0 where the mask prunes.
-    pub(super) fn scales(&self, store: &Store) -> twofour::Result<Option<Vec<f32>>> {
-        match self {
-            Adjusted::Floats(_) => Ok(None),
-            Adjusted::Integers(integers) => Ok(Some(integers.read(store)?.scales_of_elements())),
-        }
     }
 
     /// The weight, dense.

@@ -21,12 +21,14 @@ use super::{
     place::Place,
     solution::{Adjusted, Solution},
 };
-use crate::interrupt;
+use crate::{exit::Usage, interrupt, present::Screen};
 
 /// The learning rate, unless one is given.
 const RATE: f64 = 1e-4;
 /// Passes, unless a number is given.
 const PASSES: u32 = 1;
+/// Pieces, unless a number is given.
+const SAMPLES: u32 = 64;
 
 /// How kept weights are tuned.
 #[derive(Debug, Clone, Args)]
@@ -38,18 +40,17 @@ pub(super) struct TuningOptions {
     #[arg(long, value_name = "PASSES", requires = "calibration")]
     tune: Option<u32>,
 
-    /// Tune on at most so many of the calibration's pieces
-    #[arg(long, value_name = "COUNT", requires = "calibration", default_value_t = 64,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    tune_samples: u32,
+    /// Tune on at most so many of the calibration's pieces [default: 64]
+    #[arg(long, value_name = "COUNT", requires = "calibration", value_parser = clap::value_parser!(u32).range(1..))]
+    tune_samples: Option<u32>,
 
-    /// The learning rate of tuning at first; it falls to 0
-    #[arg(long, value_name = "RATE", requires = "calibration", default_value_t = RATE, value_parser = rate)]
-    tune_rate: f64,
+    /// The learning rate of tuning at first; it falls to 0 [default: 0.0001]
+    #[arg(long, value_name = "RATE", requires = "calibration", value_parser = rate)]
+    tune_rate: Option<f64>,
 
-    /// What tuning makes less
-    #[arg(long, value_enum, value_name = "ERROR", requires = "calibration", default_value_t)]
-    tune_error: TuningError,
+    /// What tuning makes less [default: squared]
+    #[arg(long, value_enum, value_name = "ERROR", requires = "calibration")]
+    tune_error: Option<TuningError>,
 }
 
 /// What tuning makes less.
@@ -89,8 +90,7 @@ pub(super) struct TuningAnswer {
 impl TuningAnswer {
     /// The mean over the blocks of what tuning left of the error.
     pub(super) fn left(&self) -> f64 {
-        let left =
-            self.errors.iter().map(|[before, after]| if *before > 0.0 { after.min(*before) / before } else { 1.0 });
+        let left = self.errors.iter().map(|[before, after]| if *before > 0.0 { after / before } else { 1.0 });
         left.sum::<f64>() / self.errors.len().max(1) as f64
     }
 }
@@ -125,17 +125,20 @@ enum TuningEngine {
 
 impl TuningOptions {
     /// Returns what tunes the blocks of a model that is calibrated, and rounds them; nothing where no passes are asked
-    /// for, or where none were and the model cannot be tuned.
+    /// for, or where none were and the model cannot be tuned, which is said.
     ///
     /// # Errors
-    /// Where passes were asked for, a model that is no decoder, or that does not train; a device that cannot be used.
+    /// Where passes were asked for, a model that is no decoder, or that does not train; other options of tuning where
+    /// nothing is tuned; a device that cannot be used.
     pub(super) fn tuner(
         &self,
+        screen: &mut Screen,
         input: &Path,
         place: &Place,
         quantization: Option<Quantization>,
     ) -> Result<Option<BlockTuner>> {
         if self.tune == Some(0) {
+            self.expect_none("--tune 0 leaves it out")?;
             return Ok(None);
         }
         let found = Checkpoint::open(input).context("--tune is for the blocks of decoders").and_then(|checkpoint| {
@@ -144,7 +147,11 @@ impl TuningOptions {
         });
         let checkpoint = match found {
             Ok(checkpoint) => checkpoint,
-            Err(_) if self.tune.is_none() => return Ok(None),
+            Err(error) if self.tune.is_none() => {
+                self.expect_none(&format!("{error:#}"))?;
+                screen.note("Blocks are not tuned, which is for decoders that train.")?;
+                return Ok(None);
+            }
             Err(error) => return Err(error),
         };
         let engine = match place {
@@ -152,8 +159,23 @@ impl TuningOptions {
             Place::Gpu(device, _) => TuningEngine::Cuda(Box::new(CudaEngine::new(device, twofour::DataType::F32)?)),
         };
         let passes = self.tune.unwrap_or(PASSES) as usize;
-        let tuning = BlockTuning { passes, learning_rate: self.tune_rate, measure: self.tune_error.into() };
-        Ok(Some(BlockTuner { checkpoint, tuning, samples: self.tune_samples as usize, quantization, engine }))
+        let learning_rate = self.tune_rate.unwrap_or(RATE);
+        let tuning = BlockTuning { passes, learning_rate, measure: self.tune_error.unwrap_or_default().into() };
+        let samples = self.tune_samples.unwrap_or(SAMPLES) as usize;
+        Ok(Some(BlockTuner { checkpoint, tuning, samples, quantization, engine }))
+    }
+
+    /// Refuses options of tuning where nothing is tuned.
+    pub(super) fn expect_none(&self, reason: &str) -> Result<()> {
+        let given = [
+            ("--tune-samples", self.tune_samples.is_some()),
+            ("--tune-rate", self.tune_rate.is_some()),
+            ("--tune-error", self.tune_error.is_some()),
+        ];
+        match given.into_iter().find(|(_, is_given)| *is_given) {
+            Some((option, _)) => Err(Usage(format!("{option} is for tuning: {reason}")).into()),
+            None => Ok(()),
+        }
     }
 }
 
@@ -163,10 +185,22 @@ impl BlockTuner {
         self.samples
     }
 
-    /// What tuning did: `errors` are those of blocks, before and after.
-    pub(super) fn answer(&self, errors: &[[f64; 2]]) -> TuningAnswer {
+    /// Bytes that a block takes in training, in memory at once: master weight, gradient and two moments in f32, and for
+    /// integers the scales, the rounded weight and the floats behind it.
+    pub(super) fn training_bytes(&self) -> u64 {
+        let mut blocks: HashMap<String, u64> = HashMap::new();
+        for (name, outputs, inputs) in self.checkpoint.config().linear_layers() {
+            let block = name.split('.').take(2).collect::<Vec<_>>().join(".");
+            *blocks.entry(block).or_default() += (outputs as u64).saturating_mul(inputs as u64);
+        }
+        let weights = blocks.into_values().max().unwrap_or_default();
+        weights.saturating_mul(if self.quantization.is_some() { 28 } else { 16 })
+    }
+
+    /// What tuning did on so many texts: `errors` are those of blocks, before and after.
+    pub(super) fn answer(&self, texts: usize, errors: &[[f64; 2]]) -> TuningAnswer {
         let BlockTuning { passes, learning_rate, .. } = self.tuning;
-        TuningAnswer { passes, samples: self.samples, learning_rate, errors: errors.to_vec() }
+        TuningAnswer { passes, samples: texts.min(self.samples), learning_rate, errors: errors.to_vec() }
     }
 
     /// Tunes the weights that were pruned in the block in front of which the texts were, rounds them and tunes their
@@ -196,8 +230,8 @@ impl BlockTuner {
         let texts = BlockTexts { inputs: &entry, outputs: &dense };
         let mut errors = self.tune_as(solver, weights, index, texts, None)?;
         if let Some(to) = self.quantization {
-            let behind = round(solver, weights, seen, to)?;
-            errors[1] = self.tune_as(solver, weights, index, texts, Some((to, &behind)))?[1];
+            let rounded = round(solver, weights, seen, to)?;
+            errors = self.tune_as(solver, weights, index, texts, Some((to, &rounded)))?;
         }
         let [before, after] = errors;
         tracing::info!(block = index, before, after, "tuned");
@@ -213,24 +247,27 @@ impl BlockTuner {
         Ok(Some(errors))
     }
 
-    /// Tunes pruned weights as floats, or as the integers that they are with the floats behind them, and returns the
-    /// errors.
+    /// Tunes pruned weights as floats, or as the integers that they were rounded to, and returns the errors: the second
+    /// is that of the weights that stay, which are the first where tuning made them worse.
     fn tune_as<R: Runner>(
         &self,
         solver: &Solver<'_, R>,
         weights: &mut HashMap<String, Solution>,
         index: usize,
         texts: BlockTexts<'_>,
-        integers: Option<(Quantization, &HashMap<String, Vec<f32>>)>,
+        integers: Option<(Quantization, &HashMap<String, Rounded>)>,
     ) -> Result<[f64; 2]> {
-        let scales = |name: &str| weights.get(name)?.adjusted.as_ref()?.scales(solver.store).ok().flatten();
-        let rounding = integers.map(|(to, _)| WeightRounding { largest: to.grid().bits.largest(), scales: &scales });
+        let scales = |name: &str| Some(integers?.1.get(name)?.scales.clone());
+        let floats = |name: &str| Some(integers?.1.get(name)?.floats.clone());
+        let rounding = integers.map(|(to, _)| WeightRounding {
+            largest: to.grid().bits.largest(),
+            scales: &scales,
+            floats: &floats,
+        });
         let mut tuned = TunedBlock { weights: vec![], errors: [0.0; 2] };
         with_solutions(solver, weights, |replace| {
-            let behind = |name: &str| integers?.1.get(name).cloned();
-            let replace = |name: &str| behind(name).or_else(|| replace(name));
             let is_pruned = |name: &str| weights.contains_key(name);
-            let block = PrunedBlock { index, replace: &replace, is_pruned: &is_pruned, rounding };
+            let block = PrunedBlock { index, replace, is_pruned: &is_pruned, rounding };
             tuned = self.run(&block, texts)?;
             Ok(())
         })?;
@@ -241,7 +278,8 @@ impl BlockTuner {
                 _ => Adjusted::floats(solver.store, &solver.rounded(&name, values)?)?,
             });
         }
-        Ok(tuned.errors)
+        let [before, after] = tuned.errors;
+        Ok([before, after.min(before)])
     }
 
     fn run(&self, block: &PrunedBlock<'_>, texts: BlockTexts<'_>) -> twofour_nn::Result<TunedBlock> {
@@ -253,36 +291,44 @@ impl BlockTuner {
     }
 }
 
-/// Rounds tuned weights for their layers' outputs. Returns the floats behind the integers: the tuned ones, kept from
-/// rounding to another integer.
+/// A weight that was rounded.
+#[derive(Debug)]
+struct Rounded {
+    /// The scale of each element; 0 where it is pruned.
+    scales: Vec<f32>,
+    /// The weight before, no farther from each integer than what rounds to it.
+    floats: Vec<f32>,
+}
+
+/// Rounds tuned weights to the integers that change their layers' outputs least.
 fn round<R: Runner>(
     solver: &Solver<'_, R>,
     weights: &mut HashMap<String, Solution>,
     seen: &[SeenInput],
     to: Quantization,
-) -> Result<HashMap<String, Vec<f32>>> {
-    /// Of a step between integers, from the integer.
+) -> Result<HashMap<String, Rounded>> {
+    /// The largest distance of a float from its integer, in steps.
     const FARTHEST: f32 = 0.49;
-    let mut behind = HashMap::new();
+    let mut all = HashMap::new();
     for SeenInput { weights: names, statistic, .. } in seen {
         let Some(Statistic::Hessian(hessian)) = statistic else { continue };
         for name in names {
             interrupt::check()?;
             let Some(solution) = weights.get_mut(name) else { continue };
-            let mut values = solver.values(name, solution)?;
-            let tuned = MatrixRef::new(solution.mask.rows(), solution.mask.cols(), &values)?;
-            let integers = solve::round(tuned, &solution.mask, &values, hessian, to.grid())
+            let mut floats = solver.values(name, solution)?;
+            let tuned = MatrixRef::new(solution.mask.rows(), solution.mask.cols(), &floats)?;
+            let integers = solve::round(tuned, &solution.mask, &floats, hessian, to.grid())
                 .and_then(|solved| QuantizedWeight::of_solved(&solved, to))
                 .map_err(|error| error.in_tensor(name))?;
-            let rounded = integers.dequantize().to_dense();
-            for ((value, rounded), scale) in values.iter_mut().zip(rounded).zip(integers.scales_of_elements()) {
+            let (rounded, scales) = (integers.dequantize().to_dense(), integers.scales_of_elements());
+            for ((value, rounded), scale) in floats.iter_mut().zip(rounded).zip(&scales) {
                 *value = value.clamp(rounded - FARTHEST * scale, rounded + FARTHEST * scale);
             }
             solution.adjusted = Some(Adjusted::integers(solver.store, &integers)?);
-            behind.insert(name.clone(), values);
+            all.insert(name.clone(), Rounded { scales, floats });
         }
     }
-    Ok(behind)
+    Ok(all)
 }
 
 /// The error of a tuned weight's outputs, of which the values are as they are stored.

@@ -52,8 +52,8 @@ use crate::{
 /// pruned, by the last of the methods. With --budget a plan: of the layers that cost least for what they save, as many
 /// as the budget allows are to be pruned. `twofour prune --plan FILE` takes it.
 ///
-/// It takes about as long as `twofour prune` with the same text for each of the methods. --perplexity runs the model
-/// once for each layer: 0.5 B parameters in 168 layers take 15 to 30 minutes on two cores for 2048 tokens.
+/// It takes about as long as `twofour prune --tune 0` with the same text for each of the methods. --perplexity runs the
+/// model once for each layer: 0.5 B parameters in 168 layers take 15 to 30 minutes on two cores for 2048 tokens.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

@@ -36,7 +36,8 @@ impl BlockTuning {
     /// # Errors
     /// [`Error::Unsupported`] for a model that does not train, with what it has.
     pub fn expect_tunable(checkpoint: &Checkpoint) -> Result<()> {
-        expect_trainable(checkpoint.config())
+        // The texts' lengths are checked when they are there.
+        expect_trainable(&checkpoint.config().clone().with_context(1))
     }
 }
 
@@ -59,6 +60,8 @@ pub struct WeightRounding<'a> {
     pub largest: f32,
     /// The scale of each element of a weight, by its stored name and as the weight is stored; 0 where it is pruned.
     pub scales: Replace<'a>,
+    /// The floats that training begins with, which round to the integers that the weight has.
+    pub floats: Replace<'a>,
 }
 
 impl fmt::Debug for WeightRounding<'_> {
@@ -218,9 +221,18 @@ impl<E: Engine> Tuner<'_, E> {
                 continue;
             }
             match block.rounding {
-                Some(WeightRounding { largest, scales }) => {
-                    let scales = parts.replacing(Some(scales)).values(&format!("{}.weight", linear.name()))?;
-                    linear.make_rounded(self.engine, &scales, largest)?;
+                Some(WeightRounding { largest, scales, floats }) => {
+                    for weight in parts.weights_of(linear.name()) {
+                        if scales(&weight).is_none() || floats(&weight).is_none() {
+                            let (what, expected) =
+                                ("the rounding of a block", "scales and floats of each pruned weight");
+                            return Err(Error::Setting { what, found: format!("none of `{weight}`"), expected });
+                        }
+                    }
+                    let name = format!("{}.weight", linear.name());
+                    let [scales, floats] = [scales, floats].map(|values| parts.replacing(Some(values)).values(&name));
+                    linear.weight_mut().write(self.engine, &floats?)?;
+                    linear.make_rounded(self.engine, &scales?, largest)?;
                 }
                 None => {
                     let (rows, cols) = (linear.out_features(), linear.in_features());

@@ -127,7 +127,8 @@ fn integers_come_nearer_to_the_dense_block_and_stay_integers_times_their_scales(
         let texts = texts(checkpoint.config().width);
         let dense = outputs(&checkpoint, &texts, &Weights::new());
         let (replace, of) = (|name: &str| before.get(name).cloned(), |name: &str| scales.get(name).cloned());
-        let rounding = Some(WeightRounding { largest: LARGEST, scales: &of });
+        let own = |name: &str| floats.get(name).cloned();
+        let rounding = Some(WeightRounding { largest: LARGEST, scales: &of, floats: &own });
         let block = PrunedBlock { index: BLOCK, replace: &replace, is_pruned: &|_| true, rounding };
         let views = BlockTexts { inputs: &views(&texts), outputs: &views(&dense) };
         let tuning = BlockTuning { passes: 60, ..TUNING };
@@ -143,14 +144,16 @@ fn integers_come_nearer_to_the_dense_block_and_stay_integers_times_their_scales(
         let [old, new] = [&before, &after].map(|weights| error(&outputs(&checkpoint, &texts, weights), &dense));
         assert!(new < 0.9 * old, "{family}: {new}, before {old}");
     }
-    // Scales of another weight.
+    // Scales of another weight, and none.
     let checkpoint = checkpoint("llama");
     let (texts, short) = (texts(checkpoint.config().width), |_: &str| Some(vec![1.0]));
-    let rounding = Some(WeightRounding { largest: LARGEST, scales: &short });
-    let block = PrunedBlock { index: BLOCK, replace: &|_| None, is_pruned: &|_| true, rounding };
     let views = BlockTexts { inputs: &views(&texts), outputs: &views(&texts) };
-    let error = checkpoint.tune_block(&CpuEngine, &block, views, TUNING, &|| false).unwrap_err().to_string();
-    assert!(error.contains("a replaced weight"), "{error}");
+    for (scales, words) in [(&short as &dyn Fn(&str) -> Option<Vec<f32>>, "a replaced weight"), (&|_| None, "scales")] {
+        let rounding = Some(WeightRounding { largest: LARGEST, scales, floats: &short });
+        let block = PrunedBlock { index: BLOCK, replace: &|_| None, is_pruned: &|_| true, rounding };
+        let error = checkpoint.tune_block(&CpuEngine, &block, views, TUNING, &|| false).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ struct Grid {
     const float* scales; // one for each element; 0 where it is pruned
     void* rounded;
     u64 elements;
-    float largest; // integer
+    float largest; // magnitude of the integers
 };
 
 extern "C" __global__ void __launch_bounds__(256) round_to_grid(const __grid_constant__ Grid p) {
