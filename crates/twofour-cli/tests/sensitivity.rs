@@ -39,7 +39,7 @@ fn errors_and_perplexities_are_those_of_pruning_one_layer() {
             let name = layer["name"].as_str().unwrap();
             for (method, key) in [("wanda", "wanda"), ("alps", "alps+refit")] {
                 let refit = if key.ends_with("refit") { "10" } else { "off" };
-                let more = ["--method", method, "--refit", refit, "--compensate", "off", "--permute", "off", "--json"];
+                let more = ["--method", method, "--refit", refit, "--tune", "0", "--permute", "off", "--json"];
                 let prune = ["prune", &model, "-o", family, "--force", "--include", name, "--eval", "other"];
                 let pruned = run(at, &[&prune[..], &CALIBRATION, &more].concat()).good().json();
                 let tensors = pruned["tensors"].as_array().unwrap();

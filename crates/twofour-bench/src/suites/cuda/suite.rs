@@ -70,14 +70,14 @@ impl Bench<'_> {
 #[derive(Debug, Args)]
 pub(crate) struct OnGpu<S: Suite> {
     #[command(flatten)]
-    suite: S,
-
-    #[command(flatten)]
     runs: RunOptions,
+
+    // Last, because the help is the doc comment of what is flattened last.
+    #[command(flatten)]
+    suite: S,
 }
 
-// Where and how often kernels are timed, and the destination of the JSON. A doc comment would be the help of every
-// suite that this is flattened into.
+/// Where and how often kernels are timed, and the destination of the JSON.
 #[derive(Debug, Args)]
 pub(super) struct RunOptions {
     #[command(flatten)]

@@ -65,8 +65,8 @@ Examples:
   twofour prune model/ -o pruned/ --calibration text.txt --eval held-out.txt
   twofour prune model/ -o int4/ --calibration text.txt --quantize int4
   twofour prune model/ -o pruned/ --calibration prose.txt --calibration code.txt
-  twofour prune model/ -o pruned/ --calibration text.txt --device cuda --tune 2 \\
-      --tune-samples 128
+  twofour prune model/ -o pruned/ --calibration text.txt --device cuda \\
+      --tune 2 --tune-samples 128
   twofour prune model/ -o pruned/ --calibration text.txt --low-rank eora
   twofour prune model.safetensors -o out.safetensors --pattern 4:8 \\
       --include '*.mlp.*'
@@ -256,7 +256,7 @@ impl Prune {
         let place = self.place.open()?;
         let tuner = match sampling {
             // A low-rank part beside the weights makes up for their error instead.
-            Some(_) if part.is_none() => self.tuning.tuner(screen, places.0, &place, quantization)?,
+            Some(_) if part.is_none() => self.tuning.tuner(places.0, &place, quantization)?,
             _ => {
                 self.tuning.expect_none("--low-rank makes up for the error instead")?;
                 None
@@ -345,10 +345,16 @@ impl Prune {
             (before, _) => before.map(|before| before.after(screen, places.1, None)).transpose()?,
         };
         report::show(screen, &tensors)?;
-        if let Some(tuning) = &tuning {
-            let left = units::percent(tuning.left());
-            screen
-                .line(format!("tuning left {left} of the error of the blocks' outputs, in the mean over the blocks"))?;
+        match &tuning {
+            Some(tuning) => {
+                let left = units::percent(tuning.left());
+                let mean = "of the error of the blocks' outputs, in the mean over the blocks";
+                screen.line(format!("tuning left {left} {mean}"))?;
+            }
+            None if solutions.is_some() && part.is_none() && self.tuning.is_default() => {
+                screen.note("Blocks were not tuned, which is for decoders that train.")?;
+            }
+            None => {}
         }
         if let Some(low_rank) = &low_rank {
             low_rank.tell(screen)?;

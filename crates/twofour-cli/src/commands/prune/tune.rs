@@ -21,7 +21,7 @@ use super::{
     place::Place,
     solution::{Adjusted, Solution},
 };
-use crate::{exit::Usage, interrupt, present::Screen};
+use crate::{exit::Usage, interrupt};
 
 /// The learning rate, unless one is given.
 const RATE: f64 = 1e-4;
@@ -125,14 +125,13 @@ enum TuningEngine {
 
 impl TuningOptions {
     /// Returns what tunes the blocks of a model that is calibrated, and rounds them; nothing where no passes are asked
-    /// for, or where none were and the model cannot be tuned, which is said.
+    /// for, or where none were and the model cannot be tuned.
     ///
     /// # Errors
     /// Where passes were asked for, a model that is no decoder, or that does not train; other options of tuning where
     /// nothing is tuned; a device that cannot be used.
     pub(super) fn tuner(
         &self,
-        screen: &mut Screen,
         input: &Path,
         place: &Place,
         quantization: Option<Quantization>,
@@ -149,7 +148,6 @@ impl TuningOptions {
             Ok(checkpoint) => checkpoint,
             Err(error) if self.tune.is_none() => {
                 self.expect_none(&format!("{error:#}"))?;
-                screen.note("Blocks are not tuned, which is for decoders that train.")?;
                 return Ok(None);
             }
             Err(error) => return Err(error),
@@ -163,6 +161,11 @@ impl TuningOptions {
         let tuning = BlockTuning { passes, learning_rate, measure: self.tune_error.unwrap_or_default().into() };
         let samples = self.tune_samples.unwrap_or(SAMPLES) as usize;
         Ok(Some(BlockTuner { checkpoint, tuning, samples, quantization, engine }))
+    }
+
+    /// Whether tuning is left to the model.
+    pub(super) fn is_default(&self) -> bool {
+        self.tune.is_none()
     }
 
     /// Refuses options of tuning where nothing is tuned.
