@@ -36,6 +36,16 @@ impl CompressedLinear {
         Ok(Self::from_packed(PackedLinear::new(weight, values, Activation::Identity)?, <T as Element>::DTYPE))
     }
 
+    /// Takes over a weight quantized to i8 with a scale for each row, and a bias `[out]`.
+    ///
+    /// # Errors
+    /// Scales or a bias that do not fit.
+    pub fn from_quantized(weight: Compressed<i8>, scales: Vec<f32>, bias: Option<&Tensor>) -> Result<Self> {
+        let values = checked_bias(bias, weight.rows())?;
+        let layer = PackedLinear::new_i8(weight, scales, values, Activation::Identity)?;
+        Ok(Self::from_packed(layer, DataType::I8))
+    }
+
     /// Quantizes a compressed weight: symmetric, one scale for each row.
     pub(super) fn quantized<T: CompressedElement>(weight: &Compressed<T>, bias: Option<&Tensor>) -> Result<Self> {
         let values = checked_bias(bias, weight.rows())?;
