@@ -27,6 +27,9 @@ fn text_is_that_of_transformers_and_what_calibration_pruned_is_checked_compresse
         ("qwen2_moe", "*"),
         ("qwen3_moe", "*"),
         ("gpt_oss", "*"),
+        ("deepseek_v2_lite", "*"),
+        ("deepseek_v2", "*"),
+        ("deepseek_v3", "*"),
         ("phi3_long", "*"),
         ("bloom", "*"),
         ("falcon_alibi", "*"),
@@ -73,7 +76,7 @@ fn text_is_that_of_transformers_and_what_calibration_pruned_is_checked_compresse
             run(at, &["quantize", &small, "-o", &format!("{family}-int8"), "--dtype", "int8"]).good();
             assert!(!continued(at, &format!("{family}-int8")).as_array().unwrap().is_empty());
         }
-        let narrow = ["qwen3_moe", "falcon_grouped", "phi3", "qwen2_5_vl", "mixtral_joined"];
+        let narrow = ["qwen3_moe", "deepseek_v2", "falcon_grouped", "phi3", "qwen2_5_vl", "mixtral_joined"];
         if expected["perplexity"].is_array() && !narrow.contains(&family) {
             // Stored as f32, and so multiplied.
             assert_eq!(continued(at, &small), continued(at, &out), "{family}");
@@ -86,20 +89,30 @@ fn experts_are_pruned_by_every_method_and_each_of_them_by_its_own_tokens() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
     fs::write(at.join("text.txt"), letters(3000)).unwrap();
-    let model = checkpoint("mixtral");
-    let mut errors = vec![];
-    for method in ["wanda", "ria", "sparsegpt", "alps"] {
-        let options = ["--method", method, "--refit", "off", "--compensate", "off", "--permute", "off"];
-        let prune = [&["prune", &model, "-o", method, "--json"], &options[..], &CALIBRATION].concat();
-        let answer = run(at, &prune).good().json();
-        let of_experts = answer["tensors"].as_array().unwrap().iter();
-        let of_experts = of_experts.filter(|t| t["name"].as_str().unwrap().contains("experts."));
-        let of_experts: Vec<f64> = of_experts.map(|t| t["relative_error"].as_f64().unwrap()).collect();
-        assert_eq!(of_experts.len(), 2 * 4 * 3);
-        run(at, &["check", method]).good();
-        errors.push(of_experts.iter().sum::<f64>());
+    // Of DeepSeek also the layers around latents.
+    let deepseek = [("experts.", (8 + 1) * 3), ("self_attn.", 2 * 5)];
+    for (family, parts) in [("mixtral", &[("experts.", 2 * 4 * 3)][..]), ("deepseek_v3", &deepseek)] {
+        let mut errors = vec![vec![]; parts.len()];
+        for method in ["wanda", "ria", "sparsegpt", "alps"] {
+            let (model, out) = (checkpoint(family), format!("{family}-{method}"));
+            let options = ["--method", method, "--refit", "off", "--compensate", "off", "--permute", "off"];
+            let prune = [&["prune", &model, "-o", &out, "--json"], &options[..], &CALIBRATION].concat();
+            let answer = run(at, &prune).good().json();
+            for ((part, count), errors) in parts.iter().zip(&mut errors) {
+                let own = answer["tensors"].as_array().unwrap().iter();
+                let own = own.filter(|t| t["name"].as_str().unwrap().contains(part) && t["pruned"] == true);
+                let own: Vec<f64> = own.map(|t| t["relative_error"].as_f64().unwrap()).collect();
+                assert_eq!(own.len(), *count, "{family}, {part}");
+                errors.push(own.iter().sum::<f64>());
+            }
+            run(at, &["check", &out]).good();
+        }
+        for errors in errors {
+            let is_in_order = errors[2] < errors[0] && errors[3] < errors[2];
+            assert!(is_in_order, "{family}: Wanda, RIA, SparseGPT, ALPS: {errors:?}");
+        }
     }
-    assert!(errors[2] < errors[0] && errors[3] < errors[2], "Wanda, RIA, SparseGPT, ALPS: {errors:?}");
+    let model = checkpoint("mixtral");
     let quantize = ["--method", "sparsegpt", "--quantize", "int8", "-o", "int8"];
     run(at, &[&["prune", &model], &quantize[..], &CALIBRATION].concat()).good();
     assert!(!continued(at, "int8").as_array().unwrap().is_empty());

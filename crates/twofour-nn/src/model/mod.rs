@@ -41,9 +41,9 @@ pub use checkpoint::{
     StoredRows, is_llama, save_llama,
 };
 pub use config::{
-    Alibi, AttentionConfig, ClampedGate, ExpertsConfig, FeedForwardConfig, GptConfig, ImageHead, ImageHeadInput,
-    ImageInput, ModelInput, ModelOutput, NormConfig, NormKind, NormPlace, Positions, Rope, RopeScaling, TokenInput,
-    TransformerConfig,
+    Alibi, AttentionConfig, ClampedGate, ExpertGroups, ExpertsConfig, FeedForwardConfig, GptConfig, ImageHead,
+    ImageHeadInput, ImageInput, LatentConfig, ModelInput, ModelOutput, NormConfig, NormKind, NormPlace, Positions,
+    Rope, RopeScaling, Routing, ScoreFunction, SharedExpert, TokenInput, TransformerConfig,
 };
 pub use distillation::{DistillationLoss, Objective};
 #[cfg(feature = "cuda")]

@@ -18,6 +18,7 @@ use crate::{
             cache::Cache,
             entry::Entry,
             experts::{Experts, Routed, rows},
+            latent::Latents,
             layer::{Layer, Outputs, Role},
             rotation::Rotations,
         },
@@ -29,7 +30,7 @@ pub(super) struct Block<'a> {
     config: &'a TransformerConfig,
     layer: Layer<f32>,
     inputs: Vec<BlockInput>,
-    /// Of each input its step, and the expert that reads it.
+    /// Of each input its step, and the number of the expert, or of the latent, where it is a part of the step's.
     places: Vec<(usize, Option<usize>)>,
     free: Vec<Option<FreeFeatures>>,
 }
@@ -61,7 +62,7 @@ pub(super) fn free_features(
         let name = format!("blocks.{index}.{}", role.name());
         parts.stored(&name).filter(|_| parts.is_in_order(&name))
     };
-    Role::ALL.map(|role| FreeFeatures::of(config, role, of_role)).into()
+    Role::of(config).iter().map(|role| FreeFeatures::of(config, *role, of_role)).collect()
 }
 
 impl<'a> Block<'a> {
@@ -75,7 +76,14 @@ impl<'a> Block<'a> {
         let layer = Layer::build(config, replaced, index)?;
         let input = |name: &str| input_of(stored, &format!("blocks.{index}.{name}"));
         let (mut inputs, mut places) = (vec![], vec![]);
-        for (step, role) in Role::ALL.into_iter().enumerate() {
+        for (step, role) in Role::of(config).iter().copied().enumerate() {
+            if role == Role::Latents {
+                for (part, (name, ..)) in config.of_latents().into_iter().enumerate() {
+                    inputs.push(input(name));
+                    places.push((step, Some(part)));
+                }
+                continue;
+            }
             match config.experts(index).filter(|_| matches!(role, Role::Up | Role::Down)) {
                 None => {
                     inputs.push(input(role.name()));
@@ -96,14 +104,22 @@ impl<'a> Block<'a> {
         Ok(Block { config, layer, inputs, places, free })
     }
 
-    fn role(step: usize) -> Role {
-        Role::ALL[step.min(Role::ALL.len() - 1)]
+    fn role(&self, step: usize) -> Role {
+        let roles = Role::of(self.config);
+        roles[step.min(roles.len() - 1)]
     }
 
     /// The experts, with the one that reads an input and the step that computes it.
     fn expert(&self, index: usize) -> Option<(&Experts<f32>, usize, Role)> {
         let (step, expert) = self.places.get(index)?;
-        Some((self.layer.experts()?, (*expert)?, Self::role(*step)))
+        let role = self.role(*step);
+        self.layer.experts().filter(|_| role != Role::Latents).zip(*expert).map(|(experts, own)| (experts, own, role))
+    }
+
+    /// What reads latents, with the number of the one that reads an input.
+    fn latent(&self, index: usize) -> Option<(&Latents<f32>, usize)> {
+        let (step, latent) = self.places.get(index)?;
+        self.layer.latents().filter(|_| self.role(*step) == Role::Latents).zip(*latent)
     }
 }
 
@@ -165,7 +181,7 @@ impl CheckpointBlock for Block<'_> {
     }
 
     fn steps(&self) -> usize {
-        Role::ALL.len()
+        Role::of(self.config).len()
     }
 
     fn step_of(&self, index: usize) -> usize {
@@ -173,15 +189,21 @@ impl CheckpointBlock for Block<'_> {
     }
 
     fn free_features(&self, index: usize) -> Option<&FreeFeatures> {
-        self.free.get(index)?.as_ref()
+        let (step, _) = self.places.get(index).filter(|(_, part)| part.is_none())?;
+        self.free.get(*step)?.as_ref()
     }
 
     fn input(&self, step: usize, x: &mut Vec<f32>, between: Option<Vec<f32>>) -> Result<Vec<f32>> {
-        Ok(self.layer.input(self.config, Self::role(step), x, between.unwrap_or_default()))
+        Ok(self.layer.input(self.config, self.role(step), x, between.unwrap_or_default()))
     }
 
     fn part(&self, index: usize, x: &Vec<f32>, input: &Vec<f32>) -> Result<Option<InputPart>> {
         let width = self.config.width;
+        if let Some((latents, own)) = self.latent(index) {
+            let tokens = (0..x.len() / width).collect();
+            let part = latents.input(self.config, own, input);
+            return Ok(part.map(|(x, features)| InputPart { x, features, tokens }));
+        }
         let Some((experts, expert, role)) = self.expert(index) else { return Ok(None) };
         let is_up = role == Role::Up;
         let read = if is_up { input } else { &self.layer.feed_forward_input(x) };
@@ -196,18 +218,23 @@ impl CheckpointBlock for Block<'_> {
     }
 
     fn routed_at(&self, index: usize) -> Option<usize> {
-        self.expert(index)?;
-        Role::ALL.iter().position(|role| *role == Role::Up)
+        let routed = if self.latent(index).is_some() { Role::Qkv } else { self.expert(index).map(|_| Role::Up)? };
+        Role::of(self.config).iter().position(|role| *role == routed)
     }
 
     fn part_of(&self, index: usize, tokens: &[usize], x: &Vec<f32>) -> Result<Option<Vec<f32>>> {
-        let Some((experts, expert, role)) = self.expert(index) else { return Ok(None) };
         let width = self.config.width;
         if let Some(token) = tokens.iter().find(|token| **token >= x.len() / width) {
             let found = format!("{token} of {}", x.len() / width);
             return Err(Error::Setting { what: "a token of a text", found, expected: "one that is there" });
         }
         let routed: Routed = tokens.iter().map(|token| (*token, 1.0)).collect();
+        if let Some((latents, own)) = self.latent(index) {
+            let read = rows(&self.layer.input(self.config, Role::Qkv, x, vec![]), width, &routed);
+            let read = self.layer.latents_of(self.config, &read)?;
+            return Ok(latents.input(self.config, own, &read).map(|(x, _)| x));
+        }
+        let Some((experts, expert, role)) = self.expert(index) else { return Ok(None) };
         let read = rows(&self.layer.feed_forward_input(x), width, &routed);
         match role {
             Role::Up => Ok(Some(read)),
@@ -226,7 +253,7 @@ impl CheckpointBlock for Block<'_> {
         let mut products = None;
         let mut keep = |found: &[f32]| products = Some(found.to_vec());
         let outputs: Option<Outputs<'_>> = if shows_products { Some(&mut keep) } else { None };
-        let next = self.layer.step(self.config, Self::role(step), input, x, seen, outputs)?;
+        let next = self.layer.step(self.config, self.role(step), input, x, seen, outputs)?;
         Ok(Stepped { next: Some(next).filter(|next| !next.is_empty()), products })
     }
 }

@@ -40,8 +40,15 @@ impl FreeFeatures {
         role: Role,
         stored: impl Fn(Role) -> Option<&'s StoredLinear>,
     ) -> Option<Self> {
-        let (sets, len, outputs, before) = match role {
-            Role::Out => {
+        let (sets, len, outputs, before) = match (role, &config.attention.latent) {
+            (Role::Out, Some(latent)) => {
+                let (heads, v) = (config.attention.heads, latent.value_dim);
+                let plain = config.attention.head_dim.checked_sub(config.rotated())?;
+                let sets = (0..heads).map(|head| vec![head * v]);
+                let outputs = (0..heads).map(|head| vec![head * (plain + v) + plain]);
+                (sets.collect(), v, outputs.collect(), Role::Latents)
+            }
+            (Role::Out, None) => {
                 let (d, heads, kv_heads) =
                     (config.attention.head_dim, config.attention.heads, config.attention.kv_heads);
                 let group = heads.checked_div(kv_heads)?;
@@ -50,12 +57,12 @@ impl FreeFeatures {
                 let outputs = (0..kv_heads).map(|kv| vec![values + kv * d]);
                 (sets.collect(), d, outputs.collect(), Role::Qkv)
             }
-            Role::Down => {
+            (Role::Down, _) => {
                 let hidden = config.feed_forward.hidden;
                 let outputs = if config.feed_forward.gated { vec![0, hidden] } else { vec![0] };
                 (vec![vec![0]], hidden, vec![outputs], Role::Up)
             }
-            Role::Qkv | Role::Up => return None,
+            (Role::Qkv | Role::Latents | Role::Up, _) => return None,
         };
         let StoredLinear { parts, has_bias, is_transposed, .. } = stored(before)?.clone();
         Some(FreeFeatures { sets, len, outputs, parts, has_bias, is_transposed })

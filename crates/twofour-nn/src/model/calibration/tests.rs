@@ -221,7 +221,9 @@ fn an_order(features: &FreeFeatures, all: usize) -> Vec<usize> {
 
 #[test]
 fn a_model_with_its_free_features_in_another_order_computes_the_same() {
-    for family in ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2", "bert"] {
+    for family in
+        ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2", "bert", "deepseek_v2_lite", "deepseek_v3"]
+    {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoints").join(family);
         let checkpoint = open_blockwise(&directory).unwrap();
         let reader = checkpoint.reader();

@@ -18,6 +18,7 @@
 //! | `qwen3` | norms of queries and keys |
 //! | `mixtral`, `qwen2_moe`, `qwen3_moe` | experts |
 //! | `gpt_oss` | experts with biases and a bounded gate, sinks of attention |
+//! | `deepseek_v2`, `deepseek_v3` | keys and values of latents, experts in groups beside a shared one |
 //! | `phi3` | queries, keys and values in one tensor, gate and up in another, LongRoPE |
 //! | `phi` | blocks side by side behind one norm, a part of each head rotated |
 //! | `gpt2` | learned positions, transposed weights, GELU by tanh |

@@ -89,7 +89,7 @@ impl Opened {
                     *tied = false;
                 }
             }
-            layout.ignored_beginnings.extend(TASK_HEADS);
+            layout.ignored_beginnings.extend(TASK_HEADS.map(Into::into));
             if !has_head {
                 layout.linears.remove(HEAD);
             }

@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-const FAMILIES: [&str; 32] = [
+const FAMILIES: [&str; 35] = [
     "llama",
     "mistral",
     "qwen2",
@@ -56,6 +56,9 @@ const FAMILIES: [&str; 32] = [
     "stablelm",
     "stablelm_parallel",
     "phi2",
+    "deepseek_v2_lite",
+    "deepseek_v2",
+    "deepseek_v3",
 ];
 
 /// How many of them train.
@@ -537,6 +540,28 @@ fn fields_that_are_not_supported_are_named() {
         ("mixtral", "num_local_experts", json!(1 << 18), "fewer tensors"),
         ("mixtral", "num_experts_per_tok", json!(5), "5 of 4"),
         ("qwen3_moe", "moe_intermediate_size", json!(null), "moe_intermediate_size"),
+        ("deepseek_v2", "norm_topk_prob", json!(true), "norm_topk_prob"),
+        ("deepseek_v2", "topk_method", json!("noaux_tc"), "topk_method"),
+        ("deepseek_v2", "n_group", json!(null), "n_group"),
+        ("deepseek_v2", "n_group", json!(4), "groups of experts"),
+        ("deepseek_v2", "n_group", json!(0), "groups of experts"),
+        ("deepseek_v2", "topk_group", json!(4), "groups of experts"),
+        ("deepseek_v2", "num_experts_per_tok", json!(5), "groups of experts"),
+        ("deepseek_v2", "routed_scaling_factor", json!(0), "routed_scaling_factor"),
+        ("deepseek_v2", "mlp_bias", json!(true), "mlp_bias"),
+        ("deepseek_v2", "v_head_dim", json!(11), "a head of values"),
+        ("deepseek_v2", "qk_nope_head_dim", json!(0), "a head of values"),
+        ("deepseek_v3", "attention_bias", json!(true), "attention_bias"),
+        ("deepseek_v3", "num_key_value_heads", json!(1), "num_key_value_heads"),
+        ("deepseek_v3", "moe_layer_freq", json!(2), "moe_layer_freq"),
+        ("deepseek_v3", "scoring_func", json!("softmax"), "scoring_func"),
+        ("deepseek_v3", "kv_lora_rank", json!(0), "latent of keys"),
+        (
+            "deepseek_v3",
+            "quantization_config",
+            json!({"quant_method": "fp8", "weight_block_size": [128, 128]}),
+            "quantization_config",
+        ),
         ("opt", "enable_bias", json!(false), "enable_bias"),
         ("bloom", "apply_residual_connection_post_layernorm", json!(true), "post_layernorm"),
         ("mpt", "attn_config", json!({"alibi": false}), "attn_config.alibi"),
@@ -650,6 +675,23 @@ fn older_configurations_mean_the_same() {
         config.insert("rope_theta".into(), json!(10_000.0));
     });
     assert_eq!(open(older.path()), open(&directory("mistral")));
+    // As DeepSeek wrote its own.
+    let own = with_config("deepseek_v2_lite", |config| {
+        let mut scaling = config.remove("rope_parameters").unwrap();
+        let fields = scaling.as_object_mut().unwrap();
+        config.insert("rope_theta".into(), fields.remove("rope_theta").unwrap());
+        fields.insert("type".into(), fields["rope_type"].clone());
+        fields.remove("rope_type");
+        config.insert("rope_scaling".into(), scaling);
+        for field in ["head_dim", "qk_head_dim", "mlp_bias", "n_group", "topk_group"] {
+            config.remove(field);
+        }
+        for (field, value) in [("scoring_func", json!("softmax")), ("moe_layer_freq", json!(1)), ("ep_size", json!(1))]
+        {
+            config.insert(field.into(), value);
+        }
+    });
+    assert_eq!(open(own.path()), open(&directory("deepseek_v2_lite")));
 }
 
 #[test]
@@ -793,7 +835,9 @@ fn blocks_in_steps_compute_what_the_model_does_and_experts_see_the_tokens_that_t
             match checkpoint.config().experts(block) {
                 None => assert!(shown.iter().all(|(tokens, _)| *tokens == 33), "{family}: {shown:?}"),
                 Some(experts) => {
-                    assert_eq!(inputs.len(), 2 + 2 * (experts.count + usize::from(experts.shared.is_some())));
+                    let of_attention = 2 + checkpoint.config().of_latents().len();
+                    let with_shared = experts.count + usize::from(experts.shared.is_some());
+                    assert_eq!(inputs.len(), of_attention + 2 * with_shared);
                     let of = |part: &str| -> Vec<usize> {
                         let names = shown.iter().filter(|(_, name)| name.contains(part) && name.contains(".experts."));
                         names.map(|(tokens, _)| *tokens).collect()
@@ -858,7 +902,7 @@ fn an_expert_without_tokens_is_shown_the_identity() {
 #[test]
 fn beside_the_tokens_of_an_expert_is_what_the_stored_one_would_read_of_them() {
     let texts = [expected("mixtral").tokens[..30].to_vec(), vec![9, 5, 33]];
-    for family in ["mixtral", "qwen2_moe", "gpt_oss"] {
+    for family in ["mixtral", "qwen2_moe", "gpt_oss", "deepseek_v2"] {
         let checkpoint = Checkpoint::open(directory(family)).unwrap();
         let inputs = |changes: bool| -> Vec<(Vec<f32>, Vec<f32>)> {
             let mut calibration = Calibration::new(&checkpoint, &texts).unwrap().beside_dense().unwrap();
@@ -880,7 +924,8 @@ fn beside_the_tokens_of_an_expert_is_what_the_stored_one_would_read_of_them() {
                         }
                     };
                     calibration.observe(index, &replace, observe).unwrap();
-                    if index >= 2 && checkpoint.config().experts(calibration.block()).is_some() {
+                    let first = 2 + checkpoint.config().of_latents().len();
+                    if index >= first && checkpoint.config().experts(calibration.block()).is_some() {
                         found.push((own, dense));
                     }
                 }
@@ -901,6 +946,84 @@ fn beside_the_tokens_of_an_expert_is_what_the_stored_one_would_read_of_them() {
             assert!(dense.chunks_exact(width).all(|row| is_one_hot(row) || rows.contains(&row)), "{family}");
         }
     }
+}
+
+/// Every token is shown to what reads latents; beside it is what the stored model has there.
+#[test]
+fn what_reads_latents_is_shown_its_part_beside_that_of_the_stored_model() {
+    for (family, of_latents) in [("deepseek_v2_lite", vec![12]), ("deepseek_v3", vec![8, 12])] {
+        let checkpoint = Checkpoint::open(directory(family)).unwrap();
+        let texts = [expected(family).tokens[..30].to_vec(), vec![9, 5, 33]];
+        let inputs = |changes: bool| -> Vec<(Vec<f32>, Vec<f32>)> {
+            let mut calibration = Calibration::new(&checkpoint, &texts).unwrap().beside_dense().unwrap();
+            let replace = |name: &str| -> Option<Vec<f32>> {
+                let is_changed = changes && name.contains("layers.0.self_attn.kv_a_proj");
+                is_changed.then(|| (0..16 * 16).map(|i| (i as f32 * 0.7).sin()).collect())
+            };
+            let mut found = vec![];
+            for index in 0..of_latents.len() + 2 {
+                let (mut own, mut dense) = (vec![], vec![]);
+                let observe = &mut |seen: crate::model::Observation<'_>, beside: crate::model::Beside<&[f32]>| {
+                    own.extend_from_slice(seen.x);
+                    if let crate::model::Beside::Inputs(x) = beside {
+                        dense.extend_from_slice(x);
+                    }
+                };
+                calibration.observe(index, &replace, observe).unwrap();
+                found.push((own, dense));
+            }
+            found
+        };
+        let (same, changed) = (inputs(false), inputs(true));
+        for (index, features) in of_latents.iter().enumerate() {
+            let ((own, dense), (other, beside)) = (&same[index + 1], &changed[index + 1]);
+            assert_eq!(own.len(), 33 * features, "{family}");
+            assert!(own == dense && own == beside, "{family}");
+            // The latent of queries does not depend on what was changed.
+            assert_eq!(own != other, index + 1 == of_latents.len(), "{family}");
+        }
+        // The values of attention: beside them are the products of the one layer that reads them.
+        assert!(changed.last().unwrap().0 != same.last().unwrap().0, "{family}");
+    }
+}
+
+#[test]
+fn deepseek_with_other_fields_computes_what_transformers_does() {
+    #[derive(Deserialize)]
+    struct Changed {
+        changed: Vec<Fields>,
+    }
+    #[derive(Deserialize)]
+    struct Fields {
+        fields: serde_json::Map<String, Value>,
+        logits: Vec<f32>,
+    }
+    let text = fs::read(directory("deepseek_v3").join("expected.json")).unwrap();
+    let Changed { changed } = serde_json::from_slice(&text).unwrap();
+    assert_eq!(changed.len(), 2);
+    let tokens = expected("deepseek_v3").tokens;
+    for Fields { fields, logits } in changed {
+        let copy = with_config("deepseek_v3", |config| config.extend(fields.clone()));
+        let model = Checkpoint::open(copy.path()).unwrap().inference::<f32>().unwrap();
+        let d = largest_difference(&model.session().feed(&tokens[..30]).unwrap(), &logits);
+        assert!(d < 1e-4, "{fields:?}: {d}");
+    }
+}
+
+/// DeepSeek-V3 is released with a layer behind the last one, which generation does without.
+#[test]
+fn layers_that_predict_further_tokens_are_not_read() {
+    let more = with_tensors("deepseek_v3", |tensors| {
+        tensors.push(("model.layers.2.eh_proj.weight".into(), vec![2, 4], vec![1.0; 8]));
+    });
+    assert!(refused(&more).to_string().contains("model.layers.2.eh_proj.weight"));
+    let path = more.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config["num_nextn_predict_layers"] = json!(1);
+    fs::write(&path, config.to_string()).unwrap();
+    let expected = expected("deepseek_v3");
+    let model = Checkpoint::open(more.path()).unwrap().inference::<f32>().unwrap();
+    assert_eq!(greedy(&model, &expected.prompt_tokens, 12), expected.greedy);
 }
 
 /// Where the tensors of a model of text and images lay before and lie today.

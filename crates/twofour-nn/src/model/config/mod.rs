@@ -3,6 +3,7 @@
 mod alibi;
 mod experts;
 mod gpt;
+mod latent;
 mod named;
 mod rope;
 mod stored;
@@ -13,8 +14,9 @@ use crate::{Error, Result, engine::Nonlinearity, text::VOCABULARY};
 
 pub use self::{
     alibi::Alibi,
-    experts::{ClampedGate, ExpertsConfig},
+    experts::{ClampedGate, ExpertGroups, ExpertsConfig, Routing, ScoreFunction, SharedExpert},
     gpt::GptConfig,
+    latent::LatentConfig,
     rope::{Rope, RopeScaling},
 };
 
@@ -178,6 +180,8 @@ pub struct AttentionConfig {
     /// Whether each head has a sink: a score beside those of the keys, of which the softmax makes a weight that falls
     /// on no value (gpt-oss).
     pub sinks: bool,
+    /// How keys and values are made of latents, where they are.
+    pub latent: Option<LatentConfig>,
 }
 
 /// The feed-forward blocks of a model.
@@ -377,6 +381,7 @@ impl TransformerConfig {
             rope.validate(self.rotated())?;
         }
         self.experts.as_ref().map_or(Ok(()), ExpertsConfig::validate)?;
+        self.attention.latent.as_ref().map_or(Ok(()), |latent| latent.validate(&self.attention))?;
         self.expect_windows()?;
         let scale = match self.input {
             ModelInput::Tokens(input) => input.scale,
@@ -534,6 +539,7 @@ impl TransformerConfig {
         [
             (self.experts.is_some(), "experts"),
             (self.attention.sinks, "sinks of attention"),
+            (self.attention.latent.is_some(), "keys and values of latents"),
             (self.norm.place == NormPlace::Parallel, "attention and feed-forward blocks side by side"),
             (self.attention.rotated.is_some(), "heads of which a part is rotated"),
             (matches!(self.positions, Positions::Alibi(_)), "positions by distance (ALiBi)"),
@@ -624,11 +630,13 @@ impl TransformerConfig {
     pub fn linear_layers(&self) -> Vec<(String, usize, usize)> {
         let width = self.width;
         let block = |layer: usize| {
-            let attention = [
-                (format!("blocks.{layer}.attn.qkv"), self.qkv_width(), width),
-                (format!("blocks.{layer}.attn.out"), width, self.query_width()),
-            ];
-            attention.into_iter().chain(self.feed_forward_layers(layer))
+            let first = (format!("blocks.{layer}.attn.qkv"), self.attention_outputs(), width);
+            let of_latents = self.of_latents().into_iter();
+            let of_latents =
+                of_latents.map(move |(name, outputs, of)| (format!("blocks.{layer}.{name}"), outputs, of.len()));
+            let out = (format!("blocks.{layer}.attn.out"), width, self.value_width());
+            let attention = [first].into_iter().chain(of_latents).chain([out]);
+            attention.chain(self.feed_forward_layers(layer))
         };
         let patches = match self.input {
             ModelInput::Tokens(_) => None,
@@ -661,6 +669,7 @@ impl TransformerConfig {
         };
         let scales = if self.layer_scale { 2 * layers * width } else { 0 };
         let heads = if self.attention.head_norms { 2 * self.attention.head_dim * layers } else { 0 };
+        let latents = layers * self.of_latents().into_iter().map(|(_, _, of)| of.len()).sum::<usize>();
         let tables = match self.input {
             ModelInput::Tokens(input) => {
                 let positions = if self.positions == Positions::Learned { input.context } else { 0 };
@@ -671,7 +680,7 @@ impl TransformerConfig {
             // A class token is part of its position.
             ModelInput::Image(input) => input.tokens() * width,
         };
-        linears + norms * norm + scales + heads + tables
+        linears + norms * norm + scales + heads + latents + tables
     }
 
     /// Whether the linear layer of that name has a bias.
@@ -823,6 +832,7 @@ impl AttentionConfig {
             rotated: None,
             relative_positions: false,
             sinks: false,
+            latent: None,
         }
     }
 

@@ -96,7 +96,7 @@ fn layout(config: &TransformerConfig, prefix: &str, has_pooler: bool, shape_of: 
     let TokenInput { vocabulary, context, token_types, .. } = *config.tokens()?;
     let mut layout = Layout {
         ignored: vec!["embeddings.position_ids"],
-        ignored_beginnings: vec!["cls.", "classifier.", "qa_outputs."],
+        ignored_beginnings: ["cls.", "classifier.", "qa_outputs."].map(Into::into).into(),
         ..Layout::default()
     };
     let embeddings = |part: &str| format!("{prefix}embeddings.{part}");

@@ -1,6 +1,7 @@
 //! Which tensors of a checkpoint hold which part of a model.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, HashSet},
     sync::Arc,
 };
@@ -29,7 +30,7 @@ pub(crate) struct Layout {
     /// Extra tensors are ignored whose names end so.
     pub(crate) ignored: Vec<&'static str>,
     /// Extra tensors are ignored whose names begin so.
-    pub(crate) ignored_beginnings: Vec<&'static str>,
+    pub(crate) ignored_beginnings: Vec<Cow<'static, str>>,
 }
 
 /// A linear layer: its output features are those of the parts, one after the other.
@@ -232,7 +233,7 @@ impl Layout {
         let stored = plain.chain(reader.compressed_weights().map(|weight| &weight.name));
         let is_ignored = |name: &String| {
             self.ignored.iter().any(|ending| name.ends_with(ending))
-                || self.ignored_beginnings.iter().any(|beginning| name.starts_with(beginning))
+                || self.ignored_beginnings.iter().any(|beginning| name.starts_with(&**beginning))
         };
         // The scales of a dense matrix of integers.
         let is_scales = |name: &String| {

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::model::{
     CheckpointError,
-    config::{ExpertsConfig, TransformerConfig},
+    config::{ExpertsConfig, Routing, SharedExpert, TransformerConfig},
 };
 
 pub(super) const FAMILIES: &[Family] = &[
@@ -29,16 +29,20 @@ const fn family(
 }
 
 /// What a family calls the parts of its blocks of experts.
-struct Names {
+pub(super) struct Names {
     block: &'static str,
+    shared: &'static str,
     gate: &'static str,
     up: &'static str,
     down: &'static str,
 }
 
-const MIXTRAL: Names = Names { block: "block_sparse_moe", gate: "w1", up: "w3", down: "w2" };
+const MIXTRAL: Names = Names { block: "block_sparse_moe", shared: "", gate: "w1", up: "w3", down: "w2" };
 
-const QWEN: Names = Names { block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj" };
+const QWEN: Names =
+    Names { block: "mlp", shared: "shared_expert", gate: "gate_proj", up: "up_proj", down: "down_proj" };
+
+pub(super) const DEEPSEEK: Names = Names { shared: "shared_experts", ..QWEN };
 
 fn mixtral(fields: &Fields) -> Result<TransformerConfig> {
     let own = llama::config(fields, Kin::Mistral)?;
@@ -53,6 +57,7 @@ pub(super) fn experts(fields: &Fields, count: &str, hidden: usize) -> Result<Exp
         per_token: fields.size("num_experts_per_tok")?,
         hidden,
         shared: None,
+        routing: Routing::default(),
         is_normalized: true,
         dense_layers: vec![],
         clamped_gate: None,
@@ -70,7 +75,12 @@ fn qwen(fields: &Fields, kin: Kin) -> Result<TransformerConfig> {
     dense_layers.extend((0..own.layers).filter(|layer| !(layer + 1).is_multiple_of(step)));
     let count = if fields.get("num_experts").is_some() { "num_experts" } else { "num_local_experts" };
     let experts = ExpertsConfig {
-        shared: (kin == Kin::Qwen2).then(|| fields.size("shared_expert_intermediate_size")).transpose()?,
+        shared: match kin {
+            Kin::Qwen2 => {
+                Some(SharedExpert { hidden: fields.size("shared_expert_intermediate_size")?, has_gate: true })
+            }
+            _ => None,
+        },
         is_normalized: fields.flag("norm_topk_prob", false)?,
         dense_layers,
         ..experts(fields, count, fields.size("moe_intermediate_size")?)?
@@ -95,7 +105,7 @@ fn windows(fields: &Fields, kin: Kin, layers: usize) -> Result<Vec<Option<usize>
 
 /// Where the tensors lie: LLaMA's, with a router and experts in the place of a feed-forward block. Where transformers
 /// stored the experts joined, as it computes with them, the gate lies above `up` in one tensor, and a block is `mlp`.
-fn layout(source: &Source<'_>, config: &TransformerConfig, names: &Names) -> Layout {
+pub(super) fn layout(source: &Source<'_>, config: &TransformerConfig, names: &Names) -> Layout {
     let (width, prefix) = (config.width, source.prefix);
     let is_joined =
         |layer: usize| source.shape_of(&format!("{prefix}layers.{layer}.mlp.experts.0.gate_up_proj.weight")).is_some();
@@ -103,7 +113,7 @@ fn layout(source: &Source<'_>, config: &TransformerConfig, names: &Names) -> Lay
     for layer in 0..config.layers {
         let Some(experts) = config.experts(layer) else { continue };
         let is_joined = is_joined(layer);
-        let names = if is_joined { &QWEN } else { names };
+        let names = if is_joined { &Names { shared: names.shared, ..QWEN } } else { names };
         let (ours, theirs) = (format!("blocks.{layer}.mlp"), format!("{prefix}layers.{layer}.{}", names.block));
         layout.linears.retain(|name, _| !["up", "down"].iter().any(|part| *name == format!("{ours}.{part}")));
         let mut pair = |ours: String, theirs: String, hidden: usize, is_joined: bool| {
@@ -117,10 +127,16 @@ fn layout(source: &Source<'_>, config: &TransformerConfig, names: &Names) -> Lay
         for expert in 0..experts.count {
             pair(format!("{ours}.experts.{expert}"), format!("{theirs}.experts.{expert}"), experts.hidden, is_joined);
         }
-        if let Some(hidden) = experts.shared {
-            pair(format!("{ours}.shared"), format!("{theirs}.shared_expert"), hidden, false);
-            let gate = vec![(format!("{theirs}.shared_expert_gate"), 1)];
-            layout.parts(format!("{ours}.shared_gate"), gate, width, false);
+        if let Some(SharedExpert { hidden, has_gate }) = experts.shared {
+            let stored = format!("{theirs}.{}", names.shared);
+            pair(format!("{ours}.shared"), stored.clone(), hidden, false);
+            if has_gate {
+                layout.parts(format!("{ours}.shared_gate"), vec![(format!("{stored}_gate"), 1)], width, false);
+            }
+        }
+        if experts.routing.is_corrected {
+            let correction = format!("{theirs}.gate.e_score_correction_bias");
+            layout.tensor(format!("{ours}.correction"), correction, [experts.count]);
         }
         layout.parts(format!("{ours}.router"), vec![(format!("{theirs}.gate"), experts.count)], width, false);
     }

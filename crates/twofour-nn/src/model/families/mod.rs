@@ -3,6 +3,7 @@
 
 pub(crate) mod bert;
 mod bloom;
+mod deepseek;
 mod falcon;
 pub(super) mod fields;
 mod gemma;
@@ -33,6 +34,7 @@ const FAMILIES: &[&[Family]] = &[
     llama::FAMILIES,
     mixtral::FAMILIES,
     gpt_oss::FAMILIES,
+    deepseek::FAMILIES,
     granite::FAMILIES,
     stablelm::FAMILIES,
     starcoder2::FAMILIES,

@@ -88,7 +88,7 @@ fn layout(config: &TransformerConfig) -> Result<Layout> {
     let input = config.image()?;
     let [rows, columns] = input.grid();
     let mut layout = Layout {
-        ignored_beginnings: vec!["prompt_encoder.", "mask_decoder.", "shared_image_embedding."],
+        ignored_beginnings: ["prompt_encoder.", "mask_decoder.", "shared_image_embedding."].map(Into::into).into(),
         ..Layout::default()
     };
     let encoder = |part: &str| format!("vision_encoder.{part}");

@@ -60,13 +60,8 @@ fn layout(source: &Source<'_>, config: &TransformerConfig) -> crate::Result<Layo
     {
         *name = "language_model.lm_head".to_owned();
     }
-    let others = ["visual.", "vision_tower.", "multi_modal_projector.", "image_newline"];
-    layout.ignored_beginnings.extend(others);
-    layout.ignored_beginnings.extend([
-        "model.visual.",
-        "model.vision_tower.",
-        "model.multi_modal_projector.",
-        "model.image_newline",
-    ]);
+    for other in ["visual.", "vision_tower.", "multi_modal_projector.", "image_newline"] {
+        layout.ignored_beginnings.extend([other.into(), format!("model.{other}").into()]);
+    }
     Ok(layout)
 }

@@ -7,6 +7,7 @@ use super::{
     alibi::Slopes,
     entry::Entry,
     feed_forward::FeedForward,
+    latent::Latents,
     layer::Layer,
     linear::{Linear, LinearPart},
     norm::{Norm, Residual},
@@ -83,7 +84,8 @@ impl<T: KernelElement> Layer<T> {
         Ok(Layer {
             index,
             attention: Residual::build(config, parts, &at("attn"))?,
-            qkv: parts.linear(&at("attn.qkv"), (config.qkv_width(), width))?,
+            qkv: parts.linear(&at("attn.qkv"), (config.attention_outputs(), width))?,
+            latents: Latents::build(config, parts, at)?,
             head_norms,
             relative: config.attention.relative_positions.then(relative).transpose()?,
             sinks: config
@@ -93,7 +95,7 @@ impl<T: KernelElement> Layer<T> {
                 .transpose()?,
             slopes: Slopes::of(config),
             windows: WindowGrid::of(config, index),
-            out: parts.linear(&at("attn.out"), (width, config.query_width()))?,
+            out: parts.linear(&at("attn.out"), (width, config.value_width()))?,
             feed_forward: Residual::build(config, parts, &at("mlp"))?,
             hidden: FeedForward::build(config, parts, index)?,
         })

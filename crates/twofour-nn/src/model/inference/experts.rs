@@ -17,7 +17,7 @@ use super::{build::Parts, feed_forward::HiddenLayer, linear::Linear, passes::wid
 use crate::{
     Result,
     cpu::softmax,
-    model::config::{ClampedGate, ExpertsConfig, TransformerConfig},
+    model::config::{ClampedGate, ExpertGroups, ExpertsConfig, ScoreFunction, SharedExpert, TransformerConfig},
 };
 
 /// The router and the experts of a layer.
@@ -25,14 +25,16 @@ use crate::{
 pub(crate) struct Experts<T: KernelElement> {
     config: ExpertsConfig,
     router: Linear<T>,
+    /// What is added to the weights of experts where they are chosen.
+    correction: Option<Vec<f32>>,
     experts: Vec<HiddenLayer<T>>,
     shared: Option<Shared<T>>,
 }
 
-/// The expert that gets every token, with what scores it.
+/// The expert that gets every token, with what scores it, where something does.
 #[derive(Debug)]
 struct Shared<T: KernelElement> {
-    gate: Linear<T>,
+    gate: Option<Linear<T>>,
     layer: HiddenLayer<T>,
 }
 
@@ -48,29 +50,33 @@ impl<T: KernelElement> Experts<T> {
         at: &str,
     ) -> Result<Self> {
         let layer = |name: String, width: usize| HiddenLayer::build(config, parts, &format!("{at}.{name}"), width);
-        let shared = |width: usize| -> Result<Shared<T>> {
-            let gate = parts.linear(&format!("{at}.shared_gate"), (1, config.width))?;
-            Ok(Shared { gate, layer: layer("shared".to_owned(), width)? })
+        let shared = |own: SharedExpert| -> Result<Shared<T>> {
+            let gate = own.has_gate.then(|| parts.linear(&format!("{at}.shared_gate"), (1, config.width)));
+            Ok(Shared { gate: gate.transpose()?, layer: layer("shared".to_owned(), own.hidden)? })
         };
         let all = (0..experts.count).map(|expert| layer(format!("experts.{expert}"), experts.hidden));
         Ok(Experts {
             config: experts.clone(),
             router: parts.linear(&format!("{at}.router"), (experts.count, config.width))?,
+            correction: correction(experts, parts, at)?,
             experts: all.collect::<Result<_>>()?,
             shared: experts.shared.map(shared).transpose()?,
         })
     }
 
     pub(super) fn bytes(&self) -> usize {
-        let shared = self.shared.as_ref().map_or(0, |shared| shared.gate.bytes() + shared.layer.bytes());
+        let shared = self
+            .shared
+            .as_ref()
+            .map_or(0, |shared| shared.gate.as_ref().map_or(0, Linear::bytes) + shared.layer.bytes());
         self.router.bytes() + self.experts.iter().map(HiddenLayer::bytes).sum::<usize>() + shared
     }
 
     /// [`ExpertsConfig::route`] for inputs `x: [tokens, width]`.
     pub(crate) fn route(&self, x: &[T], tokens: usize) -> Result<Vec<Routed>> {
         let scores = |layer: &Linear<T>| layer.forward(x, tokens, Activation::Identity).map(|scores| widened(&scores));
-        let shared = self.shared.as_ref().map(|shared| scores(&shared.gate)).transpose()?;
-        Ok(self.config.route(scores(&self.router)?, shared))
+        let shared = self.shared.as_ref().and_then(|shared| shared.gate.as_ref()).map(scores).transpose()?;
+        Ok(self.config.route(scores(&self.router)?, self.correction.as_deref(), shared))
     }
 
     /// All hidden layers, the shared one last.
@@ -133,21 +139,75 @@ impl<T: KernelElement> Experts<T> {
     }
 }
 
+/// What is added to the weights of experts where they are chosen, where something is.
+pub(super) fn correction<T: KernelElement>(
+    experts: &ExpertsConfig,
+    parts: &impl Parts<T>,
+    at: &str,
+) -> Result<Option<Vec<f32>>> {
+    experts.routing.is_corrected.then(|| parts.vector(&format!("{at}.correction"), experts.count)).transpose()
+}
+
+fn sigmoid(score: f32) -> f32 {
+    1.0 / (1.0 + (-score).exp())
+}
+
+/// The numbers of the highest values; of equal ones the lower number comes first.
+fn highest(values: &[f32], count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|a, b| values[*b].total_cmp(&values[*a]));
+    order.truncate(count);
+    order
+}
+
+impl ExpertGroups {
+    /// Leaves no weight to experts outside of the best groups.
+    fn mask(self, weights: &mut [f32]) {
+        let size = (weights.len() / self.count.max(1)).max(1);
+        let best = |group: &[f32]| highest(group, self.best).into_iter().map(|expert| group[expert]).sum();
+        let groups: Vec<f32> = weights.chunks(size).map(best).collect();
+        let kept = highest(&groups, self.kept);
+        let others = weights.chunks_mut(size).enumerate().filter(|(group, _)| !kept.contains(group));
+        others.for_each(|(_, group)| group.fill(f32::NEG_INFINITY));
+    }
+}
+
 impl ExpertsConfig {
-    /// The tokens of each expert, and behind them those of the shared one, for the router's scores `[tokens, experts]`
-    /// and the scores of the shared one `[tokens]`. Of equal scores the expert of the lower number comes first.
-    pub(super) fn route(&self, mut scores: Vec<f32>, shared: Option<Vec<f32>>) -> Vec<Routed> {
+    /// The tokens of each expert, and behind them those of the shared one, for the router's scores `[tokens, experts]`,
+    /// what is added to weights where experts are chosen, and the scores of the shared one `[tokens]`. Of equal scores
+    /// the expert of the lower number comes first.
+    pub(super) fn route(
+        &self,
+        mut scores: Vec<f32>,
+        correction: Option<&[f32]>,
+        shared: Option<Vec<f32>>,
+    ) -> Vec<Routed> {
         let mut routed = vec![vec![]; self.count];
-        for (token, scores) in scores.chunks_exact_mut(self.count.max(1)).enumerate() {
-            softmax::in_place(scores);
-            let mut order: Vec<usize> = (0..scores.len()).collect();
-            order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
-            order.truncate(self.per_token);
-            let sum: f32 = if self.is_normalized { order.iter().map(|expert| scores[*expert]).sum() } else { 1.0 };
-            order.iter().for_each(|expert| routed[*expert].push((token, scores[*expert] / sum)));
+        let tokens = scores.len() / self.count.max(1);
+        for (token, weights) in scores.chunks_exact_mut(self.count.max(1)).enumerate() {
+            match self.routing.function {
+                ScoreFunction::Softmax => softmax::in_place(weights),
+                ScoreFunction::Sigmoid => weights.iter_mut().for_each(|weight| *weight = sigmoid(*weight)),
+            }
+            let mut choice = weights.to_vec();
+            choice.iter_mut().zip(correction.unwrap_or_default()).for_each(|(choice, own)| *choice += own);
+            if let Some(groups) = self.routing.groups {
+                groups.mask(&mut choice);
+            }
+            let chosen = highest(&choice, self.per_token);
+            // As transformers keeps the sum of sigmoids from zero.
+            let sum = chosen.iter().map(|expert| weights[*expert]).sum::<f32>() + 1e-20;
+            let sum = if self.is_normalized { sum } else { 1.0 };
+            for expert in chosen {
+                routed[expert].push((token, weights[expert] / sum * self.routing.factor));
+            }
         }
-        let sigmoid = |score: f32| 1.0 / (1.0 + (-score).exp());
-        routed.extend(shared.map(|scores| scores.into_iter().map(sigmoid).enumerate().collect()));
+        if self.shared.is_some() {
+            routed.push(match shared {
+                Some(scores) => scores.into_iter().map(sigmoid).enumerate().collect(),
+                None => (0..tokens).map(|token| (token, 1.0)).collect(),
+            });
+        }
         routed
     }
 }

@@ -16,7 +16,7 @@ pub(crate) enum FeedForward<T: KernelElement> {
     /// One pair of layers.
     Dense(HiddenLayer<T>),
     /// A router and experts.
-    Experts(Experts<T>),
+    Experts(Box<Experts<T>>),
 }
 
 /// A hidden layer: what leads into it, with the gate where there is one, and what leads out of it.
@@ -32,7 +32,7 @@ impl<T: KernelElement> FeedForward<T> {
     pub(super) fn build(config: &TransformerConfig, parts: &impl Parts<T>, layer: usize) -> Result<Self> {
         let at = format!("blocks.{layer}.mlp");
         Ok(match config.experts(layer) {
-            Some(experts) => FeedForward::Experts(Experts::build(config, experts, parts, &at)?),
+            Some(experts) => FeedForward::Experts(Box::new(Experts::build(config, experts, parts, &at)?)),
             None => FeedForward::Dense(HiddenLayer::build(config, parts, &at, config.feed_forward.hidden)?),
         })
     }

@@ -9,6 +9,7 @@ use super::{
     attention::{Added, Seen, attend},
     experts::Experts,
     feed_forward::FeedForward,
+    latent::Latents,
     linear::Linear,
     norm::{Norm, Residual, normalize_heads},
     passes::widened,
@@ -29,6 +30,8 @@ pub(crate) struct Layer<T: KernelElement> {
     pub(super) index: usize,
     pub(super) attention: Residual,
     pub(super) qkv: Linear<T>,
+    /// What makes queries, keys and values of latents.
+    pub(super) latents: Option<Latents<T>>,
     /// Norms of queries and keys, head by head.
     pub(super) head_norms: Option<[Norm; 2]>,
     pub(super) relative: Option<RelativePositions>,
@@ -46,8 +49,10 @@ pub(crate) struct Layer<T: KernelElement> {
 /// A linear layer of a [`Layer`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
-    /// Queries, keys, values.
+    /// Queries, keys, values; or their latents.
     Qkv,
+    /// Queries, keys and values of latents.
+    Latents,
     /// The output of attention.
     Out,
     /// Into the hidden layer; with the gate, where there is one.
@@ -57,13 +62,22 @@ pub(crate) enum Role {
 }
 
 impl Role {
-    /// All of a block, in the order of computation.
+    /// All of a block without latents, in the order of computation.
     pub(crate) const ALL: [Role; 4] = [Role::Qkv, Role::Out, Role::Up, Role::Down];
 
-    /// The layer's name within its block.
+    /// All of a block of latents.
+    const OF_LATENTS: [Role; 5] = [Role::Qkv, Role::Latents, Role::Out, Role::Up, Role::Down];
+
+    /// All of a block, in the order of computation.
+    pub(crate) fn of(config: &TransformerConfig) -> &'static [Role] {
+        if config.attention.latent.is_some() { &Self::OF_LATENTS } else { &Self::ALL }
+    }
+
+    /// The layer's name within its block; of latents that of keys and values.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Role::Qkv => "attn.qkv",
+            Role::Latents => "attn.key_value",
             Role::Out => "attn.out",
             Role::Up => "mlp.up",
             Role::Down => "mlp.down",
@@ -85,7 +99,8 @@ pub(crate) fn unobserved<T>(_: Role, _: &[T]) -> ControlFlow<()> {
 impl<T: KernelElement> Layer<T> {
     /// Bytes of the linear layers' weights.
     pub(crate) fn bytes(&self) -> usize {
-        self.qkv.bytes() + self.out.bytes() + self.hidden.bytes()
+        let of_latents = self.latents.as_ref().map_or(0, Latents::bytes);
+        self.qkv.bytes() + of_latents + self.out.bytes() + self.hidden.bytes()
     }
 
     /// Runs tokens `x: [tokens, width]` through the layer, in place. Where the observer breaks, `x` is of no more use.
@@ -97,7 +112,7 @@ impl<T: KernelElement> Layer<T> {
         observe: Observer<'_, T>,
     ) -> Result<()> {
         let mut between = vec![];
-        for role in Role::ALL {
+        for role in Role::of(config).iter().copied() {
             let h = self.input(config, role, x, between);
             if observe(role, &h).is_break() {
                 return Ok(());
@@ -112,7 +127,7 @@ impl<T: KernelElement> Layer<T> {
         match role {
             Role::Qkv => self.attention.input(x),
             Role::Up if config.norm.place != NormPlace::Parallel => self.feed_forward.input(x),
-            Role::Out | Role::Up | Role::Down => between,
+            Role::Latents | Role::Out | Role::Up | Role::Down => between,
         }
     }
 
@@ -122,6 +137,11 @@ impl<T: KernelElement> Layer<T> {
             FeedForward::Dense(_) => None,
             FeedForward::Experts(experts) => Some(experts),
         }
+    }
+
+    /// What reads latents, where the attention block has some.
+    pub(crate) fn latents(&self) -> Option<&Latents<T>> {
+        self.latents.as_ref()
     }
 
     /// What the feed-forward block reads of the residual stream in front of it.
@@ -144,13 +164,22 @@ impl<T: KernelElement> Layer<T> {
         let tokens = x.len() / config.width;
         match role {
             Role::Qkv => match self.windows {
-                None => self.attend(config, h, seen),
+                None if self.latents.is_some() => self.latents_of(config, h),
+                None => {
+                    let qkv = widened(&self.qkv.forward(h, tokens, Activation::Identity)?);
+                    Ok(self.attend(config, qkv, seen))
+                }
                 Some(windows) => {
                     let h = windows.partition(h, config.width);
                     let positions = windows.positions();
                     let lengths = vec![positions; h.len() / (positions * config.width)];
-                    Ok(windows.merge(&self.attend(config, &h, Seen::Sequences(&lengths))?, config.width))
+                    let qkv = widened(&self.qkv.forward(&h, h.len() / config.width, Activation::Identity)?);
+                    Ok(windows.merge(&self.attend(config, qkv, Seen::Sequences(&lengths)), config.width))
                 }
+            },
+            Role::Latents => match &self.latents {
+                Some(latents) => Ok(latents.values(config, &self.attend(config, latents.expanded(config, h)?, seen))),
+                None => Ok(vec![]),
             },
             Role::Out => {
                 // Side by side, both blocks read the same.
@@ -180,9 +209,15 @@ impl<T: KernelElement> Layer<T> {
         }
     }
 
-    /// Attention before the output projection, `[tokens, query_width]`.
-    fn attend(&self, config: &TransformerConfig, h: &[T], seen: Seen<'_, T>) -> Result<Vec<T>> {
-        let mut qkv = widened(&self.qkv.forward(h, h.len() / config.width, Activation::Identity)?);
+    /// The latents of what the attention block reads, normalized; nothing where it has none.
+    pub(crate) fn latents_of(&self, config: &TransformerConfig, h: &[T]) -> Result<Vec<T>> {
+        let Some(latents) = &self.latents else { return Ok(vec![]) };
+        let first = self.qkv.forward(h, h.len() / config.width, Activation::Identity)?;
+        Ok(latents.normalized(config, widened(&first)))
+    }
+
+    /// Attention of `qkv: [tokens, qkv_width]` before the output projection, `[tokens, query_width]`.
+    fn attend(&self, config: &TransformerConfig, mut qkv: Vec<f32>, seen: Seen<'_, T>) -> Vec<T> {
         if let Some(norms) = &self.head_norms {
             normalize_heads(config, norms, &mut qkv);
         }
@@ -191,7 +226,7 @@ impl<T: KernelElement> Layer<T> {
         }
         let added =
             Added { relative: self.relative.as_ref(), sinks: self.sinks.as_deref(), slopes: self.slopes.as_ref() };
-        Ok(attend((config, self.index), added, seen, &mut qkv))
+        attend((config, self.index), added, seen, &mut qkv)
     }
 }
 

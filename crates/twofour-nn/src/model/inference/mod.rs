@@ -12,6 +12,7 @@ pub(super) mod experts;
 mod feed_forward;
 mod few;
 mod gpt;
+pub(super) mod latent;
 pub(super) mod layer;
 pub(super) mod linear;
 pub(super) mod norm;

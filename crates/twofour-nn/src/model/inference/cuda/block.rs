@@ -98,7 +98,7 @@ impl CudaBlock {
         let norm = match role {
             Role::Qkv => &layer.around_attention.norm,
             Role::Up => &layer.around_feed_forward.norm,
-            Role::Out | Role::Down => {
+            Role::Latents | Role::Out | Role::Down => {
                 return between.ok_or_else(|| Error::Setting {
                     what: "an input of a block",
                     found: "one that the layer before it returns".into(),
@@ -132,6 +132,8 @@ impl CudaBlock {
                 let qkv = self.product(&layer.qkv, h, (tokens, config.qkv_width()))?;
                 Ok((Some(self.attend(&qkv, tokens)?), None))
             }
+            // Refused where the block was read.
+            Role::Latents => Ok((None, None)),
             Role::Up => {
                 let up = self.product(&self.hidden_layer()?.up, h, (tokens, config.up_width()))?;
                 Ok((Some(self.hidden(&up, tokens)?), None))

@@ -25,12 +25,13 @@ use crate::{
     engine::Nonlinearity,
     model::{
         Checkpoint,
-        config::{NormKind, NormPlace, Positions, TransformerConfig},
+        config::{ExpertsConfig, NormKind, NormPlace, Positions, TransformerConfig},
         file,
         float::match_float,
         image::RelativePositions,
         inference::{
             build::{Parts, naming},
+            experts::correction,
             gpt::OfFile,
             linear::LinearPart,
             passes::narrowed,
@@ -179,6 +180,11 @@ impl<'a, T: KernelElement, P: Parts<T>> Build<'a, T, P> {
         linear.map_err(|error| naming(error, name))
     }
 
+    /// What is added to the weights of experts where they are chosen, where something is.
+    pub(super) fn correction(&self, experts: &ExpertsConfig, at: &str) -> Result<Option<Vec<f32>>> {
+        correction(experts, self.parts, at)
+    }
+
     /// Linear layers of one input, with their shapes, as one whose outputs follow each other.
     pub(super) fn joined(&self, layers: &[(String, (usize, usize))]) -> Result<CudaLinear> {
         let mut all = vec![];
@@ -279,6 +285,7 @@ pub(super) fn expect_supported(config: &TransformerConfig) -> Result<()> {
         (config.norm.place == NormPlace::Parallel, "attention and feed-forward blocks side by side".into()),
         (attention.rotated.is_some(), "heads of which a part is rotated".into()),
         (matches!(config.positions, Positions::Alibi(_)), "positions by distance (ALiBi)".into()),
+        (attention.latent.is_some(), "keys and values of latents".into()),
         (attention.qkv_bound.is_some(), "bounded queries, keys and values".into()),
         (!is_full && config.layer_scale, "factors of the outputs of blocks in a decoder".into()),
         (config.is_projected(), "a table of tokens of another width".into()),

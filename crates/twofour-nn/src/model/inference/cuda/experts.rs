@@ -16,7 +16,7 @@ use super::{
 use crate::{
     Result,
     model::{
-        config::ExpertsConfig,
+        config::{ExpertsConfig, SharedExpert},
         inference::{build::Parts, experts::Routed},
     },
 };
@@ -33,6 +33,8 @@ pub(super) struct Experts {
     config: ExpertsConfig,
     /// What scores the experts, and behind them the shared one.
     router: CudaLinear,
+    /// What is added to the weights of experts where they are chosen.
+    correction: Option<Vec<f32>>,
     experts: Vec<HiddenLayer>,
     /// The expert that gets every token.
     shared: Option<HiddenLayer>,
@@ -68,6 +70,11 @@ struct Rows {
 /// number.
 pub(super) fn at_once(tokens: usize) -> usize {
     if tokens < ALIGNED { tokens } else { tokens.next_multiple_of(ALIGNED) }
+}
+
+/// The shared expert, where a score of each token weighs it.
+fn scored(experts: &ExpertsConfig) -> Option<SharedExpert> {
+    experts.shared.filter(|shared| shared.has_gate)
 }
 
 impl Rows {
@@ -110,13 +117,14 @@ impl Experts {
         let layer = |name: String, width: usize| HiddenLayer::build(build, &format!("{at}.{name}"), width);
         let width = build.config().width;
         let mut scoring = vec![(format!("{at}.router"), (experts.count, width))];
-        scoring.extend(experts.shared.map(|_| (format!("{at}.shared_gate"), (1, width))));
+        scoring.extend(scored(experts).map(|_| (format!("{at}.shared_gate"), (1, width))));
         let all = (0..experts.count).map(|expert| layer(format!("experts.{expert}"), experts.hidden));
         Ok(Experts {
             config: experts.clone(),
             router: build.joined(&scoring)?,
+            correction: build.correction(experts, at)?,
             experts: all.collect::<Result<_>>()?,
-            shared: experts.shared.map(|width| layer("shared".to_owned(), width)).transpose()?,
+            shared: experts.shared.map(|own| layer("shared".to_owned(), own.hidden)).transpose()?,
         })
     }
 
@@ -174,12 +182,14 @@ impl Experts {
     ) -> Result<Vec<Routed>> {
         self.router.forward(&stack.context, Input::Floats(x), tokens, work.scores.as_slice_mut())?;
         let scores = download(&work.scores)?;
-        if self.shared.is_none() {
-            return Ok(self.config.route(scores, None));
+        let correction = self.correction.as_deref();
+        if scored(&self.config).is_none() {
+            return Ok(self.config.route(scores, correction, None));
         }
         let rows = || scores.chunks_exact(self.config.count + 1).map(|row| row.split_at(self.config.count));
         let own = rows().flat_map(|(own, _)| own).copied().collect();
-        Ok(self.config.route(own, Some(rows().flat_map(|(_, shared)| shared).copied().collect())))
+        let shared = rows().flat_map(|(_, shared)| shared).copied().collect();
+        Ok(self.config.route(own, correction, Some(shared)))
     }
 }
 
@@ -202,9 +212,10 @@ impl ExpertsWork {
         let zeros = |len: usize| DeviceBuffer::zeros(context, stack.dtype, len);
         let ids = |len: usize| DeviceBuffer::zeros(context, DataType::I32, len);
         let of_shared = if experts.shared.is_some() { tokens } else { 0 };
+        let of_gate = if scored(experts).is_some() { tokens } else { 0 };
         Ok(ExpertsWork {
             tokens,
-            scores: zeros(tokens * experts.count + of_shared)?,
+            scores: zeros(tokens * experts.count + of_gate)?,
             listed: ids(rows + 2 * (tokens * experts.per_token + of_shared))?,
             inputs: zeros(rows * width)?,
             outputs: zeros((rows + of_shared) * width)?,
@@ -229,6 +240,7 @@ impl ExpertsWork {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::config::Routing;
 
     /// Tokens 0 to 16 to the first expert, the last of them to the third one, too; one row of the shared one each.
     #[test]
@@ -251,6 +263,7 @@ mod tests {
                 per_token,
                 hidden: 4,
                 shared: None,
+                routing: Routing::default(),
                 is_normalized: true,
                 dense_layers: vec![],
                 clamped_gate: None,
