@@ -25,6 +25,7 @@
 //! | `opt` | learned positions behind two that no token has, a narrower table of tokens |
 //! | `bloom`, `mpt` | positions by distance (ALiBi), as `falcon` may have them |
 //! | `stablelm`, `starcoder2` | layer norms |
+//! | `smollm3` | layers in which nothing is rotated |
 //! | `granite` | factors of embeddings, scores and outputs of blocks |
 //! | `gpt_neox`, `falcon` | blocks side by side, a part of each head rotated |
 //! | `gemma` | scaled embeddings, gains less one |

@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-const FAMILIES: [&str; 35] = [
+const FAMILIES: [&str; 36] = [
     "llama",
     "mistral",
     "qwen2",
@@ -39,6 +39,7 @@ const FAMILIES: [&str; 35] = [
     "qwen2_5_vl",
     "gemma",
     "starcoder2",
+    "smollm3",
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",
@@ -62,7 +63,7 @@ const FAMILIES: [&str; 35] = [
 ];
 
 /// How many of them train.
-const TRAINED: usize = 15;
+const TRAINED: usize = 16;
 
 /// How many of them store their tensors as LLaMA and GPT-2 do.
 const FIRST: usize = 8;
@@ -562,6 +563,7 @@ fn fields_that_are_not_supported_are_named() {
             json!({"quant_method": "fp8", "weight_block_size": [128, 128]}),
             "quantization_config",
         ),
+        ("smollm3", "no_rope_layers", json!([1]), "no_rope_layers"),
         ("opt", "enable_bias", json!(false), "enable_bias"),
         ("bloom", "apply_residual_connection_post_layernorm", json!(true), "post_layernorm"),
         ("mpt", "attn_config", json!({"alibi": false}), "attn_config.alibi"),
@@ -988,7 +990,7 @@ fn what_reads_latents_is_shown_its_part_beside_that_of_the_stored_model() {
 }
 
 #[test]
-fn deepseek_with_other_fields_computes_what_transformers_does() {
+fn models_with_other_fields_compute_what_transformers_does() {
     #[derive(Deserialize)]
     struct Changed {
         changed: Vec<Fields>,
@@ -998,15 +1000,24 @@ fn deepseek_with_other_fields_computes_what_transformers_does() {
         fields: serde_json::Map<String, Value>,
         logits: Vec<f32>,
     }
-    let text = fs::read(directory("deepseek_v3").join("expected.json")).unwrap();
-    let Changed { changed } = serde_json::from_slice(&text).unwrap();
-    assert_eq!(changed.len(), 2);
-    let tokens = expected("deepseek_v3").tokens;
-    for Fields { fields, logits } in changed {
-        let copy = with_config("deepseek_v3", |config| config.extend(fields.clone()));
-        let model = Checkpoint::open(copy.path()).unwrap().inference::<f32>().unwrap();
-        let d = largest_difference(&model.session().feed(&tokens[..30]).unwrap(), &logits);
-        assert!(d < 1e-4, "{fields:?}: {d}");
+    for family in ["deepseek_v3", "smollm3"] {
+        let text = fs::read(directory(family).join("expected.json")).unwrap();
+        let Changed { changed } = serde_json::from_slice(&text).unwrap();
+        assert_eq!(changed.len(), 2);
+        let tokens = expected(family).tokens;
+        for Fields { fields, logits } in changed {
+            let copy = with_config(family, |config| config.extend(fields.clone()));
+            let model = Checkpoint::open(copy.path()).unwrap().inference::<f32>().unwrap();
+            let d = largest_difference(&model.session().feed(&tokens[..30]).unwrap(), &logits);
+            assert!(d < 1e-4, "{family}, {fields:?}: {d}");
+        }
+    }
+    // SmolLM3 with a window where heads are rotated.
+    for types in [json!(["sliding_attention", "full_attention"]), json!(["full_attention"])] {
+        let copy = with_config("smollm3", |config| {
+            config.extend([("use_sliding_window".into(), json!(true)), ("layer_types".into(), types.clone())]);
+        });
+        assert!(refused(&copy).to_string().contains("layer_types"), "{types}");
     }
 }
 

@@ -34,6 +34,8 @@ pub enum RopeScaling {
         /// The context before scaling.
         original_context: f64,
     },
+    /// Nothing is rotated: all frequencies are 0 (layers of SmolLM3).
+    Unrotated,
     /// All frequencies are divided by a factor (`rope_type` `linear`).
     Linear {
         /// The divisor.
@@ -145,6 +147,7 @@ impl RopeScaling {
                 divisors.get(pair).map_or(frequency, |divisor| frequency / divisor)
             }
             RopeScaling::Yarn { factor, .. } => kept * frequency + (1.0 - kept) * frequency / factor,
+            RopeScaling::Unrotated => 0.0,
             RopeScaling::Linear { factor } => frequency / factor,
             RopeScaling::Llama3 { factor, low_frequency_factor, high_frequency_factor, original_context } => {
                 let turns = original_context * frequency / TAU;

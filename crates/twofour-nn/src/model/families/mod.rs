@@ -19,6 +19,7 @@ mod opt;
 mod phi;
 mod phi2;
 mod sam;
+mod smollm3;
 mod stablelm;
 mod starcoder2;
 mod vision_language;
@@ -36,6 +37,7 @@ const FAMILIES: &[&[Family]] = &[
     gpt_oss::FAMILIES,
     deepseek::FAMILIES,
     granite::FAMILIES,
+    smollm3::FAMILIES,
     stablelm::FAMILIES,
     starcoder2::FAMILIES,
     phi2::FAMILIES,
