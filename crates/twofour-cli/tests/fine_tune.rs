@@ -99,6 +99,31 @@ fn a_run_of_adapters_that_was_killed_ends_as_one_that_was_not() {
 }
 
 #[test]
+fn a_model_that_was_trained_in_integers_loses_next_to_nothing_when_it_is_quantized() {
+    for family in ["llama", "qwen2", "phi3"] {
+        let directory = folder(family);
+        let at = directory.path();
+        let perplexity = |model: &str| -> f64 {
+            let ran = run(at, &["eval", model, "--text", "text.txt", "--window", "16", "--json"]).good();
+            serde_json::from_str::<Value>(&ran.stdout).unwrap()["perplexity"].as_f64().unwrap()
+        };
+        let lost = |method: &str| {
+            train(at, method, &[&format!("sparsity.method={method}")]).good();
+            let (floats, integers) = (format!("{method}/model"), format!("{method}-int4"));
+            run(at, &["check", &floats]).good();
+            run(at, &["quantize", &floats, "-o", &integers, "--dtype", "int4", "--group", "128"]).good();
+            (perplexity(&integers) / perplexity(&floats) - 1.0).abs()
+        };
+        let (quantized, fixed) = (lost("quantized"), lost("fixed"));
+        // Of a group whose largest integer has become smaller than 7 the scale is another one.
+        assert!(quantized < 4e-3 && quantized < 0.2 * fixed, "{family}: {quantized}, {fixed}");
+        // The newest checkpoint is the model at the end, which is stored in 16 bits.
+        let of_last = perplexity("quantized/last") / perplexity("quantized/model") - 1.0;
+        assert!(of_last.abs() < 3e-3, "{family}: {of_last}");
+    }
+}
+
+#[test]
 fn fine_tuning_keeps_the_zeros_of_a_pruned_checkpoint() {
     // The windows of mistral are shorter than the sequences.
     for family in ["llama", "mistral", "qwen2", "qwen3"] {

@@ -60,6 +60,7 @@ pub use image::{ImageEncoder, ImageWeights, WeightForm};
 pub use inference::{CudaInference, CudaRandomWeights, CudaSession};
 pub use inference::{Inference, Perplexity, RandomWeights, Session, Windows};
 pub use language::LanguageModel;
+pub(crate) use run::WeightScales;
 pub use run::{CHECKPOINT_FILE, is_checkpoint};
 pub use sampling::Sampling;
 pub use saved::{SavedModel, mask_violation};

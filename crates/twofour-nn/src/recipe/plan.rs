@@ -307,6 +307,11 @@ impl Recipe {
             let one = weights / 2 * element + weights / 8;
             one * if layer.transposable { 2 } else { 1 } + weights / 8
         };
+        let plan = self.sparsity_plan().ok();
+        let rounds = |layer: &LayerPlan| {
+            let part = plan.as_ref().and_then(|plan| plan.part_of(&layer.name));
+            part.is_some_and(|part| part.method.rounds_weights())
+        };
         // Beside adapters weights have gradients alone, and factors have moments.
         let (gradients, moments) = match adapter_elements {
             0 => [parameters - self.frozen_parameters(); 2].into(),
@@ -322,6 +327,7 @@ impl Recipe {
                 .iter()
                 .map(|layer| match (layer.sparse, layer.masked) {
                     (true, _) => packed(layer),
+                    (false, true) if rounds(layer) => layer.weights() as u64 * 33 / 8,
                     (false, true) => layer.weights() as u64 / 8,
                     (false, false) => 0,
                 })

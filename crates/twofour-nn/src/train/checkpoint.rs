@@ -20,7 +20,7 @@ use twofour::{
 
 use super::{
     LossScale, SparsityPlan, Trainer, TrainingData, TrainingSettings,
-    masks::{MethodMasks, restore},
+    masks::{MethodMasks, apply},
     teacher::KnownTeacher,
 };
 use crate::{
@@ -218,7 +218,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             if let Some(part) = plan.part_of(linear.name()).filter(|_| is_masked)
                 && let Some(own) = MethodMasks::of(host_masks, part.method)
             {
-                restore(engine, linear, (part, &*own))?;
+                apply(engine, linear, (part, &*own))?;
             }
         }
         let progress = &mut self.progress;

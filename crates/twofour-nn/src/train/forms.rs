@@ -4,7 +4,7 @@ use twofour::layer::MaskRule;
 
 use super::{
     SparsityPlan, Trainer, TrainingData,
-    masks::{Chosen, MethodMasks, choose},
+    masks::{Chosen, MethodMasks, apply, choose},
 };
 use crate::{
     Result,
@@ -85,8 +85,8 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
                 LayerForm::ThreeOfFour => linear.make_three_of_four(engine)?,
                 LayerForm::Masked => {
                     let Some(own) = MethodMasks::of(masks, part.method) else { continue };
-                    let (mask, _) = choose(engine, own, (step, loss_scale, None), linear)?;
-                    linear.make_masked(engine, mask, part.method.masking(part))?;
+                    choose(engine, own, (step, loss_scale, None), linear)?;
+                    apply(engine, linear, (part, &*own))?;
                 }
                 LayerForm::TwoOfFourInput => {
                     let MaskRule::Transposable(rule) = part.rule else { continue };

@@ -4,7 +4,7 @@ use twofour::{Mask, MatrixRef};
 
 use super::{
     SparsityPlan, Trainer, TrainingData,
-    methods::{HostMasks, METHODS, MaskedLayer, Method, WeightOnHost},
+    methods::{HostMasks, METHODS, MaskedLayer, Method, Rounded, WeightOnHost},
 };
 use crate::{
     Error, Result,
@@ -70,8 +70,8 @@ pub(super) fn choose<E: Engine>(
     masks.choose(&WeightOnHost { name, master, gradient: gradient.as_deref(), step }, steps_done)
 }
 
-/// Makes a layer masked with the mask that its method has.
-pub(super) fn restore<E: Engine>(
+/// Makes a layer masked, and rounded where it is, as its method has it.
+pub(super) fn apply<E: Engine>(
     engine: &E,
     linear: &mut Linear<E>,
     (part, masks): (&SparsityPlan, &dyn HostMasks),
@@ -79,7 +79,10 @@ pub(super) fn restore<E: Engine>(
     let name = linear.weight().name();
     let no_mask = || Error::from(twofour::Error::NoParameter { name: name.to_owned() });
     let mask = masks.mask(name).ok_or_else(no_mask)?.clone();
-    linear.make_masked(engine, mask, part.method.masking(part))
+    match masks.rounding(name) {
+        Some(Rounded { scales, largest }) => linear.make_rounded(engine, &scales, largest),
+        None => linear.make_masked(engine, mask, part.method.masking(part)),
+    }
 }
 
 /// The layers whose masks were chosen after a step, by their index in the model's order, with the elements that

@@ -2,6 +2,7 @@
 //! tokenizer.
 
 mod file;
+mod scales;
 mod weights;
 
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use serde::Deserialize;
 
 pub use file::{CHECKPOINT_FILE, is_checkpoint};
 pub(crate) use file::{STATE_KEY, SavedLayer, SummingWriter, expect_whole, mask_key, mask_of, state_of};
+pub(crate) use scales::WeightScales;
 pub(super) use weights::CheckpointModel;
 
 use super::{CheckpointError, SavedModel, Tokenizer};

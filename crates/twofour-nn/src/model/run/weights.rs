@@ -9,10 +9,16 @@ use twofour::{
     file::Reader,
 };
 
-use super::file::{CHECKPOINT_FILE, SavedLayer, expect_whole, mask_of, state_of};
+use twofour_transformer::cpu::grid;
+
+use super::{
+    WeightScales,
+    file::{CHECKPOINT_FILE, SavedLayer, expect_whole, mask_of, state_of},
+};
 use crate::{Error, Result};
 
-/// The weights that the model of a checkpoint computes with: the masters, 2:4 and masked layers under their masks.
+/// The weights that the model of a checkpoint computes with: the masters, 2:4 and masked layers under their masks, and
+/// rounded to the integers that they train in.
 pub(crate) struct CheckpointModel<C> {
     reader: Reader,
     state: ModelState<C>,
@@ -84,13 +90,19 @@ impl<C> CheckpointModel<C> {
             });
         }
         if self.state.masked_layers.iter().any(|masked| masked == layer) {
-            return Ok(self.sparsifier_mask(name, (rows, cols))?.apply(matrix)?);
+            let mask = self.mask_beside(name, (rows, cols))?;
+            let Some(scales) = WeightScales::read(&self.reader, name, (rows, cols))? else {
+                return Ok(mask.apply(matrix)?);
+            };
+            let mut rounded = vec![0.0; values.len()];
+            grid::round(scales.bits.largest(), &scales.of_elements(&mask), &values, &mut rounded);
+            return Ok(rounded);
         }
         Ok(values)
     }
 
-    /// The mask that the method `sparsifier` has for a weight.
-    fn sparsifier_mask(&self, weight: &str, (rows, cols): (usize, usize)) -> Result<Mask> {
+    /// The mask that a method has for a weight in dense GEMMs.
+    fn mask_beside(&self, weight: &str, (rows, cols): (usize, usize)) -> Result<Mask> {
         let key = format!("{weight}.mask");
         let view = self.reader.tensor(&key)?;
         let per_row = cols.div_ceil(8);

@@ -26,7 +26,7 @@ use twofour::{
 use super::{
     CheckedPart, HostMasks, MaskedLayer, Method, SparseBegin, SparsifierRule, SparsityPlan, SparsitySettings,
     TrainingMethod, WeightOnHost, conflict,
-    masks::{Stored, mask_tensor},
+    masks::{Stored, mask_tensor, no_weight},
     step_of,
 };
 use crate::{
@@ -359,8 +359,7 @@ impl HostMasks for LearnedMasks {
     }
 
     fn choose(&mut self, weight: &WeightOnHost<'_>, steps_done: u64) -> Result<(Mask, u64)> {
-        let no_parameter = || twofour::Error::NoParameter { name: weight.name.to_owned() };
-        let own = self.masks.get_mut(weight.name).ok_or_else(no_parameter)?;
+        let own = self.masks.get_mut(weight.name).ok_or_else(|| no_weight(weight.name))?;
         if own.logits.is_empty() {
             own.begin(weight)?;
         } else {
@@ -406,9 +405,7 @@ impl HostMasks for LearnedMasks {
             own.state = *states.get(name).ok_or_else(|| stored.fault(format!("it has no learned mask of `{name}`")))?;
             let (rows, cols) = (own.mask.rows(), own.mask.cols());
             let view = |part: &str, shapes: &[[usize; 2]]| stored.tensor(&format!("{name}.{part}"), shapes);
-            let words = cols.div_ceil(8);
-            let bytes = view("mask", &[[rows, words]])?.to_vec::<u8>()?;
-            own.mask = Mask::from_fn(rows, cols, |row, col| bytes[row * words + col / 8] >> (col % 8) & 1 == 1);
+            own.mask = stored.mask(name, (rows, cols))?;
             // Before the first draw there are no logits.
             let shapes = [[rows * own.groups_of_row(), WAYS.len()], [0, WAYS.len()]];
             let [logits, first, second] = PARTS.map(|part| Ok::<_, Error>(view(part, &shapes)?.to_vec::<f32>()?));

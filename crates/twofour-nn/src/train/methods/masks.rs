@@ -50,6 +50,15 @@ pub struct Merged {
     pub lost: f64,
 }
 
+/// The integers that a masked weight is rounded to.
+#[derive(Debug)]
+pub struct Rounded {
+    /// The scale of each element, 0 where the mask prunes.
+    pub scales: Vec<f32>,
+    /// The largest magnitude of the integers.
+    pub largest: f32,
+}
+
 /// The masks of layers that compute with dense GEMMs under a mask, as a method chooses them on the host.
 pub trait HostMasks: Debug + Send + Any {
     /// Whether the mask of a weight depends on its gradient.
@@ -65,6 +74,11 @@ pub trait HostMasks: Debug + Send + Any {
 
     /// The present mask of a weight.
     fn mask(&self, weight: &str) -> Option<&Mask>;
+
+    /// How the weight is rounded under its mask, where it is.
+    fn rounding(&self, _weight: &str) -> Option<Rounded> {
+        None
+    }
 
     /// The weight that the layer computes with after [`HostMasks::choose`], where that changed it; once.
     fn take_weight(&mut self, _weight: &str) -> Option<Vec<f32>> {
@@ -110,6 +124,11 @@ pub(super) fn mask_tensor(weight: &str, mask: &Mask) -> (PlannedTensor, Vec<u8>)
     (planned, (0..rows).flat_map(row).collect())
 }
 
+/// The error for a weight that a method has no mask of.
+pub(super) fn no_weight(name: &str) -> Error {
+    twofour::Error::NoParameter { name: name.to_owned() }.into()
+}
+
 /// A checkpoint of masks, to read them from.
 #[derive(Clone, Copy)]
 pub(super) struct Stored<'a>(pub(super) &'a Reader);
@@ -125,6 +144,13 @@ impl<'a> Stored<'a> {
         let text = self.0.metadata().get(key);
         let text = text.ok_or_else(|| self.fault(format!("its metadata has no `{key}`: it holds no {masks}")))?;
         serde_json::from_str(text).map_err(|error| self.fault(format!("metadata `{key}`: {error}")))
+    }
+
+    /// The mask that [`mask_tensor`] wrote of a weight of that shape.
+    pub(super) fn mask(self, weight: &str, (rows, cols): (usize, usize)) -> Result<Mask> {
+        let of_row = cols.div_ceil(8);
+        let bytes = self.tensor(&format!("{weight}.mask"), &[[rows, of_row]])?.to_vec::<u8>()?;
+        Ok(Mask::from_fn(rows, cols, |row, col| bytes[row * of_row + col / 8] >> (col % 8) & 1 == 1))
     }
 
     /// A tensor of one of these shapes.

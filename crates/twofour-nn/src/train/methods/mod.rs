@@ -31,7 +31,7 @@ use crate::{
 pub use adapters::{AdapterFactors, AdapterKind};
 pub use check::CheckedPart;
 pub(crate) use check::{check_override, check_part, check_plan};
-pub use masks::{HostMasks, MaskedLayer, Merged, WeightOnHost};
+pub use masks::{HostMasks, MaskedLayer, Merged, Rounded, WeightOnHost};
 pub use plan::{Decay, SparseBegin, SparsityPlan};
 pub use settings::{DecayStrength, DecayTarget, Defaults, LayerOverride, Searched, SparsitySettings};
 pub use sparsifier::{
@@ -196,6 +196,11 @@ pub trait TrainingMethod: Sync {
         Masking::StraightThrough
     }
 
+    /// Whether its layers compute with rounded weights, for which they hold a scale of f32 for each element.
+    fn rounds_weights(&self) -> bool {
+        false
+    }
+
     /// The masks of all layers whose form is [`LayerForm::Masked`] under this method, each with its part of the plan.
     /// `seed` is that of the run.
     ///
@@ -247,6 +252,7 @@ macro_rules! methods {
 methods! {
     dense => DENSE,
     fixed => FIXED,
+    quantized => QUANTIZED,
     ste => STE,
     sr_ste => SR_STE,
     fst => FST,

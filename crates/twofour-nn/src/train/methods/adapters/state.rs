@@ -9,7 +9,7 @@ use twofour::{
 };
 
 use super::{
-    super::masks::{Stored, mask_tensor},
+    super::masks::{Stored, mask_tensor, no_weight},
     ALPHA, AdapterFactors, AdapterKind, HostMasks, MaskedLayer, Merged, WeightOnHost, rank_of,
 };
 use crate::{Error, Result, engine::AdamWStep, random::Stream};
@@ -104,8 +104,7 @@ impl Adapter {
 
 impl HostAdapters {
     fn layer(&mut self, name: &str) -> Result<&mut Adapter> {
-        let no_parameter = || twofour::Error::NoParameter { name: name.to_owned() };
-        Ok(self.layers.get_mut(name).ok_or_else(no_parameter)?)
+        self.layers.get_mut(name).ok_or_else(|| no_weight(name))
     }
 }
 

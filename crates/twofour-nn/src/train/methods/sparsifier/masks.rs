@@ -9,7 +9,7 @@ use twofour::{
 };
 
 use super::{
-    super::{HostMasks, MaskedLayer, WeightOnHost},
+    super::{HostMasks, MaskedLayer, WeightOnHost, masks::no_weight},
     SparsifierPlan,
 };
 use crate::Result;
@@ -44,13 +44,12 @@ impl HostMasks for SparsifierMasks {
 
     fn choose(&mut self, weight: &WeightOnHost<'_>, steps_done: u64) -> Result<(Mask, u64)> {
         let name = weight.name;
-        let no_parameter = || twofour::Error::NoParameter { name: name.to_owned() };
-        let plan = self.plans.get(name).ok_or_else(no_parameter)?;
+        let plan = self.plans.get(name).ok_or_else(|| no_weight(name))?;
         let compared = plan.criterion.compared(weight);
         self.sparsifier.set_level(name, plan.level_at(steps_done))?;
         let matrix = MatrixRef::new(weight.master.rows(), weight.master.cols(), &compared)?;
         let flips = self.sparsifier.step_one(name, matrix)?;
-        Ok((self.sparsifier.mask(name).ok_or_else(no_parameter)?.clone(), flips))
+        Ok((self.sparsifier.mask(name).ok_or_else(|| no_weight(name))?.clone(), flips))
     }
 
     fn mask(&self, weight: &str) -> Option<&Mask> {
