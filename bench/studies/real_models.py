@@ -140,8 +140,8 @@ class Method:
     prune: list[str]
     # Whether it depends on the calibration's seed.
     has_seeds: bool = True
-    # Whether the pruned model then learns from the dense one.
-    recovers: bool = False
+    # The settings of the recipe by which the pruned model then learns from the dense one, where it does.
+    recovery: dict[str, str] | None = None
     # What makes integers of it afterwards.
     then: tuple[str, ...] = ()
 
@@ -151,6 +151,7 @@ ALONE = ["--refit", "off", *NO_STACK]
 CALIBRATED = ["--calibration", "CALIBRATION", "--samples", "128", "--length", "1024", "--seed", "SEED"]
 LONGER = ["--tune", "2", "--tune-samples", "128"]
 INT4 = ("quantize", "--dtype", "int4", "--group", "128")
+IN_INT4 = {"sparsity.method": "quantized"}
 OWN_TEXT = ["--calibration", "self", *CALIBRATED[2:]]
 
 BASELINE = "sparsegpt"
@@ -167,7 +168,9 @@ METHODS = [
     Method("default, compensated, not tuned", [*CALIBRATED, "--tune", "0", "--compensate", "0.5"]),
     Method("default, own text", OWN_TEXT),
     Method("default, tuned longer", [*CALIBRATED, *LONGER]),
-    Method("default, tuned longer, recovered", [*CALIBRATED, *LONGER], recovers=True),
+    Method("default, recovered", CALIBRATED, recovery={}),
+    Method("default, recovered in int4", CALIBRATED, recovery=IN_INT4, then=INT4),
+    Method("default, tuned longer, recovered", [*CALIBRATED, *LONGER], recovery={}),
     Method("default, tuned longer, then int4", [*CALIBRATED, *LONGER], then=INT4),
     Method("default, in int8", [*CALIBRATED, "--quantize", "int8"]),
     Method("default, in int4", [*CALIBRATED, "--quantize", "int4", "--group", "128"]),
@@ -362,8 +365,8 @@ class Study:
         shutil.rmtree(output, ignore_errors=True)
         _, seconds = run(words)
         made = [words]
-        if method.recovers:
-            made.append(self.recovery(model, output))
+        if method.recovery is not None:
+            made.append(self.recovery(model, output, method.recovery))
             seconds += run(made[-1])[1]
             output = self.work / model / "recovered" / "model"
         # With --quantize the output is compressed; other patterns than 2:4 are not.
@@ -386,8 +389,8 @@ class Study:
         for folder in ("pruned", "recovered", "small"):
             shutil.rmtree(self.work / model / folder, ignore_errors=True)
 
-    def recovery(self, model, pruned):
-        """The command that trains a pruned model to compute what the dense one does."""
+    def recovery(self, model, pruned, own):
+        """The command that trains a pruned model to compute what the dense one does, with settings of its own."""
         run_folder = self.work / model / "recovered"
         shutil.rmtree(run_folder, ignore_errors=True)
         texts = [self.options.texts / "wikitext2-valid.txt", self.options.folder / "debian.txt"]
@@ -397,7 +400,7 @@ class Study:
         for text in texts:
             self.expect_known(f"recovery: {text.name}", text)
         settings = {"model.from": pruned, "distillation.teacher": self.work / model / DENSE}
-        settings |= {"data.text": json.dumps([str(text.resolve()) for text in texts])} | RECOVERY
+        settings |= {"data.text": json.dumps([str(text.resolve()) for text in texts])} | RECOVERY | own
         pairs = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
         recipe = ROOT / "recipes/recover.toml"
         return self.command("train", recipe, "-o", run_folder, "--device", self.options.prune_device, *pairs)

@@ -70,9 +70,9 @@ SHORT = {
     "dense": "dense",
     "sparsegpt, mixed text": "SparseGPT",
     "default, mixed text": "`twofour prune`, by default",
-    "default, tuned longer, mixed text": "and tuned longer, `--tune 2 --tune-samples 128`",
-    "default, tuned longer, recovered, mixed text": "and recovered from the dense model",
-    "default, tuned longer, then int4, mixed text": "tuned longer, then `twofour quantize` to int4",
+    "default, in int4, mixed text": "the same with `--quantize int4`",
+    "default, recovered, mixed text": "by default, then recovered from the dense model",
+    "default, recovered in int4, mixed text": "by default, then recovered in int4",
 }
 
 
