@@ -41,7 +41,7 @@ def transformers_table(folder):
             f"{row['dense_ms']:.2f} ms",
             f"{row['ours_ms']:.2f} ms",
             f"{row['speedup']:.2f}x",
-            f"{row['ours_bytes'] / row['dense_bytes']:.2f}",
+            f"{row['ours_bytes'] / row['dense_bytes']:.2f}" if row["dense_bytes"] else "-",
         ]
         for row in found["rows"]
     ]
