@@ -140,8 +140,8 @@ class Method:
     prune: list[str]
     # Whether it depends on the calibration's seed.
     has_seeds: bool = True
-    # The settings of the recipe by which the pruned model then learns from the dense one, where it does.
-    recovery: dict[str, str] | None = None
+    # How the pruned model then learns from the dense one, one run after another: what each has beside RECOVERY.
+    recoveries: tuple[dict, ...] = ()
     # What makes integers of it afterwards.
     then: tuple[str, ...] = ()
 
@@ -168,9 +168,16 @@ METHODS = [
     Method("default, compensated, not tuned", [*CALIBRATED, "--tune", "0", "--compensate", "0.5"]),
     Method("default, own text", OWN_TEXT),
     Method("default, tuned longer", [*CALIBRATED, *LONGER]),
-    Method("default, recovered", CALIBRATED, recovery={}),
-    Method("default, recovered in int4", CALIBRATED, recovery=IN_INT4, then=INT4),
-    Method("default, tuned longer, recovered", [*CALIBRATED, *LONGER], recovery={}),
+    Method("default, recovered", CALIBRATED, recoveries=({},)),
+    Method("default, recovered longer", CALIBRATED, recoveries=({"training.steps": 800, "training.warm_up": 80},)),
+    Method("default, recovered in int4", CALIBRATED, recoveries=(IN_INT4,), then=INT4),
+    Method(
+        "default, recovered, then in int4",
+        CALIBRATED,
+        recoveries=({}, {"training.steps": 400, **IN_INT4}),
+        then=INT4,
+    ),
+    Method("default, tuned longer, recovered", [*CALIBRATED, *LONGER], recoveries=({},)),
     Method("default, tuned longer, then int4", [*CALIBRATED, *LONGER], then=INT4),
     Method("default, in int8", [*CALIBRATED, "--quantize", "int8"]),
     Method("default, in int4", [*CALIBRATED, "--quantize", "int4", "--group", "128"]),
@@ -365,10 +372,11 @@ class Study:
         shutil.rmtree(output, ignore_errors=True)
         _, seconds = run(words)
         made = [words]
-        if method.recovery is not None:
-            made.append(self.recovery(model, output, method.recovery))
+        for number, own in enumerate(method.recoveries):
+            run_folder = self.work / model / f"recovered-{number}"
+            made.append(self.recovery(model, output, run_folder, own))
             seconds += run(made[-1])[1]
-            output = self.work / model / "recovered" / "model"
+            output = run_folder / "model"
         # With --quantize the output is compressed; other patterns than 2:4 are not.
         is_left = {"--quantize", "--pattern"} & set(method.prune)
         small, after = self.work / model / "small", method.then or (() if is_left else ("compress",))
@@ -386,12 +394,12 @@ class Study:
             "bytes": size(small if small.exists() else output),
         }
         self.rows(model, label, seed, output, shared)
-        for folder in ("pruned", "recovered", "small"):
+        runs = [f"recovered-{number}" for number in range(len(method.recoveries))]
+        for folder in ("pruned", "small", *runs):
             shutil.rmtree(self.work / model / folder, ignore_errors=True)
 
-    def recovery(self, model, pruned, own):
+    def recovery(self, model, pruned, run_folder, own):
         """The command that trains a pruned model to compute what the dense one does, with settings of its own."""
-        run_folder = self.work / model / "recovered"
         shutil.rmtree(run_folder, ignore_errors=True)
         texts = [self.options.texts / "wikitext2-valid.txt", self.options.folder / "debian.txt"]
         texts.append(self.options.folder / "python.txt")
