@@ -113,6 +113,18 @@ pub(crate) fn mask_of(reader: &Reader, layer: &str, (rows, cols): (usize, usize)
     Ok(Mask::from_fn(rows, cols, |row, col| halves[row * per_row + col / 32] >> (col % 32) & 1 == 1))
 }
 
+/// The mask that a method of training has for a weight in dense GEMMs: its bits, each row in whole bytes.
+pub(crate) fn mask_beside(reader: &Reader, weight: &str, (rows, cols): (usize, usize)) -> Result<Mask> {
+    let (key, per_row) = (format!("{weight}.mask"), cols.div_ceil(8));
+    let view = reader.tensor(&key)?;
+    if view.info.shape != [rows, per_row] {
+        let reason = format!("`{key}` is {:?}, for a weight [{rows}, {cols}]", view.info.shape);
+        return Err(Error::State { path: reader.path().to_owned(), reason });
+    }
+    let bytes = view.to_vec::<u8>()?;
+    Ok(Mask::from_fn(rows, cols, |row, col| bytes[row * per_row + col / 8] >> (col % 8) & 1 == 1))
+}
+
 pub(crate) fn mask_key(layer: &str) -> String {
     format!("masks.{layer}.mask")
 }

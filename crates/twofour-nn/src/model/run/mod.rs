@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 pub use file::{CHECKPOINT_FILE, is_checkpoint};
-pub(crate) use file::{STATE_KEY, SavedLayer, SummingWriter, expect_whole, mask_key, mask_of, state_of};
+pub(crate) use file::{STATE_KEY, SavedLayer, SummingWriter, expect_whole, mask_beside, mask_key, mask_of, state_of};
 pub(crate) use scales::WeightScales;
 pub(super) use weights::CheckpointModel;
 

@@ -4,18 +4,17 @@ use std::path::Path;
 
 use serde::Deserialize;
 use twofour::{
-    Mask, MatrixRef,
+    MatrixRef,
     estimate::{Estimator, estimate},
     file::Reader,
 };
-
 use twofour_transformer::cpu::grid;
 
 use super::{
     WeightScales,
-    file::{CHECKPOINT_FILE, SavedLayer, expect_whole, mask_of, state_of},
+    file::{CHECKPOINT_FILE, SavedLayer, expect_whole, mask_beside, mask_of, state_of},
 };
-use crate::{Error, Result};
+use crate::Result;
 
 /// The weights that the model of a checkpoint computes with: the masters, 2:4 and masked layers under their masks, and
 /// rounded to the integers that they train in.
@@ -90,7 +89,7 @@ impl<C> CheckpointModel<C> {
             });
         }
         if self.state.masked_layers.iter().any(|masked| masked == layer) {
-            let mask = self.mask_beside(name, (rows, cols))?;
+            let mask = mask_beside(&self.reader, name, (rows, cols))?;
             let Some(scales) = WeightScales::read(&self.reader, name, (rows, cols))? else {
                 return Ok(mask.apply(matrix)?);
             };
@@ -99,18 +98,5 @@ impl<C> CheckpointModel<C> {
             return Ok(rounded);
         }
         Ok(values)
-    }
-
-    /// The mask that a method has for a weight in dense GEMMs.
-    fn mask_beside(&self, weight: &str, (rows, cols): (usize, usize)) -> Result<Mask> {
-        let key = format!("{weight}.mask");
-        let view = self.reader.tensor(&key)?;
-        let per_row = cols.div_ceil(8);
-        if view.info.shape != [rows, per_row] {
-            let reason = format!("`{key}` is {:?}, for a weight [{rows}, {cols}]", view.info.shape);
-            return Err(Error::State { path: self.reader.path().to_owned(), reason });
-        }
-        let bytes = view.to_vec::<u8>()?;
-        Ok(Mask::from_fn(rows, cols, |row, col| bytes[row * per_row + col / 8] >> (col % 8) & 1 == 1))
     }
 }

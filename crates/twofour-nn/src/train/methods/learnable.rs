@@ -32,6 +32,7 @@ use super::{
 use crate::{
     Error, Result,
     linear::{LayerForm, SparsePrecision},
+    model::mask_beside,
     random::Stream,
     settings::{Mistakes, OwnKind, OwnSetting, OwnSettings, OwnValue},
 };
@@ -405,7 +406,7 @@ impl HostMasks for LearnedMasks {
             own.state = *states.get(name).ok_or_else(|| stored.fault(format!("it has no learned mask of `{name}`")))?;
             let (rows, cols) = (own.mask.rows(), own.mask.cols());
             let view = |part: &str, shapes: &[[usize; 2]]| stored.tensor(&format!("{name}.{part}"), shapes);
-            own.mask = stored.mask(name, (rows, cols))?;
+            own.mask = mask_beside(reader, name, (rows, cols))?;
             // Before the first draw there are no logits.
             let shapes = [[rows * own.groups_of_row(), WAYS.len()], [0, WAYS.len()]];
             let [logits, first, second] = PARTS.map(|part| Ok::<_, Error>(view(part, &shapes)?.to_vec::<f32>()?));

@@ -116,7 +116,7 @@ pub trait HostMasks: Debug + Send + Any {
     fn load(&mut self, reader: &Reader) -> Result<()>;
 }
 
-/// What a checkpoint has of a mask: its bits, each row in whole bytes.
+/// What a checkpoint has of a mask, which [`mask_beside`](crate::model::mask_beside) reads.
 pub(super) fn mask_tensor(weight: &str, mask: &Mask) -> (PlannedTensor, Vec<u8>) {
     let (rows, bytes) = (mask.rows(), mask.cols().div_ceil(8));
     let row = |row: usize| mask.row_words(row).iter().flat_map(|word| word.to_le_bytes()).take(bytes);
@@ -144,13 +144,6 @@ impl<'a> Stored<'a> {
         let text = self.0.metadata().get(key);
         let text = text.ok_or_else(|| self.fault(format!("its metadata has no `{key}`: it holds no {masks}")))?;
         serde_json::from_str(text).map_err(|error| self.fault(format!("metadata `{key}`: {error}")))
-    }
-
-    /// The mask that [`mask_tensor`] wrote of a weight of that shape.
-    pub(super) fn mask(self, weight: &str, (rows, cols): (usize, usize)) -> Result<Mask> {
-        let of_row = cols.div_ceil(8);
-        let bytes = self.tensor(&format!("{weight}.mask"), &[[rows, of_row]])?.to_vec::<u8>()?;
-        Ok(Mask::from_fn(rows, cols, |row, col| bytes[row * of_row + col / 8] >> (col % 8) & 1 == 1))
     }
 
     /// A tensor of one of these shapes.

@@ -27,7 +27,7 @@ use super::{
 use crate::{
     Error, Result,
     linear::{LayerForm, Masking, SparsePrecision},
-    model::WeightScales,
+    model::{WeightScales, mask_beside},
     settings::{OwnKind, OwnSetting, OwnSettings, OwnValue},
 };
 
@@ -148,7 +148,8 @@ impl TrainingMethod for RoundedWeights {
         let of = |layer: &MaskedLayer<'_>| {
             let (bits, granularity) = grid_of(layer.plan)?;
             let mask = Mask::from_fn(layer.shape.0, layer.shape.1, |_, _| true);
-            Ok((layer.weight.to_owned(), RoundedWeight { bits, granularity, mask, scales: None }))
+            let scales = WeightScales { bits, granularity, values: vec![] };
+            Ok((layer.weight.to_owned(), RoundedWeight { mask, scales }))
         };
         Ok(Some(Box::new(AllRounded { weights: layers.iter().map(of).collect::<Result<_>>()? })))
     }
@@ -168,24 +169,25 @@ struct AllRounded {
 /// The mask and the scales of a weight.
 #[derive(Debug, Clone)]
 struct RoundedWeight {
-    bits: Bits,
-    granularity: Granularity,
     mask: Mask,
-    /// None before the first step.
-    scales: Option<WeightScales>,
+    /// Without values before the first step.
+    scales: WeightScales,
 }
 
 impl RoundedWeight {
     fn begin(&mut self, weight: &WeightOnHost<'_>) -> Result<()> {
         self.mask = SparsifierRule::TWO_OF_FOUR.mask(weight.master, 1.0)?;
         let kept = Compressed::from_masked(weight.master, &self.mask)?;
-        let (bits, granularity) = (self.bits, self.granularity);
-        let values = match bits {
+        let granularity = self.scales.granularity;
+        self.scales.values = match self.scales.bits {
             Bits::Int4 => scales::<FourBits>(&kept, granularity)?,
             Bits::Int8 => scales::<EightBits>(&kept, granularity)?,
         };
-        self.scales = Some(WeightScales { bits, granularity, values });
         Ok(())
+    }
+
+    fn has_begun(&self) -> bool {
+        !self.scales.values.is_empty()
     }
 
     fn shape(&self) -> (usize, usize) {
@@ -202,7 +204,7 @@ impl HostMasks for AllRounded {
     fn choose(&mut self, weight: &WeightOnHost<'_>, _: u64) -> Result<(Mask, u64)> {
         let own = self.weights.get_mut(weight.name).ok_or_else(|| no_weight(weight.name))?;
         let before = own.mask.clone();
-        if own.scales.is_none() {
+        if !own.has_begun() {
             own.begin(weight)?;
         }
         Ok((own.mask.clone(), own.mask.flips(&before)?))
@@ -213,14 +215,13 @@ impl HostMasks for AllRounded {
     }
 
     fn rounding(&self, weight: &str) -> Option<Rounded> {
-        let own = self.weights.get(weight)?;
-        let scales = own.scales.as_ref()?.of_elements(&own.mask);
-        Some(Rounded { scales, largest: own.bits.largest() })
+        let own = self.weights.get(weight).filter(|own| own.has_begun())?;
+        Some(Rounded { scales: own.scales.of_elements(&own.mask), largest: own.scales.bits.largest() })
     }
 
     fn tensors(&self) -> Vec<(PlannedTensor, Vec<u8>)> {
         let of = |(name, own): (&String, &RoundedWeight)| {
-            let scales = own.scales.as_ref().map(|scales| scales.tensor(name, own.shape()));
+            let scales = own.has_begun().then(|| own.scales.tensor(name, own.shape()));
             [Some(mask_tensor(name, &own.mask)), scales]
         };
         self.weights.iter().flat_map(of).flatten().collect()
@@ -231,19 +232,19 @@ impl HostMasks for AllRounded {
     }
 
     fn load(&mut self, reader: &Reader) -> Result<()> {
-        let stored = Stored(reader);
         let mut weights = self.weights.clone();
         for (name, own) in &mut weights {
-            own.mask = stored.mask(name, own.shape())?;
+            own.mask = mask_beside(reader, name, own.shape())?;
             // Before the first step there are none.
-            own.scales = WeightScales::read(reader, name, own.shape())?;
-            let of_row = |granularity: Granularity| granularity.scales_per_row(own.mask.cols());
-            let is_other = |scales: &WeightScales| {
-                scales.bits != own.bits || of_row(scales.granularity) != of_row(own.granularity)
-            };
-            if own.scales.as_ref().is_some_and(is_other) {
-                return Err(stored.fault(format!("`{name}` has the scales of other integers than the recipe's")));
+            let found = WeightScales::read(reader, name, own.shape())?;
+            let per_row = |scales: &WeightScales| scales.granularity.scales_per_row(own.mask.cols());
+            let is_other =
+                |found: &WeightScales| (found.bits, per_row(found)) != (own.scales.bits, per_row(&own.scales));
+            if found.as_ref().is_some_and(is_other) {
+                let reason = format!("`{name}` has the scales of other integers than the recipe's");
+                return Err(Stored(reader).fault(reason));
             }
+            own.scales.values = found.map_or(vec![], |found| found.values);
         }
         self.weights = weights;
         Ok(())
