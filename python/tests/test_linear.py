@@ -188,6 +188,27 @@ def test_compile(device, requires_grad, dynamic):
             torch.testing.assert_close(gradient, same)
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_compiled_layers_follow_autocast_and_refuse_what_eager_ones_do(device, requires_grad):
+    dense = nn.Linear(70, 37).to(device)
+    sparse = twofour.Linear.from_dense(dense, prune=True)
+    dense.weight = nn.Parameter(to_sparse_semi_structured(dense.weight, prune=True), requires_grad=False)
+    x = torch.randn(6, 70, device=device, requires_grad=requires_grad)
+    for model in (sparse, dense):
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        with torch.autocast(device, dtype=torch.bfloat16):
+            found, expected = compiled(x), model(x)
+        assert found.dtype == expected.dtype == torch.bfloat16
+        assert torch.equal(found, expected)
+        if requires_grad:
+            gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (found, expected)]
+            torch.testing.assert_close(*gradients)
+        for wrong in (torch.randn(6, 71, device=device), x.double()):
+            for call in (model, compiled):
+                with pytest.raises(Exception, match="71|in_features|float64|Double|double"):
+                    call(wrong)
+
+
 def test_autocast_and_bad_input(device):
     sparse = layer(dtype=torch.bfloat16, device=device)
     x = torch.randn(3, 70, device=device)

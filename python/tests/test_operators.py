@@ -7,7 +7,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from twofour import operators
-from twofour.operators import masks
+from twofour.modules import integers, linear  # noqa: F401 (define operators, as `master` does)
+from twofour.operators import masks, master  # noqa: F401
 
 OPS = torch.ops.twofour
 SHAPES = [(37, 300), (16, 64), (5, 131), (1, 1), (130, 33)]
@@ -38,8 +39,14 @@ def calls_of(rows, cols, device):
             ("linear", (x, packed, rows)),
             ("linear_bias", (x, packed, bias, rows, IDENTITY)),
             ("input_gradient", (dy, packed, cols)),
+            ("master_linear", (x, dense, bias, GREEDY)),
+            ("layer_linear", (x, packed, bias, rows, cols)),
+            ("sparse_linear", (x, packed, None, bias, rows, cols)),
             ("pack", (dense, GREEDY, 1.0, True, True)),
             ("pack", (dense, GREEDY, 1.0, False, True)),
+            ("pack_together", ([dense, dense[:3]], GREEDY, True)),
+            ("pack_together", ([dense], GREEDY, False)),
+            ("select_together", ([dense, dense[:3]], GREEDY)),
             ("pack_masked", (dense, tiles, True)),
             ("pack_masked", (dense, tiles, False)),
             ("unpack", (packed, rows, cols)),
@@ -57,7 +64,11 @@ def calls_of(rows, cols, device):
             ("bias_gradient", (dy,)),
         ]
         if dtype == torch.float32:
-            found.append(("pack", (dense, GREEDY, 1.0, True, True, operators.TYPES[torch.bfloat16])))
+            number = operators.TYPES[torch.bfloat16]
+            found += [
+                ("pack", (dense, GREEDY, 1.0, True, True, number)),
+                ("pack_together", ([dense], GREEDY, True, number)),
+            ]
     packed, x = OPS.pack_sparse(integers), torch.randint(-9, 9, (2, 3, cols), dtype=torch.int8, device=device)
     parts = [part.to(device) for part in OPS.canonical(packed, rows, cols)]
     packed, floats, bias = OPS.from_canonical(*parts, cols), x.bfloat16(), torch.randn(rows, device=device).bfloat16()
@@ -68,6 +79,7 @@ def calls_of(rows, cols, device):
         ("from_canonical", (*parts, cols)),
         ("linear_i8", (x, packed, rows)),
         ("linear_quantized", (floats, packed, scales, rows)),
+        ("integer_layer", (floats, packed, scales, bias, rows, cols, -1)),
         ("linear_quantized_bias", (floats, packed, scales, bias, rows, IDENTITY)),
     ]
     for dtype in operators.FLOAT8:
@@ -95,7 +107,16 @@ def calls_of(rows, cols, device):
 
 
 def as_tuple(result):
-    return result if isinstance(result, tuple) else (result,)
+    """The tensors of a result, also of lists."""
+    if isinstance(result, torch.Tensor):
+        return (result,)
+    return tuple(tensor for part in result for tensor in as_tuple(part))
+
+
+def faked(mode, argument):
+    if isinstance(argument, list):
+        return [faked(mode, each) for each in argument]
+    return mode.from_tensor(argument) if isinstance(argument, torch.Tensor) else argument
 
 
 @pytest.mark.parametrize(("rows", "cols"), SHAPES)
@@ -104,15 +125,15 @@ def test_results_have_the_shapes_that_torch_compile_is_told(rows, cols, device):
     for name, arguments in calls:
         operator = getattr(OPS, name).default
         with FakeTensorMode() as mode:
-            found = as_tuple(operator(*(mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments)))
+            found = as_tuple(operator(*(faked(mode, argument) for argument in arguments)))
         for fake, real in zip(found, as_tuple(operator(*arguments)), strict=True):
             kinds = [(t.shape, t.dtype, t.device.type, t.stride()) for t in (fake, real)]
             assert kinds[0] == kinds[1], f"{name} of {rows}x{cols}"
     if device == "cpu":
-        # Those that return a number or lists have no shapes.
+        # The one that returns a number has no shapes.
         assert {name for name, _ in calls} == {
             name for name in dir(OPS) if not name.startswith("_") and name != "name"
-        } - {"adamw_step_", "pack_together"}
+        } - {"adamw_step_"}
 
 
 def test_arguments_may_be_named(device):

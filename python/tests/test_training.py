@@ -9,10 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import close
+from torch._inductor.utils import run_and_get_code
 from torch.utils.checkpoint import checkpoint
 
 from twofour import operators
-from twofour.operators.master import pack_master, pack_masters
+from twofour.modules import training
+from twofour.operators import master
+from twofour.operators.master import masked_linear, master_linear, pack_master, pack_masters
 from twofour.operators.packed import Packed
 from twofour.sparse import SparseSemiStructuredTensor, SparseSemiStructuredTensorCUSPARSELT
 from twofour.sparsity.training import (
@@ -270,6 +273,98 @@ def test_autocast(device, cls):
     ):
         close(a.detach(), b, torch.bfloat16)
     assert layer.weight.grad.dtype == x.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS[1:])
+def test_dense_products_of_the_masked_weight_are_those_of_the_packed_one(device, monkeypatch, algo):
+    """Small products on a GPU run so: output, gradients and their types are those of sparse products."""
+    layer = SemiSparseLinear(72, 40, algo=algo, device=device)
+    x, dy = torch.randn(2, 5, 72, device=device), torch.randn(2, 5, 40, device=device)
+    # On a CPU, in float32 and where nothing is compiled no product runs dense by itself.
+    for linear in (master_linear, masked_linear):
+        monkeypatch.setattr(training, "master_linear", linear)
+        found = []
+        for dtype in (torch.bfloat16, torch.float16, None):
+            layer.zero_grad()
+            input = x.clone().requires_grad_()
+            with torch.autocast(device, dtype=dtype, enabled=dtype is not None):
+                y = layer(input)
+            y.backward(dy.to(y.dtype))
+            found += [y.detach(), input.grad, layer.weight.grad.clone(), layer.bias.grad.clone()]
+            assert layer.weight.grad.dtype == torch.float32
+            assert layer.weight.grad[~layer.mask].abs().sum() > 0
+        frozen = copy.deepcopy(layer).requires_grad_(False)
+        found.append(frozen(x))
+        weights = (layer.weight.detach(),)
+
+        def of_weight(weight):
+            return torch.func.functional_call(layer, {"weight": weight}, (x,))
+
+        found.append(torch.func.jvp(of_weight, weights, weights)[1])
+        if linear is masked_linear:
+            for a, b in zip(found, expected, strict=True):
+                close(a, b, a.dtype)
+        expected = found
+
+
+def masks_of_compiled(model, step, **settings):
+    """What a step returns, compiled, and how often its code calls each operator that chooses masks."""
+    with torch._inductor.config.patch(force_disable_caches=True, **settings):
+        found, codes = run_and_get_code(step, torch.compile(model, fullgraph=True))
+    names = ("pack", "pack_together", "select_together")
+    return found, {name: sum(code.count(f"ops.twofour.{name}.default(") for code in codes) for name in names}
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_a_compiled_model_chooses_the_masks_of_its_layers_with_one_operator(monkeypatch, dense):
+    monkeypatch.setattr(master, "runs_dense", lambda *_: dense)
+    layers = [SemiSparseLinear(32, 32, algo="largest_abs_values_greedy") for _ in range(3)]
+    layers.append(SemiSparseLinear(32, 32, algo="causal1122"))
+    model, x = torch.nn.Sequential(*layers), torch.randn(8, 32, requires_grad=True)
+
+    def step(model):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            model(x).square().sum().backward()
+        found = [x.grad.clone(), *(p.grad.clone() for p in model.parameters())]
+        x.grad = None
+        model.zero_grad()
+        return found
+
+    expected = step(model)
+    found, counts = masks_of_compiled(model, step)
+    for a, b in zip(found, expected, strict=True):
+        close(a, b, torch.bfloat16)
+    # The layer of another rule has one of its own.
+    other = {"pack": 0, "pack_together": 0, "select_together": 2}
+    assert counts == (other if dense else {"pack": 1, "pack_together": 1, "select_together": 0})
+
+
+@pytest.mark.skipif(
+    not hasattr(torch._inductor.custom_graph_pass, "get_custom_graph_passes"), reason="this torch takes one pass"
+)
+def test_the_pass_stands_beside_another_one():
+    seen = []
+    model = torch.nn.Sequential(SemiSparseLinear(32, 32), SemiSparseLinear(32, 32))
+    x = torch.randn(8, 32, requires_grad=True)
+    _, counts = masks_of_compiled(model, lambda model: model(x), post_grad_custom_pre_pass=seen.append)
+    assert seen and counts == {"pack": 0, "pack_together": 1, "select_together": 0}
+
+
+def test_a_weight_that_the_graph_writes_is_packed_where_it_stands():
+    layers = [SemiSparseLinear(32, 32, bias=False) for _ in range(2)]
+    x = torch.randn(8, 32)
+
+    @torch.no_grad()
+    def step(model):
+        for layer in model:
+            layer._parameters["weight"].mul_(-1)
+        return model(x)
+
+    model = torch.nn.Sequential(*layers)
+    expected = step(copy.deepcopy(model))
+    with torch._inductor.config.patch(force_disable_caches=True):
+        found = torch.compile(step, fullgraph=True)(model)
+    close(found, expected)
 
 
 def test_gradient_accumulation_with_masks_chosen_once(device):

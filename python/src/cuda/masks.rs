@@ -28,17 +28,41 @@ pub(crate) fn select_into(
     mask: &mut Tensor,
     check: bool,
 ) -> Result<()> {
-    // The soft threshold keeps what the magnitude rule keeps.
-    let rule = match rule {
-        MaskRule::Given => return Ok(()),
-        MaskRule::SoftThreshold => MaskRule::Magnitude,
-        other => other,
-    };
-    let to = PackTarget { packed: None, transposed: None, mask: MaskSlice::new(slice_mut(context, mask, "the mask")?) };
-    // Nothing is packed, so the type that it would be packed as plays no part.
-    let dtype = if matrix.data.dtype() == DataType::F16 { DataType::F16 } else { DataType::BF16 };
+    let Some(rule) = selecting(rule) else { return Ok(()) };
+    let (dtype, to) = (any_type(matrix), mask_alone(context, mask)?);
     let pass = if check { borrowed::remask_checked } else { borrowed::remask };
     Ok(pass(context, matrix, rule, None, dtype, to)?)
+}
+
+/// Writes the masks that a rule chooses for several matrices of a type, without a search for NaN; given ones stay.
+pub(crate) fn select_together_into(
+    context: &LayerContext,
+    matrices: Vec<MasterSlice<'_>>,
+    rule: MaskRule,
+    masks: &mut [Tensor],
+) -> Result<()> {
+    let (Some(rule), Some(first)) = (selecting(rule), matrices.first()) else { return Ok(()) };
+    let dtype = any_type(*first);
+    let passes = matrices.into_iter().zip(masks).map(|(matrix, mask)| Ok((matrix, mask_alone(context, mask)?)));
+    Ok(borrowed::remask_together(context, passes.collect::<Result<_>>()?, rule, dtype)?)
+}
+
+/// The rule by which a mask is chosen, if it is: the soft threshold keeps what the magnitude rule keeps.
+fn selecting(rule: MaskRule) -> Option<MaskRule> {
+    match rule {
+        MaskRule::Given => None,
+        MaskRule::SoftThreshold => Some(MaskRule::Magnitude),
+        other => Some(other),
+    }
+}
+
+/// A type that a matrix may be packed as: where nothing is packed, which one plays no part.
+fn any_type(matrix: MasterSlice<'_>) -> DataType {
+    if matrix.data.dtype() == DataType::F16 { DataType::F16 } else { DataType::BF16 }
+}
+
+fn mask_alone<'a>(context: &LayerContext, mask: &'a mut Tensor) -> Result<PackTarget<'a>> {
+    Ok(PackTarget { packed: None, transposed: None, mask: MaskSlice::new(slice_mut(context, mask, "the mask")?) })
 }
 
 /// One f32 on a device.

@@ -13,7 +13,7 @@ use twofour_cuda::{
 use crate::torch::{Failure, Result, ScalarType, Tensor, operands::with_last};
 
 pub(crate) use context::{load, set_tile_scheduler};
-pub(crate) use masks::{new_mask, number, sampling, select_into};
+pub(crate) use masks::{new_mask, number, sampling, select_into, select_together_into};
 
 impl From<twofour_cuda::Error> for Failure {
     fn from(error: twofour_cuda::Error) -> Self {

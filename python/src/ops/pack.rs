@@ -10,6 +10,7 @@ use twofour::{
 use twofour_cuda::layer::borrowed::{self, MaskSlice, MasterSlice, PackTarget, PackedSliceMut};
 
 use super::*;
+use crate::torch::shapes::Operand;
 
 /// `pack` chooses the mask by a rule. `dtype` is torch's number of a type of 16 bits that a weight of float32 is packed
 /// as, or -1. On a CPU a NaN is always found; on a GPU `check` finds it, which waits for the device.
@@ -22,30 +23,34 @@ pub(super) const OPERATORS: &[Operator] = &[
     .cuda(kernel!(cuda))
     .shapes(|arguments| {
         let dtype = ScalarType::of(arguments.int(5)?);
-        let mut results = packed_shapes(arguments, arguments.flag(3)?, dtype)?;
-        results.push(tiles_shape(&arguments.tensor(0)?)?);
-        Ok(results)
+        let weight = arguments.tensor(0)?;
+        let (packed, packed_t) = packed_shapes(arguments, &weight, arguments.flag(3)?, dtype)?;
+        Ok(vec![packed, packed_t, tiles_shape(&weight)?])
     }),
     Operator::new(
         "pack_masked(Tensor weight, Tensor mask, bool transpose) -> (Tensor packed, Tensor packed_t)",
         kernel!(cpu_masked),
     )
     .cuda(kernel!(cuda_masked))
-    .shapes(|arguments| packed_shapes(arguments, arguments.flag(2)?, None)),
+    .shapes(|arguments| {
+        let (packed, packed_t) = packed_shapes(arguments, &arguments.tensor(0)?, arguments.flag(2)?, None)?;
+        Ok(vec![packed, packed_t])
+    }),
 ];
 
-fn packed_shapes<'py>(
+/// The shapes of a packed weight and of its packed transpose.
+pub(super) fn packed_shapes<'py>(
     arguments: &Arguments<'py>,
+    weight: &Operand<'py>,
     transpose: bool,
     dtype: Option<ScalarType>,
-) -> pyo3::PyResult<Vec<Shape<'py>>> {
-    let weight = arguments.tensor(0)?;
+) -> pyo3::PyResult<(Shape<'py>, Shape<'py>)> {
     let ([rows, cols], dtype) = (weight.matrix()?, dtype.or(weight.dtype));
     let transposed = match transpose {
         true => shape(dtype, weight.on_gpu, cols, rows)?,
         false => arguments.empty()?.of(dtype),
     };
-    Ok(vec![shape(dtype, weight.on_gpu, rows, cols)?, transposed])
+    Ok((shape(dtype, weight.on_gpu, rows, cols)?, transposed))
 }
 
 pub(super) fn cpu(

@@ -13,7 +13,13 @@ pub(super) const OPERATORS: &[Operator] = &[Operator::new(
     "pack_together(Tensor[] weights, int rule, bool transpose, int dtype=-1) -> (Tensor[] packed, Tensor[] packed_t)",
     kernel!(cpu),
 )
-.cuda(kernel!(cuda))];
+.cuda(kernel!(cuda))
+.shapes(|arguments| {
+    let (weights, transpose, dtype) = (arguments.tensors(0)?, arguments.flag(2)?, ScalarType::of(arguments.int(3)?));
+    let both = weights.iter().map(|weight| pack::packed_shapes(arguments, weight, transpose, dtype));
+    let (packed, packed_t) = both.collect::<pyo3::PyResult<(Vec<_>, Vec<_>)>>()?;
+    Ok([packed, packed_t].concat())
+})];
 
 fn cpu(weights: Vec<Tensor>, rule: MaskRule, transpose: bool, dtype: FloatType) -> Result<(List, List)> {
     one_by_one(weights, |weight| pack::cpu(weight, rule, 1.0, transpose, false, dtype))

@@ -97,6 +97,11 @@ impl Results for Tensor {
         slots[0] = self.into_handle() as u64;
     }
 }
+impl Results for List {
+    fn put(self, slots: &mut [u64]) {
+        slots[0] = self.into_handle() as u64;
+    }
+}
 impl Results for f64 {
     fn put(self, slots: &mut [u64]) {
         slots[0] = self.to_bits();

@@ -89,6 +89,14 @@ pub(crate) struct Operand<'py> {
 }
 
 impl<'py> Operand<'py> {
+    fn of(tensor: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let sizes = tensor.getattr("shape")?.try_iter()?.map(|size| size.map(Size)).collect::<PyResult<_>>()?;
+        let dtype = tensor.getattr("dtype")?.str()?;
+        let kind: String = tensor.getattr("device")?.getattr("type")?.extract()?;
+        let dtype = ScalarType::named(dtype.to_string_lossy().trim_start_matches("torch."));
+        Ok(Operand { sizes, dtype, on_gpu: kind == "cuda" })
+    }
+
     /// Rows and columns.
     ///
     /// # Errors
@@ -118,12 +126,12 @@ pub(crate) struct Arguments<'py>(pub(crate) Bound<'py, PyTuple>);
 impl<'py> Arguments<'py> {
     /// The tensor at a place.
     pub(crate) fn tensor(&self, at: usize) -> PyResult<Operand<'py>> {
-        let tensor = self.0.get_item(at)?;
-        let sizes = tensor.getattr("shape")?.try_iter()?.map(|size| size.map(Size)).collect::<PyResult<_>>()?;
-        let dtype = tensor.getattr("dtype")?.str()?;
-        let kind: String = tensor.getattr("device")?.getattr("type")?.extract()?;
-        let dtype = ScalarType::named(dtype.to_string_lossy().trim_start_matches("torch."));
-        Ok(Operand { sizes, dtype, on_gpu: kind == "cuda" })
+        Operand::of(&self.0.get_item(at)?)
+    }
+
+    /// The tensors of a list at a place.
+    pub(crate) fn tensors(&self, at: usize) -> PyResult<Vec<Operand<'py>>> {
+        self.0.get_item(at)?.try_iter()?.map(|tensor| Operand::of(&tensor?)).collect()
     }
 
     /// The number of a dimension at a place.

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from .. import operators
+from ..operators.derivatives import is_in_graph
 from ..operators.integer_linear import dequantized, integer_linear
 from ..operators.master import cast_for_autocast
 from ..operators.packed import metadata_of_zeros
@@ -13,6 +15,27 @@ from . import registration
 from .packed_buffer import PackedBuffer
 from .packed_layer import PackedLayer
 from .tracing import traceable
+
+
+def _linear(
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    scales: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out_features: int,
+    in_features: int,
+    group_size: int,
+) -> torch.Tensor:
+    """:meth:`IntegerLayer.forward` of a packed weight."""
+    x, bias = cast_for_autocast(x, bias)
+    return integer_linear(x, packed, scales, bias, (out_features, in_features), group_size)
+
+
+operators.define_composite(
+    "integer_layer(Tensor x, Tensor packed, Tensor? scales, Tensor? bias, int out_features, int in_features, "
+    "int group_size) -> Tensor",
+    _linear,
+)
 
 
 class IntegerLayer(PackedLayer, nn.Module):
@@ -61,9 +84,9 @@ class IntegerLayer(PackedLayer, nn.Module):
             RuntimeError: for another number of features.
             NotImplementedError: for another dtype.
         """
-        x, bias = cast_for_autocast(x, self.bias)
-        return integer_linear(
-            x, self._packed, self._row_scales(), bias, (self.out_features, self.in_features), self.group_size
+        linear = torch.ops.twofour.integer_layer.default if is_in_graph() else _linear
+        return linear(
+            x, self._packed, self._row_scales(), self.bias, self.out_features, self.in_features, self.group_size
         )
 
     @property

@@ -12,7 +12,7 @@ from .. import operators
 from ..arrays.bytes import dtype_name
 from ..canonical import parts_shapes
 from ..operators.autograd import packed_linear
-from ..operators.derivatives import is_differentiated
+from ..operators.derivatives import is_differentiated, is_in_graph
 from ..operators.packed import Packed, metadata_of_zeros, pack_by_rule, pack_sparse
 from ..tensor.memory import share_between_processes
 from ..tensor.semi_structured import SparseSemiStructuredTensorCUSPARSELT
@@ -27,6 +27,29 @@ _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 #: The dtypes that kernels multiply.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _linear(
+    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int, in_features: int
+) -> torch.Tensor:
+    """:meth:`Linear.forward` of a packed weight."""
+    device = x.device.type
+    if _is_any_autocast_enabled() and torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            y = _linear(x.to(packed.dtype), packed, bias, out_features, in_features)
+        return y.to(torch.get_autocast_dtype(device))
+    shape = x.shape
+    if not shape or shape[-1] != in_features:
+        raise RuntimeError(
+            f"the input has shape {list(shape)}; its last dimension must be in_features = {in_features}"
+        )
+    return packed_linear(x, None, bias, Packed(out_features, in_features, packed))
+
+
+operators.define_composite(
+    "layer_linear(Tensor x, Tensor packed, Tensor? bias, int out_features, int in_features) -> Tensor", _linear
+)
+_compiled_linear = torch.ops.twofour.layer_linear.default
 
 
 @share_between_processes
@@ -234,16 +257,15 @@ class Linear(PackedLayer, SparseLayer, nn.Linear):
         # FSDP puts a view where the parameter was.
         bias = parameters["bias"] if "bias" in parameters else self.bias
         packed = packed.plain if type(packed) is PackedBuffer else self.pack() if packed is None else packed
+        if is_in_graph():
+            return _compiled_linear(x, packed, bias, self.out_features, self.in_features)
         # The first question takes least, and is of all devices.
-        if _is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type):
-            with torch.autocast(x.device.type, enabled=False):
-                return self.forward(x.to(packed.dtype)).to(torch.get_autocast_dtype(x.device.type))
-        shape = x.shape
-        if not shape or shape[-1] != self.in_features:
-            raise RuntimeError(
-                f"the input has shape {list(shape)}; its last dimension must be in_features = {self.in_features}"
-            )
-        if x.dtype is packed.dtype and not is_dynamo_compiling() and not is_differentiated(x, bias):
+        if (
+            x.dtype is packed.dtype
+            and not _is_any_autocast_enabled()
+            and not is_dynamo_compiling()
+            and not is_differentiated(x, bias)
+        ):
             try:
                 if bias is None:
                     return operators.eager_linear(x, packed, self.out_features)
@@ -251,7 +273,7 @@ class Linear(PackedLayer, SparseLayer, nn.Linear):
             except RuntimeError:
                 # What is wrong is said below.
                 pass
-        return packed_linear(x, None, bias, Packed(self.out_features, self.in_features, packed))
+        return _linear(x, packed, bias, self.out_features, self.in_features)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, pattern=2:4"

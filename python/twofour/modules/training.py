@@ -16,7 +16,15 @@ from torch import nn
 from .. import operators
 from ..operators import masks
 from ..operators.autograd import packed_linear, stand_in
-from ..operators.master import autocast_type, cast_activations, cast_for_autocast, master_linear, pack_masters
+from ..operators.derivatives import is_in_graph
+from ..operators.master import (
+    autocast_type,
+    cast_activations,
+    cast_for_autocast,
+    compiled_master_linear,
+    master_linear,
+    pack_masters,
+)
 from ..operators.packed import Packed
 from ..tensor import pointwise
 from ..tensor.semi_structured import rule_of_algorithm
@@ -128,6 +136,10 @@ class SemiSparseLinear(SparseLayer, _DynamicLinear):
         if self._kept is not None:
             x, bias = cast_for_autocast(x, self.bias)
             return master_linear(x, self.master, bias, self._rule, packed=self._kept)
+        parameters = self._parameters
+        if "weight" in parameters and "bias" in parameters and is_in_graph():
+            # Each attribute of a module that torch.compile sees read is guarded in every call; its dictionary once.
+            return compiled_master_linear(x, parameters["weight"], parameters["bias"], self._rule)
         x, bias = cast_activations(x, self.master, self.bias)
         return master_linear(x, self.master, bias, self._rule)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import pathlib
+import sys
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
@@ -102,13 +103,23 @@ def _raising(op):
 
 
 def _fake(name: str, op):
-    """What makes tensors without elements of the shapes of the operator's results."""
-    arguments = op._schema.arguments
+    """What makes tensors without elements of the shapes of the operator's results. Lists among these have a tensor for
+    each of the list that is the first argument."""
+    arguments, returns = op._schema.arguments, op._schema.returns
+    in_lists = isinstance(returns[0].type, torch.ListType)
 
     def fake(*args, **named):
+        if "torch._inductor.config" in sys.modules:
+            from . import together
+
+            together.install()
         args = (*args, *(named.get(argument.name, argument.default_value) for argument in arguments[len(args) :]))
+        first = args[0][0] if in_lists else args[0]
         results = _native.result_shapes(name, args)
-        made = tuple(args[0].new_empty(sizes, dtype=dtype and getattr(torch, dtype)) for sizes, dtype in results)
+        made = tuple(first.new_empty(sizes, dtype=dtype and getattr(torch, dtype)) for sizes, dtype in results)
+        if in_lists:
+            length = len(args[0])
+            made = tuple(list(made[begin : begin + length]) for begin in range(0, len(made), length))
         return made if len(made) > 1 else made[0]
 
     return fake
@@ -137,6 +148,15 @@ for _operator in _native.register_torch(*_libraries()):
 # Both in eager mode, without torch's wrapper and without translated errors, which cost a third of a microsecond a call.
 eager_linear = _OPS.linear.default._op
 eager_linear_bias = _OPS.linear_bias.default._op
+
+
+def define_composite(schema: str, function) -> None:
+    """Tells torch of an operator that is made of other operators, with their derivatives.
+
+    Dynamo sees one call, where it would guard the values of all names in ``function`` in every call of a compiled
+    model; AOTAutograd sees what it is made of."""
+    _LIBRARY.define(schema, tags=_TAGS)
+    _LIBRARY.impl(schema.partition("(")[0], function, "CompositeImplicitAutograd")
 
 
 def rule_number(rule: str) -> int:

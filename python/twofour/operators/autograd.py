@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import is_grad_enabled
 from torch._C import _are_functorch_transforms_active as is_transforming
+from torch._C import _len_torch_dispatch_stack
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
@@ -26,7 +27,8 @@ def weight_gradient(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def bias_gradient(dy: torch.Tensor) -> torch.Tensor:
     """The sums of ``dy`` over all leading dimensions."""
     # torch.compile fuses the sums of torch with what comes before; alone they are slower than the operator's.
-    if dy.is_cuda and dy.dtype in operators.TYPES and not is_differentiated(dy) and not torch.compiler.is_compiling():
+    is_traced = torch.compiler.is_compiling() or _len_torch_dispatch_stack() > 0
+    if dy.is_cuda and dy.dtype in operators.TYPES and not is_differentiated(dy) and not is_traced:
         return operators.bias_gradient(dy)
     return dy.reshape(-1, dy.shape[-1]).sum(0)
 
@@ -200,7 +202,7 @@ def stand_in(x: torch.Tensor) -> torch.Tensor | None:
 
 @derivable
 class Straight(torch.autograd.Function):
-    """A tensor in the place of another one; derivatives pass as they are."""
+    """A tensor in the place of another one, whose type may be another; derivatives pass as they are."""
 
     generate_vmap_rule = True
 
@@ -210,15 +212,15 @@ class Straight(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        pass
+        ctx.types = tuple(tensor.dtype for tensor in inputs)
 
     @staticmethod
     def backward(ctx, gradient):
-        return gradient, None
+        return gradient.to(ctx.types[0]), None
 
     @staticmethod
     def tangent(ctx, tangent, _):
-        return tangent.view_as(tangent)
+        return tangent.view_as(tangent).to(ctx.types[1])
 
 
 def packed_linear(

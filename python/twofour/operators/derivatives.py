@@ -6,13 +6,20 @@ import torch
 from torch import is_grad_enabled
 from torch._C import _are_functorch_transforms_active as _is_transforming
 from torch.autograd import forward_ad
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 
 def is_transformed() -> bool:
     """Whether tangents are being computed, or a transform of ``torch.func`` is at work. Neither asks whether gradients
     are enabled."""
     return forward_ad._current_level >= 0 or (not is_compiling() and _is_transforming())
+
+
+def is_in_graph() -> bool:
+    """Whether torch.compile is to see a composite operator (:func:`twofour.operators.define_composite`) for a layer.
+    With a transform of ``torch.func`` inside of what is compiled it follows the functions that the operator is made
+    of."""
+    return is_dynamo_compiling() and not _is_transforming() and forward_ad._current_level < 0
 
 
 def is_differentiated(*tensors: torch.Tensor | None) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from .. import operators
-from .autograd import packed_linear
-from .derivatives import is_differentiated
+from . import masks
+from .autograd import Straight, packed_linear
+from .derivatives import applied, is_differentiated
 from .packed import Packed
 
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
@@ -14,12 +15,19 @@ _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 #: Rules whose masks are 2:4 along columns too, so that the transpose can be packed.
 TRANSPOSABLE = frozenset(operators.RULES[name] for name in ("greedy", "greedy-signed", "causal1122", "optimal"))
 
+_HALF = (torch.float16, torch.bfloat16)
+
 #: Weight gradients by name; the numbers of the estimators that replace the output gradient, -1 for none.
 WEIGHT_GRADIENTS = {
     "dense": -1,
     "mvue": operators.ESTIMATORS["mvue"],
     "mvue-approximate": operators.ESTIMATORS["mvue-approximate"],
 }
+
+
+#: Multiplications of a product, tokens times elements of the weight, below which a compiled model on a GPU multiplies
+#: the dense weight with zeros: packing takes longer there than the sparse GEMMs gain.
+DENSE_BELOW = 2.5e10
 
 
 def weight_gradient_number(name: str) -> int:
@@ -107,6 +115,22 @@ def pack_masters(
     return [found[index] for index in range(len(weights))]
 
 
+def runs_dense(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the products of a compiled model with a weight whose mask is chosen for them alone run dense."""
+    return x.is_cuda and x.dtype in _HALF and x.numel() * weight.shape[0] < DENSE_BELOW
+
+
+def masked_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rule: int) -> torch.Tensor:
+    """What :func:`master_linear` returns, by dense GEMMs of a weight with zeros where the rule prunes. torch.compile
+    makes one kernel of the weight's conversion and the zeros."""
+    dense = weight.detach()
+    mask = masks.mask_of(operators.select_together([dense], rule)[0], *weight.shape)
+    masked = torch.where(mask, dense.to(x.dtype), 0)
+    if is_differentiated(weight):
+        masked = applied(Straight, weight, masked)
+    return torch.nn.functional.linear(x, masked, bias)
+
+
 def master_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -132,3 +156,15 @@ def master_linear(
         transpose = torch.is_grad_enabled() and x.requires_grad
         packed = Packed(*weight.shape, *pack_master(weight.detach(), rule, transpose, x.dtype))
     return packed_linear(x, weight if is_differentiated(weight) else None, bias, packed, estimator)
+
+
+def _compiled(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rule: int) -> torch.Tensor:
+    x, bias = cast_activations(x, weight, bias)
+    linear = masked_linear if x.dim() and runs_dense(x, weight) else master_linear
+    return linear(x, weight, bias, rule)
+
+
+operators.define_composite("master_linear(Tensor x, Tensor weight, Tensor? bias, int rule) -> Tensor", _compiled)
+
+#: :func:`cast_activations` and :func:`master_linear` in one, for torch.compile.
+compiled_master_linear = torch.ops.twofour.master_linear.default

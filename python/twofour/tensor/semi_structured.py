@@ -15,7 +15,7 @@ from torch.compiler import is_dynamo_compiling
 from .. import operators
 from ..operators import masks
 from ..operators.autograd import eager_packed_linear, linear_of_tensor, packed_linear
-from ..operators.derivatives import applied, derivable
+from ..operators.derivatives import applied, derivable, is_in_graph
 from ..operators.float8 import FLOAT8, saturated, scaled_product
 from ..operators.packed import Packed, pack_by_mask, pack_by_rule, pack_sparse, packed_zeros
 from . import cusparselt, memory, torch_layouts
@@ -470,19 +470,29 @@ def _checked_linear(input, weight, bias):
     return y if autocast is None else y.to(autocast)
 
 
+def _packed_in_graph(x, packed, packed_t, bias, rows, cols):
+    dtype, packed = packed.dtype, Packed(rows, cols, packed, packed_t)
+    autocast = _autocast_dtype(x, dtype)
+    if autocast is None:
+        return packed_linear(x, None, bias, packed)
+    return packed_linear(x.to(dtype), None, None if bias is None else bias.to(dtype), packed).to(autocast)
+
+
+operators.define_composite(
+    "sparse_linear(Tensor x, Tensor packed, Tensor? packed_t, Tensor? bias, int rows, int cols) -> Tensor",
+    _packed_in_graph,
+)
+
+
 def linear_in_graph(x, weight, bias=None):
     """``F.linear`` for torch.compile: the inputs of its graph are the tensors inside of a frozen sparse weight, not that
     weight."""
     if isinstance(weight, SparseSemiStructuredTensor) and not weight.requires_grad and x.is_floating_point():
         forward, dtype = weight._forward, weight.dtype
         if forward is not None and dtype.itemsize > 1 and x.ndim and x.shape[-1] == weight.shape[1]:
-            packed = Packed(weight.shape[0], weight.shape[1], forward, weight._transposed)
-            autocast = _autocast_dtype(x, dtype)
-            if autocast is not None:
-                bias = None if bias is None else bias.to(dtype)
-                return packed_linear(x.to(dtype), None, bias, packed).to(autocast)
-            if x.dtype == dtype:
-                return packed_linear(x, None, bias, packed)
+            if x.dtype == dtype or torch.is_autocast_enabled(x.device.type):
+                linear = torch.ops.twofour.sparse_linear.default if is_in_graph() else _packed_in_graph
+                return linear(x, forward, weight._transposed, bias, *weight.shape)
     # Also for what is an error.
     return F.linear(x, weight, bias)
 

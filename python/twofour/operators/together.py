@@ -1,0 +1,112 @@
+"""What torch.compile does with the masks of a model: those of many weights are chosen by one operator of a graph.
+
+An operator for each weight takes longer of the host than the GEMMs of small layers take of the device. Inductor calls
+:class:`Together` for each graph that it compiles; a graph without operators of this package stays as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+from operator import getitem
+
+import torch
+from torch._inductor import config, custom_graph_pass
+
+_ATEN, _OPS = torch.ops.aten, torch.ops.twofour
+
+
+class _Choice:
+    """An operator of a graph that chooses masks of one weight, as what chooses those of many makes it.
+
+    Attributes:
+        node: the operator.
+        weight: the graph's input of which it chooses the mask.
+        target: the operator on many weights.
+        others: its arguments behind the weights.
+        results: the number of its lists; 0 where it returns no tuple but a list.
+    """
+
+    def __init__(self, node: torch.fx.Node, weight: torch.fx.Node, target, others: tuple, results: int):
+        self.node, self.weight, self.target, self.others, self.results = node, weight, target, others, results
+
+    def key(self) -> tuple:
+        """What is alike of operators that one can do."""
+        weight = self.weight.meta["val"]
+        return self.target, self.others, weight.dtype, weight.device
+
+
+def _choice(node: torch.fx.Node) -> _Choice | None:
+    """What a node chooses, if its weight is there when the graph starts and what it returns can be had together."""
+    if node.op != "call_function" or node.kwargs or any(user.target is not getitem for user in node.users):
+        return None
+    if node.target is _OPS.select_together.default:
+        weights, *others = node.args
+        found = len(weights) == 1 and _Choice(node, weights[0], node.target, tuple(others), 0)
+    elif node.target is _OPS.pack.default:
+        weight, rule, scale, transpose, check, *dtype = node.args
+        plain = scale == 1.0 and not check and all(user.args[1] < 2 for user in node.users)
+        found = plain and _Choice(node, weight, _OPS.pack_together.default, (rule, transpose, *dtype), 2)
+    else:
+        return None
+    while found and found.weight.target in (_ATEN.detach.default, _ATEN.alias.default):
+        found.weight = found.weight.args[0]
+    return found if found and found.weight.op == "placeholder" and not _is_written(found.weight) else None
+
+
+def _is_written(node: torch.fx.Node) -> bool:
+    """Whether an operator of the graph may write to a tensor, as those of compiled FSDP do."""
+    return any(getattr(getattr(user.target, "_schema", None), "is_mutable", False) for user in node.users)
+
+
+class Together(custom_graph_pass.CustomGraphPass):
+    """A pass over a graph that makes one operator of those that choose masks of the graph's inputs by the same rule."""
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        alike: dict[tuple, list[_Choice]] = {}
+        for node in graph.nodes:
+            if (choice := _choice(node)) is not None:
+                alike.setdefault(choice.key(), []).append(choice)
+        for choices in alike.values():
+            if len(choices) > 1:
+                _replace(graph, choices)
+
+    def uuid(self):
+        return hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest()
+
+
+def _replace(graph: torch.fx.Graph, choices: list[_Choice]) -> None:
+    """Puts one operator behind the graph's inputs in the place of several."""
+    one, values = choices[0], [choice.node.meta["val"] for choice in choices]
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    with graph.inserting_before(first):
+        together = graph.call_function(one.target, ([choice.weight for choice in choices], *one.others))
+        if one.results:
+            lists = [[value[k] for value in values] for k in range(one.results)]
+            together.meta["val"] = tuple(lists)
+            of = [graph.call_function(getitem, (together, k)) for k in range(one.results)]
+            for node, value in zip(of, lists, strict=True):
+                node.meta["val"] = value
+        else:
+            together.meta["val"] = [tensor for value in values for tensor in value]
+            of = [together]
+    for index, choice in enumerate(choices):
+        for user in list(choice.node.users):
+            user.args = (of[user.args[1]], index)
+        graph.erase_node(choice.node)
+    for node in of:
+        if not node.users:
+            graph.erase_node(node)
+
+
+def install() -> None:
+    """Has Inductor call :class:`Together`, beside a pass that is there already. Where Inductor makes C++ around its
+    kernels, and where a torch that takes one pass has another one, nothing happens."""
+    present, takes_many = config.post_grad_custom_pre_pass, hasattr(custom_graph_pass, "get_custom_graph_passes")
+    passes = custom_graph_pass.get_custom_graph_passes(present) if takes_many else (present,) if present else ()
+    if config.cpp_wrapper or any(isinstance(each, Together) for each in passes):
+        return
+    if not passes:
+        config.post_grad_custom_pre_pass = Together()
+    elif takes_many:
+        config.post_grad_custom_pre_pass = [*passes, Together()]
