@@ -1,5 +1,5 @@
 """The tables of docs/reference/pytorch-benchmarks.md, from `bench/results/*/python-*.json`: what
-`bench/python/{host,linear,int4,models,training,vit_step,ddp_step,gpt_study}.py` and the tutorial's example wrote."""
+`bench/python/{host,linear,int4,models,training,vit_step,ddp_step,gpt_study}.py` wrote."""
 
 import json
 import re
@@ -130,29 +130,18 @@ def linear_table(folder):
 
 
 def model_table(folder):
-    """A training step of ViT-L, and the tutorial's BERT."""
-    step, bert = read(folder, "vit_step"), read(folder, "bert")
+    """A training step of ViT-L."""
+    found = read(folder, "vit_step")
+    if found is None:
+        return ""
     body = []
-    for name, of in (step or {"results": {}})["results"].items():
+    for name, of in found["results"].items():
         dense, sparse = of["dense"], of["2:4"]
         # The H200's record is of peaks while both models were in memory.
         memory = f"{sparse['peak_bytes'] / dense['peak_bytes']:.2f} of the memory"
-        body.append(
-            [
-                f"training step, {name}, compiled",
-                f"{dense['ms']:.1f} ms",
-                f"{sparse['ms']:.1f} ms",
-                f"{dense['ms'] / sparse['ms']:.3f}x; {memory}",
-            ]
-        )
-    for case in (bert or {"results": []})["results"]:
-        ms = case["ms"]
-        what = f"BERT-base, batch {case['batch']}, {case['tokens']} tokens, {case['way']}"
-        body.append([what, f"{ms['dense']:.2f} ms", f"{ms['2:4']:.2f} ms", f"{ms['dense'] / ms['2:4']:.2f}x"])
-    if not body:
-        return ""
-    head = ["", "dense", "2:4", "speedup"]
-    return under(f"**{(step or bert)['machine']}**, torch {(step or bert)['torch']}", head, body)
+        times = [f"{dense['ms']:.1f} ms", f"{sparse['ms']:.1f} ms", f"{dense['ms'] / sparse['ms']:.3f}x; {memory}"]
+        body.append([f"training step, {name}, compiled", *times])
+    return under(f"**{found['machine']}**, torch {found['torch']}", ["", "dense", "2:4", "speedup"], body)
 
 
 def parallel_table(folder):
