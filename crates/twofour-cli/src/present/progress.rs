@@ -1,4 +1,5 @@
-//! A progress bar that only shows where it is worth it, and that leaves nothing on the terminal.
+//! A progress bar that only shows where it is worth it, and that leaves nothing on the terminal. In a log it is a line a
+//! minute.
 
 use std::{
     io::{self, IsTerminal, Write},
@@ -12,6 +13,9 @@ use super::{escape, terminal, wrap::shortened};
 
 /// Work that takes less long goes without a bar.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How often a log gets a line.
+const LOGGED_EVERY: Duration = Duration::from_mins(1);
 
 /// Characters of the bar itself.
 const BAR: usize = 16;
@@ -42,24 +46,28 @@ pub(super) fn without<T>(write: impl FnOnce() -> T) -> T {
     }
 }
 
-/// A progress bar on stderr. It appears once the work has taken two seconds, and only on a terminal.
+/// A progress bar on stderr. It appears once the work has taken two seconds, on a terminal. Elsewhere a line says every
+/// minute how far the work is.
 #[derive(Debug)]
 pub struct Progress {
     bar: ProgressBar,
     begun: Instant,
     shown: bool,
+    /// When the last line was due, unless there are none.
+    logged: Option<Instant>,
 }
 
 impl Progress {
     /// A bar that may appear.
     pub(crate) fn new() -> Self {
-        Progress { bar: ProgressBar::hidden(), begun: Instant::now(), shown: false }
+        let begun = Instant::now();
+        Progress { bar: ProgressBar::hidden(), begun, shown: false, logged: Some(begun) }
     }
 
     /// A bar that never does.
     pub fn hidden() -> Self {
         // As if it were shown already: it stays on its hidden target.
-        Progress { bar: ProgressBar::hidden(), begun: Instant::now(), shown: true }
+        Progress { bar: ProgressBar::hidden(), begun: Instant::now(), shown: true, logged: None }
     }
 
     /// `done` of `total` bytes are through.
@@ -89,6 +97,12 @@ impl Progress {
             self.shown = true;
         }
         if self.bar.is_hidden() {
+            if self.logged.is_some_and(|last| last.elapsed() >= LOGGED_EVERY) {
+                self.logged = Some(Instant::now());
+                let text = logged(&count(done, total), &escape::line(message), self.begun.elapsed(), (done, total));
+                // Where nobody reads it, the work goes on.
+                let _ = writeln!(io::stderr(), "{text}");
+            }
             return;
         }
         let left =
@@ -143,6 +157,15 @@ impl TermLike for Stderr {
     }
 }
 
+/// A line of a log.
+fn logged(count: &str, message: &str, took: Duration, (done, total): (u64, u64)) -> String {
+    let left = match done {
+        0 => String::new(),
+        _ => format!(", about {} left", HumanDuration(took.mul_f64(total.saturating_sub(done) as f64 / done as f64))),
+    };
+    format!("{message}: {count} after {}{left}", HumanDuration(took))
+}
+
 /// What stands behind the bar on a line of so many columns.
 fn line(count: &str, message: &str, columns: usize) -> String {
     let room = columns.saturating_sub(BAR + 1 + FREE);
@@ -171,5 +194,31 @@ mod tests {
             assert!(BAR + 1 + text.chars().count() + FREE <= columns.max(BAR + 1 + FREE + 1), "{columns}: {text}");
         }
         assert_eq!(line("3/10", "short", 80), "3/10 short");
+    }
+
+    #[test]
+    fn a_line_of_a_log_says_what_is_left() {
+        let minutes = Duration::from_mins;
+        assert_eq!(
+            logged("3/12", "pruning block 1", minutes(3), (3, 12)),
+            "pruning block 1: 3/12 after 3 minutes, about 9 minutes left"
+        );
+        assert_eq!(logged("0/12", "pruning block 1", minutes(3), (0, 12)), "pruning block 1: 0/12 after 3 minutes");
+    }
+
+    #[test]
+    fn a_log_gets_a_line_a_minute_and_a_quiet_one_none() {
+        let mut progress = Progress::new();
+        let due = progress.begun.checked_sub(LOGGED_EVERY).expect("this machine has run for a minute");
+        (progress.begun, progress.logged) = (due, Some(due));
+        if io::stderr().is_terminal() {
+            return;
+        }
+        progress.steps("working", 1, 2);
+        assert!(progress.logged.is_some_and(|last| last.elapsed() < LOGGED_EVERY));
+        let mut quiet = Progress::hidden();
+        quiet.begun = due;
+        quiet.steps("working", 1, 2);
+        assert_eq!(quiet.logged, None);
     }
 }
