@@ -159,6 +159,8 @@ def master_linear(
 
 
 def _compiled(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rule: int) -> torch.Tensor:
+    if weight.dim() != 2:
+        raise RuntimeError(f"the weight must have 2 dimensions; its shape is {list(weight.shape)}")
     x, bias = cast_activations(x, weight, bias)
     linear = masked_linear if x.dim() and runs_dense(x, weight) else master_linear
     return linear(x, weight, bias, rule)

@@ -471,6 +471,8 @@ def _checked_linear(input, weight, bias):
 
 
 def _packed_in_graph(x, packed, packed_t, bias, rows, cols):
+    if not x.dim() or x.shape[-1] != cols:
+        raise RuntimeError(f"the input has shape {list(x.shape)}; its last dimension must be {cols}")
     dtype, packed = packed.dtype, Packed(rows, cols, packed, packed_t)
     autocast = _autocast_dtype(x, dtype)
     if autocast is None:
