@@ -203,9 +203,9 @@ def test_compiled_layers_follow_autocast_and_refuse_what_eager_ones_do(device, r
         if requires_grad:
             gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (found, expected)]
             torch.testing.assert_close(*gradients)
-        for wrong in (torch.randn(6, 71, device=device), x.double()):
+        for wrong, message in ((torch.randn(6, 71, device=device), r"\b70\b|70x37"), (x.double(), "float64|[dD]ouble")):
             for call in (model, compiled):
-                with pytest.raises(Exception, match="71|in_features|float64|Double|double"):
+                with pytest.raises(Exception, match=message):
                     call(wrong)
 
 

@@ -109,6 +109,8 @@ def _fake(name: str, op):
     in_lists = isinstance(returns[0].type, torch.ListType)
 
     def fake(*args, **named):
+        # Shapes are asked for while a graph is made, before Inductor compiles it. Its import takes seconds, so that it
+        # is left to torch.compile.
         if "torch._inductor.config" in sys.modules:
             from . import together
 

@@ -17,17 +17,16 @@ TRANSPOSABLE = frozenset(operators.RULES[name] for name in ("greedy", "greedy-si
 
 _HALF = (torch.float16, torch.bfloat16)
 
+#: Multiplications of a product, tokens times elements of the weight, below which a compiled model on a GPU multiplies
+#: the dense weight with zeros: packing takes longer there than the sparse GEMMs gain.
+DENSE_BELOW = 2.5e10
+
 #: Weight gradients by name; the numbers of the estimators that replace the output gradient, -1 for none.
 WEIGHT_GRADIENTS = {
     "dense": -1,
     "mvue": operators.ESTIMATORS["mvue"],
     "mvue-approximate": operators.ESTIMATORS["mvue-approximate"],
 }
-
-
-#: Multiplications of a product, tokens times elements of the weight, below which a compiled model on a GPU multiplies
-#: the dense weight with zeros: packing takes longer there than the sparse GEMMs gain.
-DENSE_BELOW = 2.5e10
 
 
 def weight_gradient_number(name: str) -> int:

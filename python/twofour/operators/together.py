@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import pathlib
 from operator import getitem
+from typing import NamedTuple
 
 import torch
 from torch._inductor import config, custom_graph_pass
@@ -16,19 +17,19 @@ from torch._inductor import config, custom_graph_pass
 _ATEN, _OPS = torch.ops.aten, torch.ops.twofour
 
 
-class _Choice:
-    """An operator of a graph that chooses masks of one weight, as what chooses those of many makes it.
+class _Choice(NamedTuple):
+    """An operator of a graph that chooses masks of one weight, as what chooses those of many makes it."""
 
-    Attributes:
-        node: the operator.
-        weight: the graph's input of which it chooses the mask.
-        target: the operator on many weights.
-        others: its arguments behind the weights.
-        results: the number of its lists; 0 where it returns no tuple but a list.
-    """
-
-    def __init__(self, node: torch.fx.Node, weight: torch.fx.Node, target, others: tuple, results: int):
-        self.node, self.weight, self.target, self.others, self.results = node, weight, target, others, results
+    #: The operator.
+    node: torch.fx.Node
+    #: The graph's input of which it chooses the mask.
+    weight: torch.fx.Node
+    #: The operator on many weights.
+    target: torch._ops.OpOverload
+    #: Its arguments behind the weights.
+    others: tuple
+    #: The number of its lists; 0 where it returns no tuple but a list.
+    results: int
 
     def key(self) -> tuple:
         """What is alike of operators that one can do."""
@@ -42,16 +43,21 @@ def _choice(node: torch.fx.Node) -> _Choice | None:
         return None
     if node.target is _OPS.select_together.default:
         weights, *others = node.args
-        found = len(weights) == 1 and _Choice(node, weights[0], node.target, tuple(others), 0)
+        if len(weights) != 1:
+            return None
+        (weight,), target, results = weights, node.target, 0
     elif node.target is _OPS.pack.default:
         weight, rule, scale, transpose, check, *dtype = node.args
-        plain = scale == 1.0 and not check and all(user.args[1] < 2 for user in node.users)
-        found = plain and _Choice(node, weight, _OPS.pack_together.default, (rule, transpose, *dtype), 2)
+        if scale != 1.0 or check or any(user.args[1] > 1 for user in node.users):
+            return None
+        target, others, results = _OPS.pack_together.default, (rule, transpose, *dtype), 2
     else:
         return None
-    while found and found.weight.target in (_ATEN.detach.default, _ATEN.alias.default):
-        found.weight = found.weight.args[0]
-    return found if found and found.weight.op == "placeholder" and not _is_written(found.weight) else None
+    while weight.target in (_ATEN.detach.default, _ATEN.alias.default):
+        weight = weight.args[0]
+    if weight.op != "placeholder" or _is_written(weight):
+        return None
+    return _Choice(node, weight, target, tuple(others), results)
 
 
 def _is_written(node: torch.fx.Node) -> bool:
