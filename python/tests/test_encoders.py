@@ -314,6 +314,50 @@ def test_compiled_readers_read_what_eager_ones_do():
     torch.testing.assert_close(found, expected)
 
 
+class Interrupted(nn.Module):
+    """Reads a weight behind what torch.compile leaves to Python, and by a function that is compiled by itself."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.proj, self.product = layer, torch.compile(product, backend="aot_eager")
+
+    def forward(self, x):
+        y = self.product(self.proj, x)
+        torch._dynamo.graph_break()
+        return y + product(self.proj, x)
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_compiled_functions_write_to_the_parameter_and_forward_passes_read_what_is_kept(name):
+    layer, x = TRAINING[name](nn.Linear(WIDTH, 16)).eval(), torch.randn(3, WIDTH)
+    before = layer.master.detach().clone()
+
+    @torch.compile(backend="aot_eager")
+    def negate(layer):
+        with torch.no_grad():
+            layer.weight.mul_(-1)
+        return layer.weight.sum()
+
+    assert torch.equal(negate(layer), layer.master.sum()) and torch.equal(layer.master, -before)
+    model = Interrupted(layer).eval()
+    for found in (model(x), torch.compile(model, backend="aot_eager")(x)):
+        torch.testing.assert_close(found, 2 * layer(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["int4", "int8"])
+def test_compiled_functions_read_the_weight_of_integers_and_cannot_write_to_it(name):
+    layer, x = LAYERS[name](nn.Linear(WIDTH, 16)), torch.randn(3, WIDTH)
+    torch.testing.assert_close(torch.compile(product, backend="aot_eager")(layer, x), product(layer, x))
+
+    @torch.compile(backend="aot_eager")
+    def negate(layer):
+        with torch.no_grad():
+            layer.weight.mul_(-1)
+
+    with pytest.raises(NotImplementedError, match="which writing would not change"):
+        negate(layer)
+
+
 @pytest.mark.parametrize("width", [None, 59, 63, 65])
 @pytest.mark.parametrize("name", LAYERS)
 def test_inputs_of_another_width_are_errors(name, width):

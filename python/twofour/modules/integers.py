@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.utils._pytree import tree_map
 
 from .. import operators
@@ -14,6 +15,7 @@ from ..operators.packed import metadata_of_zeros
 from . import registration
 from .packed_buffer import PackedBuffer
 from .packed_layer import PackedLayer
+from .readers import traced_in_forward
 from .tracing import traceable
 
 
@@ -145,8 +147,14 @@ class DequantizedWeight(torch.Tensor):
     @staticmethod
     def of(layer: nn.Module) -> torch.Tensor:
         """The weight of a layer, which has ``to_dense``, ``packed`` and ``weight_dtype``."""
-        if torch.compiler.is_compiling():
+        if is_compiling() and (not is_dynamo_compiling() or traced_in_forward()):
             return layer.to_dense().to(layer.weight_dtype)
+        return DequantizedWeight._wrapping(layer)
+
+    @staticmethod
+    @torch.compiler.disable
+    def _wrapping(layer: nn.Module) -> DequantizedWeight:
+        # Not compiled, since a compiled write would be to a dense copy.
         shape, device = (layer.out_features, layer.in_features), layer.packed.device
         weight = torch.Tensor._make_wrapper_subclass(DequantizedWeight, shape, dtype=layer.weight_dtype, device=device)
         weight.layer = layer

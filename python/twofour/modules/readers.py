@@ -6,6 +6,8 @@ import sys
 
 import torch
 from torch import nn
+from torch._guards import TracingContext
+from torch.compiler import is_dynamo_compiling
 
 from ..operators.autograd import Straight
 from ..operators.derivatives import applied
@@ -42,9 +44,10 @@ class ServesReaders:
 
     def __getattr__(self, name):
         value = super().__getattr__(name)
-        # What is compiled is a forward pass, and the layer itself reads `master`.
-        if name == "weight" and (torch.compiler.is_compiling() or _reads_in_forward(sys._getframe(1), self)):
-            return self.read_weight(value)
+        if name == "weight":
+            in_forward = traced_in_forward() if is_dynamo_compiling() else _reads_in_forward(sys._getframe(1), self)
+            if in_forward:
+                return self.read_weight(value)
         return value
 
     @property
@@ -84,7 +87,19 @@ def _subject(frame) -> object:
     return frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
 
 
-def _reads_in_forward(frame, layer: nn.Module) -> bool:
+@torch.compiler.assume_constant_result
+def traced_in_forward() -> bool:
+    """Whether what torch.compile traces is a module's ``forward``, or a function that is called there. The layer's own
+    ``forward`` reads ``master``."""
+    names = [frame.name for frame in TracingContext.extract_stack()]
+    # Behind a graph break the rest of a function is compiled by itself.
+    if any(name == "forward" or name.startswith("torch_dynamo_resume_in_forward_at_") for name in names):
+        return True
+    # What is compiled may be called by a forward that is not.
+    return _reads_in_forward(sys._getframe(1), None)
+
+
+def _reads_in_forward(frame, layer: nn.Module | None) -> bool:
     """Whether a frame is that of another module's ``forward``, or of a function that is called there, directly or by
     others. What is called by the layer itself, as its hooks, and what wraps modules, as FSDP and DeepSpeed, keeps the
     parameter."""
