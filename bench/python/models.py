@@ -5,7 +5,7 @@ prefill.
 
 All contenders live in one process and take turns; a figure is the median over rounds. FILE gets a list of rows
 ``{model, path, batch, tokens, dense_ms, ours_ms, dense_bytes, ours_bytes, form, speedup}``, to which a further run
-adds.
+adds. ``+optimize`` behind a form is ``twofour.transformers.optimize``; ``dense+grouped`` has its attention alone.
 Bytes are the most that a contender's device memory held while it was measured, above what it held without the model.
 Weights are random. ``--model tiny`` runs on a CPU.
 """
@@ -35,6 +35,14 @@ SHAPES = {
         "num_key_value_heads": 8,
         "vocab_size": 128256,
         "tie_word_embeddings": True,
+    },
+    "8b": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
     },
     "8b-8-layers": {
         "hidden_size": 4096,
@@ -87,6 +95,8 @@ def made(model: str, form: str) -> LlamaForCausalLM:
                 body.set_submodule(name, layer.from_dense(module, prune=True))
     if form.endswith("+optimize"):
         twofour.transformers.optimize(net)
+    if form.endswith("+grouped"):
+        net.set_attn_implementation("twofour")
     return net
 
 

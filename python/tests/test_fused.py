@@ -62,6 +62,60 @@ def test_an_optimized_model_computes_and_saves_what_it_did(name, kind, tmp_path)
     assert torch.equal(model(IDS).logits, expected)
 
 
+@pytest.mark.parametrize(("name", "is_compiled"), [*((name, False) for name in CONFIGS), ("llama", True)])
+@torch.no_grad()
+def test_an_optimized_model_decodes_what_it_did(name, is_compiled):
+    model = sparse_model(name, "linear")
+    model.set_attn_implementation("sdpa" if name != "gemma2" else "eager")
+    padded = torch.ones_like(IDS)
+    padded[1, :3] = 0
+
+    def decoded():
+        torch._dynamo.reset()
+        cache, found = T.StaticCache(config=model.config, max_cache_len=16), []
+        call = torch.compile(model, backend="aot_eager") if is_compiled else model
+        for place in (torch.arange(5), torch.tensor([5]), torch.tensor([6])):
+            mask = padded[:, : int(place[-1]) + 1]
+            found.append(call(IDS[:, place], attention_mask=mask, past_key_values=cache, cache_position=place).logits)
+        # The first text's, and what follows the padding of the second.
+        return [torch.cat([logits[0], logits[1, -1:]]) for logits in found]
+
+    expected = decoded()
+    for found, each in zip(optimize(model) and decoded(), expected, strict=True):
+        close(found, each)
+    assert model.config._attn_implementation == ("eager" if name == "gemma2" else "twofour")
+    assert restore(model).config._attn_implementation == ("eager" if name == "gemma2" else "sdpa")
+
+
+def test_a_new_token_reads_keys_and_values_once(monkeypatch):
+    model, shapes = optimize(sparse_model("llama", "linear")), []
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def seen(query, key, *others, **options):
+        shapes.append((query.shape[1], query.shape[2], key.shape[1]))
+        return attention(query, key, *others, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", seen)
+    with torch.no_grad():
+        model.generate(IDS, max_new_tokens=3, do_sample=False)
+    groups = TEXT["num_attention_heads"] // TEXT["num_key_value_heads"]
+    assert groups > 1 and (TEXT["num_key_value_heads"], groups, TEXT["num_key_value_heads"]) in shapes
+
+
+@torch.no_grad()
+def test_an_encoder_multiplies_what_attention_reads_as_one():
+    model = T.BertModel(T.BertConfig(**TEXT, is_decoder=True, add_cross_attention=True)).eval()
+    for path, layer in list(model.encoder.named_modules()):
+        if type(layer) is torch.nn.Linear:
+            model.encoder.set_submodule(path, twofour.Linear.from_dense(layer, prune=True))
+    other = torch.randn(2, 3, TEXT["hidden_size"])
+    expected = model(IDS, encoder_hidden_states=other).last_hidden_state
+    optimize(model)
+    close(model(IDS, encoder_hidden_states=other).last_hidden_state, expected)
+    # Keys and values of the other text are not those of the queries' text.
+    assert fused(model) == 3 * TEXT["num_hidden_layers"]
+
+
 @torch.no_grad()
 def test_what_replaces_weights_undoes_it_and_computes_the_same():
     model, other = sparse_model("qwen2", "linear"), sparse_model("qwen2", "linear")
@@ -127,7 +181,7 @@ def test_layers_of_a_group_compute_for_themselves_in_any_order_and_have_gradient
 
 def test_models_without_such_layers_are_refused():
     model = T.AutoModelForCausalLM.from_config(T.LlamaConfig(**TEXT))
-    with pytest.raises(ValueError, match="q_proj, k_proj, v_proj; gate_proj, up_proj, are not all twofour.Linear"):
+    with pytest.raises(ValueError, match="v_proj; query, key, value; gate_proj, up_proj, are not all twofour.Linear"):
         optimize(model)
     with pytest.raises(ValueError, match="do not exist"):
         optimize(torch.nn.Sequential(torch.nn.Linear(8, 8)))

@@ -112,9 +112,9 @@ def _fake(name: str, op):
         # Shapes are asked for while a graph is made, before Inductor compiles it. Its import takes seconds, so that it
         # is left to torch.compile.
         if "torch._inductor.config" in sys.modules:
-            from . import together
+            from . import graphs
 
-            together.install()
+            graphs.install()
         args = (*args, *(named.get(argument.name, argument.default_value) for argument in arguments[len(args) :]))
         first = args[0][0] if in_lists else args[0]
         results = _native.result_shapes(name, args)

@@ -1,18 +1,14 @@
 """What torch.compile does with the masks of a model: those of many weights are chosen by one operator of a graph.
 
-An operator for each weight takes longer of the host than the GEMMs of small layers take of the device. Inductor calls
-:class:`Together` for each graph that it compiles; a graph without operators of this package stays as it is.
+An operator for each weight takes longer of the host than the GEMMs of small layers take of the device.
 """
 
 from __future__ import annotations
 
-import hashlib
-import pathlib
 from operator import getitem
 from typing import NamedTuple
 
 import torch
-from torch._inductor import config, custom_graph_pass
 
 _ATEN, _OPS = torch.ops.aten, torch.ops.twofour
 
@@ -65,20 +61,15 @@ def _is_written(node: torch.fx.Node) -> bool:
     return any(getattr(getattr(user.target, "_schema", None), "is_mutable", False) for user in node.users)
 
 
-class Together(custom_graph_pass.CustomGraphPass):
-    """A pass over a graph that makes one operator of those that choose masks of the graph's inputs by the same rule."""
-
-    def __call__(self, graph: torch.fx.Graph) -> None:
-        alike: dict[tuple, list[_Choice]] = {}
-        for node in graph.nodes:
-            if (choice := _choice(node)) is not None:
-                alike.setdefault(choice.key(), []).append(choice)
-        for choices in alike.values():
-            if len(choices) > 1:
-                _replace(graph, choices)
-
-    def uuid(self):
-        return hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest()
+def choose_together(graph: torch.fx.Graph) -> None:
+    """Makes one operator of those that choose masks of the graph's inputs by the same rule."""
+    alike: dict[tuple, list[_Choice]] = {}
+    for node in graph.nodes:
+        if (choice := _choice(node)) is not None:
+            alike.setdefault(choice.key(), []).append(choice)
+    for choices in alike.values():
+        if len(choices) > 1:
+            _replace(graph, choices)
 
 
 def _replace(graph: torch.fx.Graph, choices: list[_Choice]) -> None:
@@ -103,16 +94,3 @@ def _replace(graph: torch.fx.Graph, choices: list[_Choice]) -> None:
     for node in of:
         if not node.users:
             graph.erase_node(node)
-
-
-def install() -> None:
-    """Has Inductor call :class:`Together`, beside a pass that is there already. Where Inductor makes C++ around its
-    kernels, and where a torch that takes one pass has another one, nothing happens."""
-    present, takes_many = config.post_grad_custom_pre_pass, hasattr(custom_graph_pass, "get_custom_graph_passes")
-    passes = custom_graph_pass.get_custom_graph_passes(present) if takes_many else (present,) if present else ()
-    if config.cpp_wrapper or any(isinstance(each, Together) for each in passes):
-        return
-    if not passes:
-        config.post_grad_custom_pre_pass = Together()
-    elif takes_many:
-        config.post_grad_custom_pre_pass = [*passes, Together()]

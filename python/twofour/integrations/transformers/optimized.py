@@ -1,20 +1,23 @@
-"""Models of transformers whose layers of one input are multiplied as one."""
+"""Models of transformers that are faster to decode with."""
 
 from __future__ import annotations
 
 from torch import nn
 
 from ...modules.fused import Fused, can_be_fused, fuse
+from .attention import group_queries, separate_queries
 
 #: The names of layers that a module calls with one input, in the order of the calls.
-_GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_GROUPS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("gate_proj", "up_proj"))
 #: What the names of modules have that attend to another input.
 _CROSS = ("cross", "encoder_attn")
 
 
 def optimize(model: nn.Module) -> nn.Module:
     """Multiplies queries, keys and values as one weight, and so the gate and the other half of a gated MLP, in place:
-    for decoding, where a GEMM of few tokens takes as long as reading its weight only if that is large.
+    for decoding, where a GEMM of few tokens takes as long as reading its weight only if that is large. Attention by
+    ``sdpa`` becomes ``twofour``, the same but for a new token, whose keys and values it reads once for all query heads
+    that share them (``model.set_attn_implementation("sdpa")`` undoes that alone).
 
     Modules, names, hooks and state dicts stay: layers keep their parameters, and their weights are the rows of one
     packed weight. So do results, within rounding. ``load_state_dict`` and moving a layer to another device or type undo
@@ -30,7 +33,8 @@ def optimize(model: nn.Module) -> nn.Module:
 
     Raises:
         ValueError: for a model without such layers: its attention has other names than ``q_proj``, ``k_proj`` and
-            ``v_proj`` and its MLP others than ``gate_proj`` and ``up_proj``, or they are dense.
+            ``v_proj`` (of BERT ``query``, ``key`` and ``value``) and its MLP others than ``gate_proj`` and ``up_proj``,
+            or they are dense.
     """
     found = list(_groups(model))
     groups = [layers for layers in found if can_be_fused(layers)]
@@ -43,11 +47,12 @@ def optimize(model: nn.Module) -> nn.Module:
         )
     for layers in groups:
         fuse(layers)
+    group_queries(model)
     return model
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Undoes :func:`optimize`: each layer has a weight of its own again.
+    """Undoes :func:`optimize`: each layer has a weight of its own again, and attention is ``sdpa``.
 
     Returns:
         the model.
@@ -55,13 +60,15 @@ def restore(model: nn.Module) -> nn.Module:
     for module in list(model.modules()):
         if isinstance(module, Fused):
             module.dissolve()
+    separate_queries(model)
     return model
 
 
 def _groups(model: nn.Module):
     """The layers of one input, in groups."""
     for name, module in model.named_modules():
-        if any(part in name.rpartition(".")[2] for part in _CROSS):
+        # BERT's attention to another text is `crossattention.self`.
+        if any(part in own for part in _CROSS for own in name.split(".")[-2:]):
             continue
         for names in _GROUPS:
             layers = [module._modules.get(each) for each in names]
