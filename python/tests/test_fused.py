@@ -6,9 +6,10 @@ import pickle
 import pytest
 import torch
 from conftest import close
-from model_types import TEXT, T
+from model_types import BASE, TEXT, T
 
 import twofour
+from twofour.integrations.transformers import attention
 from twofour.modules.fused import Fused, fuse
 from twofour.transformers import optimize, restore
 
@@ -100,6 +101,29 @@ def test_a_new_token_reads_keys_and_values_once(monkeypatch):
         model.generate(IDS, max_new_tokens=3, do_sample=False)
     groups = TEXT["num_attention_heads"] // TEXT["num_key_value_heads"]
     assert groups > 1 and (TEXT["num_key_value_heads"], groups, TEXT["num_key_value_heads"]) in shapes
+
+
+def test_models_that_ask_for_the_name_of_their_attention_keep_it():
+    for config, name in ((T.FalconConfig(**BASE), "sdpa"), (T.LlamaConfig(**TEXT), "twofour")):
+        model = T.AutoModelForCausalLM.from_config(config)
+        assert model.config._attn_implementation == "sdpa"
+        attention.group_queries(model)
+        assert model.config._attn_implementation == name
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.parametrize(("batch", "queries"), [(3, 1), (1, 1), (3, 2)])
+def test_attention_of_grouped_queries_is_that_of_each_query(batch, queries, is_masked):
+    module = torch.nn.Module()
+    module.num_key_value_groups = 4
+    query, key, value = torch.randn(batch, 8, queries, 16), torch.randn(3, 2, 9, 16), torch.randn(3, 2, 9, 24)
+    mask = torch.rand(3, 1, queries, 9) < 0.7 if is_masked else None
+    found, expected = (
+        function(module, query, key, value, mask, scaling=0.3)[0]
+        for function in (attention.grouped_attention, attention.sdpa_attention_forward)
+    )
+    assert found.shape == expected.shape
+    close(found, expected)
 
 
 @torch.no_grad()

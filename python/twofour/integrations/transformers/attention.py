@@ -6,6 +6,10 @@ multiplies them, and reads the copies again. From a few sequences on this takes 
 
 from __future__ import annotations
 
+import inspect
+import re
+import sys
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -52,7 +56,8 @@ def grouped_attention(
     grouped = query.reshape(batch, heads // groups, groups, query.shape[-1])
     # All keys that the mask shows: a new token is behind them.
     out = F.scaled_dot_product_attention(grouped, key, value, attention_mask, dropout, scale=scaling)
-    return out.reshape(batch, heads, 1, -1).transpose(1, 2).contiguous(), None
+    # The batch is that of the keys, where one query is for all of them.
+    return out.reshape(out.shape[0], heads, 1, out.shape[-1]).transpose(1, 2).contiguous(), None
 
 
 def _others(options: dict):
@@ -76,5 +81,16 @@ def separate_queries(model: nn.Module) -> None:
 
 def _exchange(model: nn.Module, old: str, new: str) -> None:
     models = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-    if models and models[0] is model and all(part.config._attn_implementation == old for part in models):
+    if not models or models[0] is not model or any(part.config._attn_implementation != old for part in models):
+        return
+    if all(map(_takes_any, {type(part) for part in models})):
         model.set_attn_implementation(new)
+
+
+def _takes_any(kind: type) -> bool:
+    """Whether the code of a model attends by what its configuration names, and does something else for no name."""
+    try:
+        source = inspect.getsource(sys.modules[kind.__module__])
+    except (KeyError, OSError, TypeError):
+        return False
+    return "ALL_ATTENTION_FUNCTIONS" in source and not re.search(f"[\"']{_STANDARD}[\"']", source)
