@@ -344,6 +344,25 @@ def test_compiled_functions_write_to_the_parameter_and_forward_passes_read_what_
         torch.testing.assert_close(found, 2 * layer(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("inside_first", [False, True])
+def test_a_compiled_function_reads_what_its_caller_reads(inside_first):
+    model, x = Interrupted(semi_sparse(nn.Linear(WIDTH, 16))).eval(), torch.randn(3, WIDTH)
+    layer = model.proj
+    kept, dense = layer(x), F.linear(x, layer.master, layer.bias)
+    for inside in (inside_first, not inside_first, inside_first):
+        if inside:
+            torch.testing.assert_close(model(x), 2 * kept, rtol=1e-4, atol=1e-5)
+        else:
+            torch.testing.assert_close(model.product(layer, x), dense, rtol=1e-4, atol=1e-5)
+
+
+class Calling(nn.Module):
+    """Calls a function that is compiled by itself."""
+
+    def forward(self, function, layer):
+        return function(layer)
+
+
 @pytest.mark.parametrize("name", ["int4", "int8"])
 def test_compiled_functions_read_the_weight_of_integers_and_cannot_write_to_it(name):
     layer, x = LAYERS[name](nn.Linear(WIDTH, 16)), torch.randn(3, WIDTH)
@@ -354,8 +373,10 @@ def test_compiled_functions_read_the_weight_of_integers_and_cannot_write_to_it(n
         with torch.no_grad():
             layer.weight.mul_(-1)
 
-    with pytest.raises(NotImplementedError, match="which writing would not change"):
-        negate(layer)
+    # Also where it was compiled for a forward pass.
+    for inside in (lambda: Calling()(negate, layer), lambda: negate(layer)):
+        with pytest.raises(NotImplementedError, match="which writing would not change"):
+            inside()
 
 
 @pytest.mark.parametrize("width", [None, 59, 63, 65])

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -109,6 +111,37 @@ def test_models_that_ask_for_the_name_of_their_attention_keep_it():
         assert model.config._attn_implementation == "sdpa"
         attention.group_queries(model)
         assert model.config._attn_implementation == name
+
+
+def test_models_inside_of_others_get_the_attention():
+    inner = torch.nn.Module()
+    inner.model = sparse_model("llama", "linear")
+    optimize(inner)
+    assert inner.model.config._attn_implementation == "twofour"
+    restore(inner)
+    assert inner.model.config._attn_implementation == "sdpa"
+
+
+def test_sinks_are_not_left_out():
+    with pytest.raises(NotImplementedError, match="sinks"):
+        attention.grouped_attention(torch.nn.Module(), *[torch.randn(1, 2, 1, 8)] * 3, None, s_aux=torch.zeros(2))
+
+
+PROGRAM = """
+import sys
+import torch
+model = torch.load(sys.argv[1], weights_only=False)
+with torch.no_grad():
+    model(torch.arange(1, 8)[None])
+assert model.config._attn_implementation == "twofour"
+"""
+
+
+def test_a_pickled_model_runs_in_a_new_process(tmp_path):
+    model = optimize(sparse_model("llama", "linear")).to(torch.bfloat16)
+    assert fused(model) == 0
+    torch.save(model, tmp_path / "model.pt")
+    subprocess.run([sys.executable, "-c", PROGRAM, tmp_path / "model.pt"], check=True)
 
 
 @pytest.mark.parametrize("is_masked", [False, True])

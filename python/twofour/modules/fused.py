@@ -11,7 +11,6 @@ from torch import is_grad_enabled, nn
 from torch.compiler import is_compiling
 
 from .. import operators
-from . import registration
 from .int4 import Int4Linear
 from .linear import Linear
 from .packed_buffer import plain
@@ -146,7 +145,6 @@ def _changes(fn, tensor: torch.Tensor) -> bool:
 
 
 def _restored(kind: type, state: dict) -> nn.Module:
-    registration.with_transformers()
     layer = kind.__new__(kind)
     layer.__setstate__(state)
     return layer

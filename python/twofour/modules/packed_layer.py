@@ -8,6 +8,7 @@ import contextvars
 import torch
 
 from ..arrays.compression import Compressed
+from . import registration
 from .packed_buffer import PackedBuffer, plain
 from .parallel import FrozenBuffers
 
@@ -147,6 +148,7 @@ class PackedLayer(FrozenBuffers):
         return {**super().__getstate__(), "_buffers": buffers}
 
     def __setstate__(self, state):
+        registration.with_transformers()
         # Earlier versions had the parts of integers beside the buffers.
         parts = state.pop("_canonical", None)
         super().__setstate__(state)

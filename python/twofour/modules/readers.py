@@ -45,7 +45,10 @@ class ServesReaders:
     def __getattr__(self, name):
         value = super().__getattr__(name)
         if name == "weight":
-            in_forward = traced_in_forward() if is_dynamo_compiling() else _reads_in_forward(sys._getframe(1), self)
+            if is_dynamo_compiling():
+                in_forward = traced_in_forward() or _is_read_in_forward(self)
+            else:
+                in_forward = _reads_in_forward(sys._getframe(1), self)
             if in_forward:
                 return self.read_weight(value)
         return value
@@ -89,17 +92,21 @@ def _subject(frame) -> object:
 
 @torch.compiler.assume_constant_result
 def traced_in_forward() -> bool:
-    """Whether what torch.compile traces is a module's ``forward``, or a function that is called there. The layer's own
-    ``forward`` reads ``master``."""
+    """Whether what torch.compile traces is a ``forward``, or a function that is called there. The layer's own reads
+    ``master``."""
     names = [frame.name for frame in TracingContext.extract_stack()]
     # Behind a graph break the rest of a function is compiled by itself.
-    if any(name == "forward" or name.startswith("torch_dynamo_resume_in_forward_at_") for name in names):
-        return True
-    # What is compiled may be called by a forward that is not.
-    return _reads_in_forward(sys._getframe(1), None)
+    return any(name == "forward" or name.startswith("torch_dynamo_resume_in_forward_at_") for name in names)
 
 
-def _reads_in_forward(frame, layer: nn.Module | None) -> bool:
+@torch.compiler.disable
+def _is_read_in_forward(layer: nn.Module) -> bool:
+    """:func:`_reads_in_forward` of a compiled function, asked in every call: it has several callers. It breaks the
+    graph."""
+    return _reads_in_forward(sys._getframe(1), layer)
+
+
+def _reads_in_forward(frame, layer: nn.Module) -> bool:
     """Whether a frame is that of another module's ``forward``, or of a function that is called there, directly or by
     others. What is called by the layer itself, as its hooks, and what wraps modules, as FSDP and DeepSpeed, keeps the
     parameter."""

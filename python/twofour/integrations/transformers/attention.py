@@ -1,7 +1,7 @@
 """Attention of one new token: keys and values that several query heads share are read once.
 
 In what torch.compile makes of a model, transformers' ``sdpa`` copies keys and values for each query head before it
-multiplies them, and reads the copies again. From a few sequences on this takes longer than the linear layers.
+multiplies them, and reads the copies again. Of many sequences this takes longer than the linear layers.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from transformers.masking_utils import sdpa_mask
 NAME = "twofour"
 #: The one that it stands for.
 _STANDARD = "sdpa"
+#: Options that change the scores in another way.
+_CHANGES = ("softcap", "position_bias")
 
 
 def grouped_attention(
@@ -47,11 +49,16 @@ def grouped_attention(
 
     Returns:
         ``[batch, queries, heads, features]``, and nothing.
+
+    Raises:
+        NotImplementedError: for sinks, which ``sdpa`` would leave out.
     """
+    if options.get("s_aux") is not None:
+        raise NotImplementedError(f"attention {NAME!r} has no sinks: model.set_attn_implementation('eager') has")
     batch, heads, queries, _ = query.shape
     groups = getattr(module, "num_key_value_groups", 1)
-    is_shared = attention_mask is None or attention_mask.shape[1] == 1
-    if queries != 1 or groups == 1 or not is_shared or any(value is not None for value in _others(options)):
+    is_shared = attention_mask is None or (attention_mask.dim() == 4 and attention_mask.shape[1] == 1)
+    if queries != 1 or groups == 1 or not is_shared or any(options.get(name) is not None for name in _CHANGES):
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **options)
     grouped = query.reshape(batch, heads // groups, groups, query.shape[-1])
     # All keys that the mask shows: a new token is behind them.
@@ -60,17 +67,13 @@ def grouped_attention(
     return out.reshape(out.shape[0], heads, 1, out.shape[-1]).transpose(1, 2).contiguous(), None
 
 
-def _others(options: dict):
-    """What changes the scores in another way."""
-    return (options.get(name) for name in ("softcap", "position_bias", "s_aux"))
-
-
 AttentionInterface.register(NAME, grouped_attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def group_queries(model: nn.Module) -> None:
-    """Gives a model that attends by ``sdpa`` this attention."""
+    """Gives models of transformers that attend by ``sdpa`` this attention: the outermost in a module, where all of
+    their parts do, and their code takes any."""
     _exchange(model, _STANDARD, NAME)
 
 
@@ -79,12 +82,15 @@ def separate_queries(model: nn.Module) -> None:
     _exchange(model, NAME, _STANDARD)
 
 
-def _exchange(model: nn.Module, old: str, new: str) -> None:
-    models = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-    if not models or models[0] is not model or any(part.config._attn_implementation != old for part in models):
+def _exchange(module: nn.Module, old: str, new: str) -> None:
+    if not isinstance(module, PreTrainedModel):
+        for child in module.children():
+            _exchange(child, old, new)
         return
-    if all(map(_takes_any, {type(part) for part in models})):
-        model.set_attn_implementation(new)
+    parts = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
+    uses_old = all(part.config._attn_implementation == old for part in parts)
+    if uses_old and all(map(_takes_any, {type(part) for part in parts})):
+        module.set_attn_implementation(new)
 
 
 def _takes_any(kind: type) -> bool:

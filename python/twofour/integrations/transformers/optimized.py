@@ -10,14 +10,15 @@ from .attention import group_queries, separate_queries
 #: The names of layers that a module calls with one input, in the order of the calls.
 _GROUPS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("gate_proj", "up_proj"))
 #: What the names of modules have that attend to another input.
-_CROSS = ("cross", "encoder_attn")
+_CROSS = ("cross", "encoder_attn", "visual_attention")
 
 
 def optimize(model: nn.Module) -> nn.Module:
     """Multiplies queries, keys and values as one weight, and so the gate and the other half of a gated MLP, in place:
     for decoding, where a GEMM of few tokens takes as long as reading its weight only if that is large. Attention by
     ``sdpa`` becomes ``twofour``, the same but for a new token, whose keys and values it reads once for all query heads
-    that share them (``model.set_attn_implementation("sdpa")`` undoes that alone).
+    that share them, if the model's code takes any attention. ``model.set_attn_implementation("sdpa")`` undoes that
+    alone; ``generate_batch``, which batches continuously, needs it.
 
     Modules, names, hooks and state dicts stay: layers keep their parameters, and their weights are the rows of one
     packed weight. So do results, within rounding. ``load_state_dict`` and moving a layer to another device or type undo
@@ -52,7 +53,7 @@ def optimize(model: nn.Module) -> nn.Module:
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Undoes :func:`optimize`: each layer has a weight of its own again, and attention is ``sdpa``.
+    """Undoes :func:`optimize`: each layer has a weight of its own again, and attention ``twofour`` is ``sdpa``.
 
     Returns:
         the model.
