@@ -26,6 +26,14 @@ import twofour
 import twofour.transformers
 from twofour.sparsity import semi_sparse_weight, sparsify_
 
+_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
 SHAPES = {
     "1b": {
         "hidden_size": 2048,
@@ -36,22 +44,8 @@ SHAPES = {
         "vocab_size": 128256,
         "tie_word_embeddings": True,
     },
-    "8b": {
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-    },
-    "8b-8-layers": {
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-    },
+    "8b": _8B,
+    "8b-8-layers": {**_8B, "num_hidden_layers": 8},
     "tiny": {
         "hidden_size": 128,
         "intermediate_size": 256,

@@ -11,7 +11,6 @@ import functools
 
 import torch
 import torch.nn.functional as F
-from torch._inductor.pattern_matcher import PatternMatcherPass, fwd_only, fx_to_pattern, register_graph_pattern
 
 from .. import operators
 
@@ -41,25 +40,30 @@ def _gains(result: torch.Tensor) -> bool:
 
 
 @functools.cache
-def _activations_of(dtype: torch.dtype) -> PatternMatcherPass:
+def _activations_of(dtype: torch.dtype):
     """What finds activations of results of a type, as torch.compile has taken them apart."""
-    patterns = PatternMatcherPass()
+    # Its import takes two seconds. Inductor has done it, others that ask for shapes have not.
+    from torch._inductor import pattern_matcher
+
+    def applies(match) -> bool:
+        product = match.kwargs["x"]
+        return _is_plain(product) and product.meta["val"].dtype == dtype and set(product.users) <= set(match.nodes)
+
+    patterns = pattern_matcher.PatternMatcherPass()
     for name, function in _ACTIVATIONS.items():
-        traced = fwd_only(lambda x: function(x), [torch.empty(2, 3, dtype=dtype)])  # noqa: B023 (called at once)
-        pattern = fx_to_pattern(traced, argnames=["x"])
-
-        def applies(match, dtype=dtype) -> bool:
-            product = match.kwargs["x"]
-            return _is_plain(product) and product.meta["val"].dtype == dtype and set(product.users) <= set(match.nodes)
-
-        def apply(match, x, number=operators.ACTIVATIONS[name]) -> None:
-            result = match.output_node()
-            with match.graph.inserting_before(result):
-                activated = match.graph.call_function(x.target, (*x.args[:-1], number))
-            activated.meta.update(result.meta)
-            result.replace_all_uses_with(activated)
-            match.erase_nodes()
-            match.graph.erase_node(x)
-
-        register_graph_pattern(pattern, extra_check=applies, pass_dict=patterns)(apply)
+        traced = pattern_matcher.fwd_only(lambda x: function(x), [torch.empty(2, 3, dtype=dtype)])  # noqa: B023
+        pattern = pattern_matcher.fx_to_pattern(traced, argnames=["x"])
+        apply = functools.partial(_apply, number=operators.ACTIVATIONS[name])
+        pattern_matcher.register_graph_pattern(pattern, extra_check=applies, pass_dict=patterns)(apply)
     return patterns
+
+
+def _apply(match, x: torch.fx.Node, number: int) -> None:
+    """Puts one GEMM in the place of a GEMM and an activation."""
+    result = match.output_node()
+    with match.graph.inserting_before(result):
+        activated = match.graph.call_function(x.target, (*x.args[:-1], number))
+    activated.meta.update(result.meta)
+    result.replace_all_uses_with(activated)
+    match.erase_nodes()
+    match.graph.erase_node(x)
