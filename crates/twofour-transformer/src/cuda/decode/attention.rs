@@ -14,7 +14,7 @@ use crate::{
         Rotary,
         raw::decode::{
             attention as raw,
-            attention::{CachedAttentionParameters, row_blocks, tile_of},
+            attention::{CachedAttentionParameters, MOST_SPLITS, partial_of, row_blocks, tile_of},
         },
     },
 };
@@ -111,9 +111,6 @@ pub struct CachedAttention {
 /// CTAs that each SM has at a time.
 const CTAS: usize = 4;
 
-/// Most splits of a cache: the last CTA adds their results.
-const MOST_SPLITS: usize = 64;
-
 /// Most rows of a CTA.
 const MOST_ROWS: usize = 4;
 
@@ -128,7 +125,7 @@ impl CachedAttention {
         shape.validate()?;
         let kernels = raw::CachedAttention::of(context, dtype, shape.head_dim)?;
         let ctas = CTAS * context.device().multiprocessors() as usize;
-        let partial = DeviceBuffer::zeros(context, DataType::F32, ctas * MOST_ROWS * (shape.head_dim + 2))?;
+        let partial = DeviceBuffer::zeros(context, DataType::F32, ctas * MOST_ROWS * partial_of(shape.head_dim))?;
         let arrived = DeviceBuffer::zeros(context, DataType::I32, ctas)?;
         Ok(Self { context: context.clone(), kernels, shape, dtype, ctas, partial, arrived })
     }

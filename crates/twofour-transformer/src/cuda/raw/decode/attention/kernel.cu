@@ -6,7 +6,7 @@
 // Queries that share a key-value head are the rows of a CTA, and so are those of neighbouring tokens. A key's elements
 // are spread over LANES lanes.
 //
-// Defined outside: ELEMENT, DIM.
+// Defined outside: ELEMENT, DIM, MOST_SPLITS.
 
 struct Attention {
     // [batch * count, (heads + 2 kv_heads) DIM]: queries, keys and values of the new tokens, not rotated
@@ -20,7 +20,7 @@ struct Attention {
     const float* query_gain; // [DIM]: RMS normalization of each head before the rotation, or null
     const float* key_gain;
     const float* sinks;      // [heads]: a score of each head whose share is of no value, or null
-    float* partial;          // [row blocks, splits, ROWS (DIM + 2)]
+    float* partial;          // [row blocks, splits, ROWS (DIM + 4)]
     u32* arrived;            // [row blocks]: zeros between calls
     u32 batch, count, heads, kv_heads, capacity;
     u32 splits, tiles;       // splits of the cache, and tiles of each
@@ -137,7 +137,7 @@ __device__ __forceinline__ void across_lanes(float (*o)[PER], u32& row, bool& wr
 
 template <int ROWS, bool APPENDS> __device__ __forceinline__ void attend(const Attention& p) {
     __shared__ __align__(16) float q[ROWS][DIM], parts[WARPS][ROWS][DIM];
-    __shared__ float scores[ROWS][TILE], largest[ROWS], sums[ROWS], factors[ROWS];
+    __shared__ float scores[ROWS][TILE], largest[ROWS], sums[ROWS], factors[ROWS], shares[ROWS][MOST_SPLITS];
     __shared__ u32 is_last;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = p.heads / p.kv_heads,
               all_rows = group * p.count;
@@ -158,14 +158,11 @@ template <int ROWS, bool APPENDS> __device__ __forceinline__ void attend(const A
     const u64 cache = ((u64)sequence * p.kv_heads + kv_head) * p.capacity * DIM;
     const u32 within = threadIdx.x % LANES, place = threadIdx.x / LANES;
     Vector keys[PASSES][VECTORS], values[PASSES][VECTORS];
-    const auto fetch = [&](u32 tile, auto i, bool wanted) {
+    const auto fetch = [&](Vector(&to)[PASSES][VECTORS], const void* from, u32 tile, auto i, bool wanted) {
         const u32 key = tile + i.value * AT_ONCE + place;
         const u64 at = cache + (u64)key * DIM + within * WIDTH;
         unrolled<VECTORS>([&](auto j) {
-            if (wanted) {
-                keys[i.value][j.value] = *(const Vector*)((const Raw*)p.k + at + j.value * LANES * WIDTH);
-                values[i.value][j.value] = *(const Vector*)((const Raw*)p.v + at + j.value * LANES * WIDTH);
-            }
+            if (wanted) to[i.value][j.value] = *(const Vector*)((const Raw*)from + at + j.value * LANES * WIDTH);
         });
     };
     u32 tile = from / TILE * TILE;
@@ -173,7 +170,9 @@ template <int ROWS, bool APPENDS> __device__ __forceinline__ void attend(const A
     unrolled<PASSES>([&](auto i) {
         unrolled<VECTORS>([&](auto j) { keys[i.value][j.value] = Vector(), values[i.value][j.value] = Vector(); });
         const u32 key = tile + i.value * AT_ONCE + place;
-        fetch(tile, i, key >= from && key < to && key != fresh);
+        const bool wanted = key >= from && key < to && key != fresh;
+        fetch(keys, p.k, tile, i, wanted);
+        fetch(values, p.v, tile, i, wanted);
     });
 
     for (u32 r = warp; r < ROWS; r += WARPS) {
@@ -194,7 +193,11 @@ template <int ROWS, bool APPENDS> __device__ __forceinline__ void attend(const A
     if (threadIdx.x < ROWS) largest[threadIdx.x] = -INFINITE, sums[threadIdx.x] = 0.0f;
     __syncthreads();
     if (APPENDS && split == last_split) {
-        unrolled<PASSES>([&](auto i) { fetch(tile, i, tile + i.value * AT_ONCE + place == fresh); });
+        unrolled<PASSES>([&](auto i) {
+            const bool wanted = tile + i.value * AT_ONCE + place == fresh;
+            fetch(keys, p.k, tile, i, wanted);
+            fetch(values, p.v, tile, i, wanted);
+        });
     }
 
     float o[ROWS][PER] = {};
@@ -218,6 +221,10 @@ template <int ROWS, bool APPENDS> __device__ __forceinline__ void attend(const A
                 });
             });
         });
+        // The next tile is on its way as soon as this one's registers are free. A key beyond the end keeps what was
+        // loaded before; its share is zero, and what was loaded is finite where the cache is.
+        const u32 next = tile + TILE;
+        unrolled<PASSES>([&](auto i) { fetch(keys, p.k, next, i, next + i.value * AT_ONCE + place < to); });
         unrolled<PASSES>([&](auto i) {
             const u32 key = tile + i.value * AT_ONCE + place;
             unrolled<ROWS>([&](auto r) {
@@ -263,11 +270,9 @@ template <int ROWS, bool APPENDS> __device__ __forceinline__ void attend(const A
                 });
             });
         });
-        tile += TILE;
+        tile = next;
         if (tile >= to) break;
-        // A key beyond the end keeps what was loaded before; its share is zero, and what was loaded is finite where the
-        // cache is.
-        unrolled<PASSES>([&](auto i) { fetch(tile, i, tile + i.value * AT_ONCE + place < to); });
+        unrolled<PASSES>([&](auto i) { fetch(values, p.v, tile, i, tile + i.value * AT_ONCE + place < to); });
         __syncthreads();
     }
 
@@ -307,7 +312,8 @@ template <int ROWS, bool APPENDS> __device__ __forceinline__ void attend(const A
         }
         return;
     }
-    constexpr u32 SIZE = ROWS * (DIM + 2);
+    // Two more elements of a row keep each split's results aligned.
+    constexpr u32 SIZE = ROWS * (DIM + 4);
     float* const all = p.partial + (u64)blockIdx.x * p.splits * SIZE;
     float* const mine = all + (u64)split * SIZE;
     for (u32 at = threadIdx.x; at < ROWS * DIM; at += THREADS) mine[at] = total(at);
@@ -320,18 +326,38 @@ template <int ROWS, bool APPENDS> __device__ __forceinline__ void attend(const A
     __syncthreads();
     if (!is_last) return;
     __threadfence();
-    for (u32 at = threadIdx.x; at < ROWS * DIM; at += THREADS) {
-        const float* const of_row = all + ROWS * DIM + at / DIM;
-        float most = -INFINITE, sum = 0.0f, value = 0.0f;
-        #pragma unroll 4
-        for (u32 s = first_split; s <= last_split; s++) most = fmaxf(most, __ldcg(of_row + (u64)s * SIZE));
-        #pragma unroll 4
+    // What each split's sums count: a warp has a row, a lane every 32nd split.
+    for (u32 r = warp; r < ROWS; r += WARPS) {
+        const float* const of_row = all + ROWS * DIM + r;
+        float own[MOST_SPLITS / 32], most = -INFINITE, sum = 0.0f;
+        unrolled<MOST_SPLITS / 32>([&](auto i) {
+            const u32 s = first_split + lane + 32 * i.value;
+            own[i.value] = s <= last_split ? __ldcg(of_row + (u64)s * SIZE) : -INFINITE;
+            most = fmaxf(most, own[i.value]);
+        });
+        for (u32 distance = 16; distance > 0; distance /= 2)
+            most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, distance));
+        unrolled<MOST_SPLITS / 32>([&](auto i) {
+            const u32 s = first_split + lane + 32 * i.value;
+            const float share = exp2f(own[i.value] - most);
+            shares[r][lane + 32 * i.value] = share;
+            if (s <= last_split) sum += share * __ldcg(of_row + (u64)s * SIZE + ROWS);
+        });
+        for (u32 distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, distance);
+        if (lane == 0) sums[r] = whole(r, most, sum);
+    }
+    __syncthreads();
+    for (u32 at = 4 * threadIdx.x; at < ROWS * DIM; at += 4 * THREADS) {
+        const u32 r = at / DIM;
+        float4 sum = {};
+        #pragma unroll 8
         for (u32 s = first_split; s <= last_split; s++) {
-            const float share = exp2f(__ldcg(of_row + (u64)s * SIZE) - most);
-            sum += share * __ldcg(of_row + (u64)s * SIZE + ROWS);
-            value += share * __ldcg(all + (u64)s * SIZE + at);
+            const float4 four = __ldcg((const float4*)(all + (u64)s * SIZE + at));
+            const float share = shares[r][s - first_split];
+            sum.x += share * four.x, sum.y += share * four.y, sum.z += share * four.z, sum.w += share * four.w;
         }
-        write(at, value / whole(at / DIM, most, sum));
+        write(at, sum.x / sums[r]), write(at + 1, sum.y / sums[r]), write(at + 2, sum.z / sums[r]),
+            write(at + 3, sum.w / sums[r]);
     }
     if (threadIdx.x == 0) p.arrived[blockIdx.x] = 0;
 }

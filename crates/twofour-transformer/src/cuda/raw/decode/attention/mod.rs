@@ -26,6 +26,14 @@ pub(crate) fn tile_of(dim: usize) -> usize {
 /// Threads of a CTA.
 const THREADS: u32 = 128;
 
+/// Most splits of a cache: the last CTA adds their results.
+pub(crate) const MOST_SPLITS: usize = 64;
+
+/// Returns the f32 elements of a row of a CTA's results, with what its sums count.
+pub(crate) fn partial_of(dim: usize) -> usize {
+    dim + 4
+}
+
 /// The kernels for one data type and size of heads, on one device.
 #[derive(Debug, Clone)]
 pub(crate) struct CachedAttention {
@@ -80,7 +88,8 @@ pub(crate) fn row_blocks(dim: usize, rows: usize) -> (usize, usize) {
 
 fn source(dtype: DataType, dim: usize) -> Source {
     let kernel = File::new("decode/attention/kernel.cu", include_str!("kernel.cu"));
-    row_source(&format!("decode-attention-{dim}"), dtype, &[]).define(format!("#define DIM {dim}\n")).with([kernel])
+    let defines = format!("#define DIM {dim}\n#define MOST_SPLITS {MOST_SPLITS}\n");
+    row_source(&format!("decode-attention-{dim}"), dtype, &[]).define(defines).with([kernel])
 }
 
 /// Returns every source.
