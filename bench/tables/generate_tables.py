@@ -1,5 +1,5 @@
 """The tables of whole-model generation: on a CPU from `bench/results/*/cpu-generate-*.json`, what `twofour-bench
-generate -o` writes, and on a GPU from `bench/results/*/generate.json`, what `twofour-bench cuda generate -o` writes."""
+generate -o` writes, and on a GPU from `bench/results/*/generate*.json`, what `twofour-bench cuda generate -o` writes."""
 
 import json
 import statistics
@@ -114,5 +114,6 @@ def gpu_table(path, raw):
         over = ["" if base is None or base is row else f"{base['step_ms'] / row['step_ms']:.2f}x" for base in over]
         step = [f"{row['step_ms']:.2f} ms", f"{row['tokens_per_s']:.0f}"]
         sizes = [f"{row['gb_per_s']:.0f}", size(row["weight_bytes"]), memory(row, first)]
-        body.append([model, batch, weights, *step, *over, *sizes])
+        shape = f"{model}, {row['layers']} layers" if "layers" in row else model
+        body.append([shape, batch, weights, *step, *over, *sizes])
     return markdown.under(text, heads, body)

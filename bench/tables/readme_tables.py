@@ -458,7 +458,7 @@ DOCUMENTS = {
         "grid-epilogue-table": ("grid-epilogue-*.json", epilogue_grid_table),
         "gemm-table": ("gemm.json", gemm_table),
         "decode-table": ("decode.json", decode_table),
-        "gpu-generate-table": ("generate.json", lambda path: generate_tables.gpu_table(path, link(path))),
+        "gpu-generate-table": ("generate*.json", lambda path: generate_tables.gpu_table(path, link(path))),
         "image-table": ("encoder-sam-*.json", lambda path: image_tables.table(path, link(path))),
         "layer-table": ("layer*.json", layer_table),
         "attention-table": ("attention.json", attention_table),

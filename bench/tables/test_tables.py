@@ -158,9 +158,11 @@ class Generation(unittest.TestCase):
                 ],
             )
             rows.append(row(8, "int4-weight-only", 3.0))
+            rows[0]["layers"] = 4
             path.write_text(json.dumps({"machine": MACHINE, "command": "a command", "rows": rows}))
             lines = generate_tables.gpu_table(path, "raw").splitlines()
             self.assertIn("| m | 8 | 2:4-int4 | 2.00 ms | 1 |  | 1.50x | 2 | 1.00 GiB | 2.00 GiB |", lines)
+            self.assertTrue(lines[4].startswith("| m, 4 layers | 1 | dense-bf16 |"), lines[4])
 
     def test_memory_of_an_older_file_is_that_of_its_first_batch_alone(self):
         old = lambda batch: {"batch": batch, "memory_bytes": 2**30}

@@ -11,9 +11,6 @@ use twofour_nn::model::{CudaInference, CudaRandomWeights, CudaSession, Positions
 
 use super::suite::{Bench, Suite};
 
-/// Tokens of each prompt.
-const PROMPT: usize = 64;
-
 /// Steps between two readings of the clock.
 const STEPS: usize = 16;
 
@@ -23,8 +20,10 @@ const WARM_UP: usize = 4;
 /// One form of weights at one batch size.
 #[derive(Debug, Serialize)]
 pub(crate) struct GenerationRow {
-    /// The model whose shape it is.
+    /// The model whose shape it is, without biases.
     model: String,
+    /// Its layers.
+    layers: usize,
     /// The form of the linear layers' weights; embedding and head are dense, of the type to compute in.
     weights: String,
     /// The type to compute in.
@@ -52,14 +51,18 @@ pub(crate) struct GenerationRow {
 
 /// Measure whole-model decoding
 ///
-/// Random weights of a model's shape, prompts of 64 tokens, by a replayed CUDA graph, for each of --batch and
+/// Random weights of a model's shape, without biases, by a replayed CUDA graph, for each of --batch and
 /// --weights: tokens a second, bytes, bandwidth. All forms of weights are in memory at a time.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: twofour-bench cuda generate --batch 1,8 --weights dense-bf16,2:4-bf16 --rounds 5")]
 pub(crate) struct Generate {
-    /// The model's shape: llama-3-8b, llama-3.2-1b or llama-3.2-3b
+    /// The published model whose shape it is; another name lists them
     #[arg(long, value_name = "NAME", default_value = "llama-3-8b")]
     model: String,
+
+    /// Layers, if not all of the model's
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..))]
+    layers: Option<u16>,
 
     /// Sequences at a time
     #[arg(
@@ -79,6 +82,15 @@ pub(crate) struct Generate {
         value_parser = clap::value_parser!(u32).range(128..=8192)
     )]
     context: u32,
+
+    /// Tokens of each prompt
+    #[arg(
+        long,
+        default_value_t = 64,
+        value_name = "TOKENS",
+        value_parser = clap::value_parser!(u32).range(1..=8192)
+    )]
+    prompt: u32,
 
     /// Forms of weights: dense-bf16, 2:4-bf16, dense-int8, 2:4-int8, 2:4-int4; dense-int8-cublaslt, int8-weight-only
     /// (dense, a scale for each row), int4-weight-only (dense, groups of 64)
@@ -104,9 +116,21 @@ impl Generate {
     }
 
     fn config(&self) -> Result<TransformerConfig> {
-        let model = &self.model;
-        shape(model)
-            .with_context(|| Usage(format!("--model {model}: expected llama-3-8b, llama-3.2-1b or llama-3.2-3b")))
+        let config = shape(&self.model).with_context(|| {
+            let known: Vec<_> = TransformerConfig::decoders().collect();
+            Usage(format!("--model {}: expected one of {}", self.model, known.join(", ")))
+        })?;
+        Ok(TransformerConfig { layers: self.layers.map_or(config.layers, usize::from), ..config })
+    }
+
+    /// Rounds that fit behind the prompt.
+    fn rounds(&self, asked: u32) -> Result<usize> {
+        let behind = (self.context as usize).saturating_sub(self.prompt as usize + WARM_UP + 1) / STEPS;
+        if behind == 0 {
+            let (prompt, context) = (self.prompt, self.context);
+            bail!(Usage(format!("--prompt {prompt}: leaves no {STEPS} steps of --context {context}")));
+        }
+        Ok(behind.min(asked as usize))
     }
 }
 
@@ -118,6 +142,7 @@ impl Suite for Generate {
 
     fn expect_valid(&self) -> Result<()> {
         self.config()?;
+        self.rounds(1)?;
         self.forms().map(drop)
     }
 
@@ -125,7 +150,8 @@ impl Suite for Generate {
         let (config, weights) = (self.config()?, self.forms()?);
         let batches: Vec<usize> = self.batch.iter().map(|batch| *batch as usize).collect();
         let (mut done, all) = (0, weights.len() * (1 + batches.len()));
-        let settings = (batches.as_slice(), self.context as usize, bench.rounds as usize);
+        let rounds = self.rounds(bench.rounds)?;
+        let settings = (batches.as_slice(), [self.context, self.prompt].map(|tokens| tokens as usize), rounds);
         generation(bench.device, &self.model, &config, &weights, settings, &mut |what| {
             bench.begin(what, done, all);
             done += 1;
@@ -153,16 +179,19 @@ impl Suite for Generate {
     fn told(&self) -> String {
         let batch: Vec<String> = self.batch.iter().map(u32::to_string).collect();
         let (batch, weights) = (batch.join(","), self.weights.join(","));
-        format!(" --model {} --batch {batch} --context {} --weights {weights}", self.model, self.context)
+        let layers = self.layers.map_or_else(String::new, |layers| format!(" --layers {layers}"));
+        let Generate { model, context, prompt, .. } = self;
+        format!(" --model {model}{layers} --batch {batch} --context {context} --prompt {prompt} --weights {weights}")
     }
 }
 
-/// A named shape.
+/// A decoder's shape, without biases.
 fn shape(name: &str) -> Option<TransformerConfig> {
-    let is_measured = ["llama-3-8b", "llama-3.2-1b", "llama-3.2-3b"].contains(&name);
-    let config = TransformerConfig::named(name).filter(|_| is_measured)?.with_context(8192);
+    let config = TransformerConfig::named(name).filter(TransformerConfig::is_decoder)?.with_context(8192);
     let positions = Positions::Rotary(Rope { base: 500_000.0, scaling: None });
-    Some(TransformerConfig { positions, ..config })
+    let mut config = TransformerConfig { positions, ..config };
+    config.attention.qkv_bias = false;
+    Some(config)
 }
 
 /// The forms of weights by name.
@@ -184,7 +213,7 @@ fn generation(
     name: &str,
     config: &TransformerConfig,
     weights: &[(String, CudaRandomWeights)],
-    (batches, context, rounds): (&[usize], usize, usize),
+    (batches, [context, prompt], rounds): (&[usize], [usize; 2], usize),
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<GenerationRow>> {
     let dtype = DataType::BF16;
@@ -204,7 +233,7 @@ fn generation(
             progress(&format!("{form}, batch {batch}"));
             let before = device.pooled_memory()?.in_use;
             let mut session = model.session(batch, context)?;
-            prefill(&mut session, batch, config.vocabulary())?;
+            prefill(&mut session, (batch, prompt), config.vocabulary())?;
             session.decode()?;
             shared.synchronize()?;
             // The pool keeps what it took for other sessions: what is allocated is counted.
@@ -217,7 +246,6 @@ fn generation(
             }
         }
         let mut times = vec![vec![]; sessions.len()];
-        let rounds = rounds.min((context - PROMPT - WARM_UP - 1) / STEPS);
         for round in 0..rounds {
             // Another contender is first in every round.
             for index in 0..sessions.len() {
@@ -236,16 +264,17 @@ fn generation(
         for (index, (model, times)) in models.iter().zip(&mut times).enumerate() {
             times.sort_by(f64::total_cmp);
             let step_ms = times[times.len() / 2];
-            let last = PROMPT + WARM_UP + rounds * STEPS;
-            let middle = (PROMPT + WARM_UP + last) / 2;
+            let last = prompt + WARM_UP + rounds * STEPS;
+            let middle = (prompt + WARM_UP + last) / 2;
             let cached = 2 * dtype.bytes() * config.layers * batch * middle * config.kv_width();
             rows.push(GenerationRow {
                 model: name.to_owned(),
+                layers: config.layers,
                 weights: weights[index].0.clone(),
                 dtype: dtype.name(),
                 batch,
                 context,
-                positions: [PROMPT + WARM_UP, last],
+                positions: [prompt + WARM_UP, last],
                 step_ms,
                 step_ms_range: [times[0], times[times.len() - 1]],
                 tokens_per_s: batch as f64 / step_ms * 1e3,
@@ -259,9 +288,9 @@ fn generation(
 }
 
 /// Feeds each sequence another prompt.
-fn prefill(session: &mut CudaSession<'_>, batch: usize, vocabulary: usize) -> Result<()> {
+fn prefill(session: &mut CudaSession<'_>, (batch, tokens): (usize, usize), vocabulary: usize) -> Result<()> {
     for sequence in 0..batch {
-        let prompt: Vec<u32> = (0..PROMPT).map(|i| ((sequence * 977 + i * 7919) % vocabulary) as u32).collect();
+        let prompt: Vec<u32> = (0..tokens).map(|i| ((sequence * 977 + i * 7919) % vocabulary) as u32).collect();
         session.prefill(sequence, &prompt)?;
     }
     Ok(session.choose()?)

@@ -49,7 +49,7 @@ Examples:
   twofour-bench generate --model model-24/ --weights stored --prompt 128 --length 100
   twofour-bench generate --llama-cpp 'node bench/peers/llama_cpp.mjs m-q8_0.gguf'
 
-Models are llama-3.2-1b, llama-3.2-3b, llama-3-8b, llama-2-7b, or the directory of a checkpoint,
+Models are published ones by name (another name lists them), or the directory of a checkpoint,
 whose shape random weights get. Where layers are integers, embedding and head are dense int8.
 --llama-cpp may be given more than once. bench/peers/llama_cpp_model.py writes a model of the same
 shape for it, and bench/peers/llama_cpp.mjs describes what such a command reads and prints.")]
