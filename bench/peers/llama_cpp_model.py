@@ -6,6 +6,7 @@ head included. Needs `pip install gguf numpy`.
 """
 
 import argparse
+import functools
 
 import gguf
 import numpy as np
@@ -60,12 +61,16 @@ def write(shape, kind, path, layers, vocabulary):
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
 
-    def matrix(name, rows, cols):
-        # A few thousand random rows, repeated: what is multiplied does not change how long it takes.
+    @functools.cache
+    def numbers(rows, cols):
+        # A few thousand random rows, repeated, and the same in all layers: what is multiplied does not change how long
+        # it takes.
         values = random.standard_normal((min(rows, 2048), cols), dtype=np.float32) * np.float32(0.02)
         stored = quantize(values, matrix_type)
-        stored = np.concatenate([stored] * (rows // len(stored)) + [stored[: rows % len(stored)]])
-        writer.add_tensor(name, stored, raw_dtype=matrix_type)
+        return np.concatenate([stored] * (rows // len(stored)) + [stored[: rows % len(stored)]])
+
+    def matrix(name, rows, cols):
+        writer.add_tensor(name, numbers(rows, cols), raw_dtype=matrix_type)
 
     def gain(name):
         writer.add_tensor(name, np.ones(width, dtype=np.float32))
