@@ -48,7 +48,7 @@ fn shown<R: Runner>(runner: &R, checkpoint: &dyn BlockwiseCheckpoint, replace: R
     let texts: Vec<Vec<u32>> =
         [31u32, 31, 1, 12].iter().map(|len| (0..*len).map(|i| 1 + (i * i * 7 + len * i) % 70).collect()).collect();
     let mut calibration = Calibration::on(runner, checkpoint, &texts).unwrap();
-    calibration = calibration.beside_dense().unwrap().keeping_entry().unwrap();
+    calibration = calibration.beside_dense_of(usize::MAX).unwrap().keeping_entry().unwrap();
     let mut found = vec![];
     while !calibration.is_finished() {
         let mut previewed = vec![];

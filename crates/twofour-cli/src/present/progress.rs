@@ -53,7 +53,7 @@ pub struct Progress {
     bar: ProgressBar,
     begun: Instant,
     shown: bool,
-    /// When the last line was due, unless there are none.
+    /// When the last line was written, the first counted from the beginning; none where there are none.
     logged: Option<Instant>,
 }
 

@@ -423,15 +423,8 @@ impl<'a, R: Runner> Calibration<'a, R> {
         })
     }
 
-    /// Keeps the hidden states of the stored model, too, from here on: [`Calibration::observe`] shows both.
-    ///
-    /// # Errors
-    /// Those of the runner's memory.
-    pub fn beside_dense(self) -> Result<Self> {
-        self.beside_dense_of(usize::MAX)
-    }
-
-    /// [`Calibration::beside_dense`] for the first `count` texts alone.
+    /// Keeps the hidden states of the stored model, too, from here on, of the first `count` texts:
+    /// [`Calibration::observe`] shows both.
     ///
     /// # Errors
     /// Those of the runner's memory.
@@ -494,7 +487,7 @@ impl<'a, R: Runner> Calibration<'a, R> {
 
     /// Runs every text through the next block, as far as the input of that number, and shows it, text by text: of the
     /// block with the weights that `replace` returns in place of the stored ones, and, where they are kept
-    /// ([`Calibration::beside_dense`]), of the stored block on the stored model's hidden states. Calls go from one
+    /// ([`Calibration::beside_dense_of`]), of the stored block on the stored model's hidden states. Calls go from one
     /// input to a later one; weights that read earlier ones must not change between them. After an error the texts are
     /// of no more use.
     ///
@@ -656,7 +649,7 @@ impl<'a, R: Runner> Calibration<'a, R> {
     }
 
     /// The hidden states of each text in the stored model, `[tokens, width]`; nothing without
-    /// [`Calibration::beside_dense`]. Once the last input of a block was observed, they are the block's outputs; in a
+    /// [`Calibration::beside_dense_of`]. Once the last input of a block was observed, they are the block's outputs; in a
     /// block of experts, the states in front of its feed-forward block.
     pub fn dense_texts(&self) -> Option<Vec<<R::States as States>::View<'_>>> {
         self.dense.as_ref().map(Texts::states)

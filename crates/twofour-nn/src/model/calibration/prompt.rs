@@ -34,7 +34,7 @@ mod tests {
         let shown = |prompt: usize, is_beside: bool| {
             let mut calibration = Calibration::new(&checkpoint, &texts).unwrap().behind_prompt(prompt);
             if is_beside {
-                calibration = calibration.beside_dense().unwrap();
+                calibration = calibration.beside_dense_of(usize::MAX).unwrap();
             }
             let mut found = vec![];
             for index in 0..calibration.inputs().unwrap().len() {

@@ -907,7 +907,7 @@ fn beside_the_tokens_of_an_expert_is_what_the_stored_one_would_read_of_them() {
     for family in ["mixtral", "qwen2_moe", "gpt_oss", "deepseek_v2"] {
         let checkpoint = Checkpoint::open(directory(family)).unwrap();
         let inputs = |changes: bool| -> Vec<(Vec<f32>, Vec<f32>)> {
-            let mut calibration = Calibration::new(&checkpoint, &texts).unwrap().beside_dense().unwrap();
+            let mut calibration = Calibration::new(&checkpoint, &texts).unwrap().beside_dense_of(usize::MAX).unwrap();
             let replace = |name: &str| -> Option<Vec<f32>> {
                 let is_changed = changes && name.contains("layers.0.self_attn.o_proj.weight");
                 let mut tensors = checkpoint.reader().tensors().filter(|tensor| is_changed && tensor.name == name);
@@ -957,7 +957,7 @@ fn what_reads_latents_is_shown_its_part_beside_that_of_the_stored_model() {
         let checkpoint = Checkpoint::open(directory(family)).unwrap();
         let texts = [expected(family).tokens[..30].to_vec(), vec![9, 5, 33]];
         let inputs = |changes: bool| -> Vec<(Vec<f32>, Vec<f32>)> {
-            let mut calibration = Calibration::new(&checkpoint, &texts).unwrap().beside_dense().unwrap();
+            let mut calibration = Calibration::new(&checkpoint, &texts).unwrap().beside_dense_of(usize::MAX).unwrap();
             let replace = |name: &str| -> Option<Vec<f32>> {
                 let is_changed = changes && name.contains("layers.0.self_attn.kv_a_proj");
                 is_changed.then(|| (0..16 * 16).map(|i| (i as f32 * 0.7).sin()).collect())

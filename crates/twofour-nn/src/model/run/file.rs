@@ -103,26 +103,31 @@ pub(crate) struct SavedLayer {
 
 /// The mask of a layer that is 2:4.
 pub(crate) fn mask_of(reader: &Reader, layer: &str, (rows, cols): (usize, usize)) -> Result<Mask> {
-    let (key, per_row) = (mask_key(layer), mask_words_of_row(cols));
-    let view = reader.tensor(&key)?;
-    if view.info.shape != [rows, per_row] {
-        let reason = format!("`{key}` is {:?}, for a weight [{rows}, {cols}]", view.info.shape);
-        return Err(Error::State { path: reader.path().to_owned(), reason });
-    }
-    let halves = view.to_vec::<u32>()?;
-    Ok(Mask::from_fn(rows, cols, |row, col| halves[row * per_row + col / 32] >> (col % 32) & 1 == 1))
+    let per_row = mask_words_of_row(cols);
+    let words = words_of_mask::<u32>(reader, &mask_key(layer), per_row, (rows, cols))?;
+    Ok(Mask::from_fn(rows, cols, |row, col| words[row * per_row + col / 32] >> (col % 32) & 1 == 1))
 }
 
 /// The mask that a method of training has for a weight in dense GEMMs: its bits, each row in whole bytes.
 pub(crate) fn mask_beside(reader: &Reader, weight: &str, (rows, cols): (usize, usize)) -> Result<Mask> {
-    let (key, per_row) = (format!("{weight}.mask"), cols.div_ceil(8));
-    let view = reader.tensor(&key)?;
+    let per_row = cols.div_ceil(8);
+    let bytes = words_of_mask::<u8>(reader, &format!("{weight}.mask"), per_row, (rows, cols))?;
+    Ok(Mask::from_fn(rows, cols, |row, col| bytes[row * per_row + col / 8] >> (col % 8) & 1 == 1))
+}
+
+/// What is stored of a mask for a weight of that shape.
+fn words_of_mask<T: StoredElement>(
+    reader: &Reader,
+    key: &str,
+    per_row: usize,
+    (rows, cols): (usize, usize),
+) -> Result<Vec<T>> {
+    let view = reader.tensor(key)?;
     if view.info.shape != [rows, per_row] {
         let reason = format!("`{key}` is {:?}, for a weight [{rows}, {cols}]", view.info.shape);
         return Err(Error::State { path: reader.path().to_owned(), reason });
     }
-    let bytes = view.to_vec::<u8>()?;
-    Ok(Mask::from_fn(rows, cols, |row, col| bytes[row * per_row + col / 8] >> (col % 8) & 1 == 1))
+    Ok(view.to_vec::<T>()?)
 }
 
 pub(crate) fn mask_key(layer: &str) -> String {
