@@ -45,6 +45,7 @@ fn options_that_name_nothing_are_refused_before_a_device_is_opened() {
         (&["step", "--shape", "96x65"], "65"),
         (&["generate", "--model", "gpt"], "llama-3-8b"),
         (&["generate", "--weights", "int3"], "2:4-int4"),
+        (&["generate", "--prompt", "492"], "no 16 steps of --context 512"),
         (&["prune", "--device", "cpu"], "twofour-bench cpu"),
         (&["grid", "-o", "."], "directory"),
     ] {

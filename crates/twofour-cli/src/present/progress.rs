@@ -53,7 +53,7 @@ pub struct Progress {
     bar: ProgressBar,
     begun: Instant,
     shown: bool,
-    /// When the last line was written, the first counted from the beginning; none where there are none.
+    /// When the last line was written, or else the work began; nothing where no lines are written.
     logged: Option<Instant>,
 }
 

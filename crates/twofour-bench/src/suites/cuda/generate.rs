@@ -56,7 +56,7 @@ pub(crate) struct GenerationRow {
 #[derive(Debug, Args)]
 #[command(after_help = "Example: twofour-bench cuda generate --batch 1,8 --weights dense-bf16,2:4-bf16 --rounds 5")]
 pub(crate) struct Generate {
-    /// The published model whose shape it is; another name lists them
+    /// The published model whose shape it is; a name that is not known lists those that are
     #[arg(long, value_name = "NAME", default_value = "llama-3-8b")]
     model: String,
 

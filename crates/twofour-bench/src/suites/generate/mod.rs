@@ -49,10 +49,11 @@ Examples:
   twofour-bench generate --model model-24/ --weights stored --prompt 128 --length 100
   twofour-bench generate --llama-cpp 'node bench/peers/llama_cpp.mjs m-q8_0.gguf'
 
-Models are published ones by name (another name lists them), or the directory of a checkpoint,
-whose shape random weights get. Where layers are integers, embedding and head are dense int8.
---llama-cpp may be given more than once. bench/peers/llama_cpp_model.py writes a model of the same
-shape for it, and bench/peers/llama_cpp.mjs describes what such a command reads and prints.")]
+--model takes a published model's name (one that is not known lists those that are), or the
+directory of a checkpoint; random weights get its shape. Where layers are integers, embedding and
+head are dense int8. --llama-cpp may be given more than once. bench/peers/llama_cpp_model.py writes
+a model of the same shape for it, and bench/peers/llama_cpp.mjs describes what such a command
+reads and prints.")]
 pub(crate) struct Generate {
     #[command(flatten)]
     model: ModelOptions,
