@@ -21,6 +21,7 @@ import grid_tables
 import markdown
 import python_tables
 import real_model_tables
+import threads_tables
 import vision_tables
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -454,6 +455,11 @@ DOCUMENTS = {
         "short-gpu-table": (None, short_gpu_table),
         "cpu-table": ("cpu.json", table),
         "cpu-generate-table": ("cpu-generate-*.json", lambda path: generate_tables.table(path, link(path))),
+        # A table for a folder: a machine has a file for each number of threads.
+        "threads-generate-table": (
+            "threads-generate-1.json",
+            lambda path: threads_tables.generation(path.parent, link),
+        ),
         "grid-table": ("grid.json", grid_table),
         "grid-epilogue-table": ("grid-epilogue-*.json", epilogue_grid_table),
         "gemm-table": ("gemm.json", gemm_table),
@@ -468,6 +474,7 @@ DOCUMENTS = {
     "docs/reference/pytorch-benchmarks.md": {
         "python-host-table": ("python-host.json", python_tables.tables(python_tables.host_table)),
         "python-linear-table": ("python-linear.json", python_tables.tables(python_tables.linear_table)),
+        "python-threads-table": ("python-threads.json", lambda path: threads_tables.linear(path, link(path))),
         "python-int4-table": ("python-int4.json", python_tables.tables(python_tables.int4_table)),
         "python-transformers-table": (
             "python-models.json",
