@@ -14,7 +14,7 @@ use crate::{
         Rotary,
         raw::decode::{
             attention as raw,
-            attention::{CachedAttentionParameters, MOST_SPLITS, partial_of, row_blocks, tile_of},
+            attention::{CachedAttentionParameters, MOST_KEYS, MOST_SPLITS, Tiling, partial_of},
         },
     },
 };
@@ -52,7 +52,7 @@ impl CacheShape {
         expect_dimension("heads of keys and values", self.kv_heads, MOST)?;
         expect_dimension("heads", self.heads, MOST)?;
         expect_dimension("sequences", self.batch, MOST)?;
-        expect_dimension("the capacity of a cache", self.capacity, MOST - tile_of(self.head_dim))?;
+        expect_dimension("the capacity of a cache", self.capacity, MOST - MOST_KEYS)?;
         expect_multiple("heads, by those of keys and values", self.heads, self.kv_heads)?;
         self.len()?;
         Ok(())
@@ -108,12 +108,6 @@ pub struct CachedAttention {
     arrived: DeviceBuffer,
 }
 
-/// CTAs that each SM has at a time.
-const CTAS: usize = 4;
-
-/// Most rows of a CTA.
-const MOST_ROWS: usize = 4;
-
 impl CachedAttention {
     /// Loads the kernels for f32, f16 or bf16, and allocates the workspace.
     ///
@@ -124,8 +118,10 @@ impl CachedAttention {
     pub fn new(context: &LayerContext, dtype: DataType, shape: CacheShape) -> Result<Self> {
         shape.validate()?;
         let kernels = raw::CachedAttention::of(context, dtype, shape.head_dim)?;
-        let ctas = CTAS * context.device().multiprocessors() as usize;
-        let partial = DeviceBuffer::zeros(context, DataType::F32, ctas * MOST_ROWS * partial_of(shape.head_dim))?;
+        let tiling = Tiling::of(dtype, shape.head_dim);
+        let ctas = tiling.ctas * context.device().multiprocessors() as usize;
+        let rows = ctas * tiling.most_rows();
+        let partial = DeviceBuffer::zeros(context, DataType::F32, rows * partial_of(shape.head_dim))?;
         let arrived = DeviceBuffer::zeros(context, DataType::I32, ctas)?;
         Ok(Self { context: context.clone(), kernels, shape, dtype, ctas, partial, arrived })
     }
@@ -139,8 +135,9 @@ impl CachedAttention {
     /// the device.
     fn splits(&self, count: usize) -> (usize, usize) {
         let CacheShape { batch, heads, kv_heads, head_dim, capacity } = self.shape;
-        let blocks = batch * kv_heads * row_blocks(head_dim, heads / kv_heads * count).1;
-        let (wanted, all) = ((self.ctas / blocks).clamp(1, MOST_SPLITS), capacity.div_ceil(tile_of(head_dim)));
+        let tiling = Tiling::of(self.dtype, head_dim);
+        let blocks = batch * kv_heads * tiling.blocks(heads / kv_heads * count);
+        let (wanted, all) = ((self.ctas / blocks).clamp(1, MOST_SPLITS), capacity.div_ceil(tiling.tile));
         let tiles = all.div_ceil(wanted);
         (all.div_ceil(tiles), tiles)
     }

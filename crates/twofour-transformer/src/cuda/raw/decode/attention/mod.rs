@@ -6,6 +6,7 @@ use twofour_cuda::{
     raw::{
         float_types::{FLOAT_TYPES, row_source},
         grid::MOST_GRID_ROWS,
+        headers::DENSE_PRODUCT,
     },
     source::{File, Source},
 };
@@ -13,15 +14,46 @@ use twofour_cuda::{
 /// Elements of a head that there are kernels for.
 pub(crate) const DIMS: [usize; 4] = [32, 64, 128, 256];
 
-/// Returns the rows of a CTA that there are kernels for.
-fn rows_of(dim: usize) -> &'static [usize] {
-    if dim > 128 { &[1, 2] } else { &[1, 2, 4] }
+/// What the kernels of a data type and a size of heads have.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tiling {
+    /// The rows of a CTA that there are kernels for.
+    rows: &'static [usize],
+    /// The keys of a tile.
+    pub(crate) tile: usize,
+    /// CTAs for each SM.
+    pub(crate) ctas: usize,
 }
 
-/// Returns the keys of a tile.
-pub(crate) fn tile_of(dim: usize) -> usize {
-    if dim > 128 { 32 } else { 64 }
+impl Tiling {
+    pub(crate) fn of(dtype: DataType, dim: usize) -> Self {
+        match (dtype, dim) {
+            (DataType::F32, ..=128) => Self { rows: &[1, 2, 4], tile: 64, ctas: 4 },
+            (DataType::F32, _) => Self { rows: &[1, 2], tile: 32, ctas: 4 },
+            // As many as registers have room for.
+            (_, ..=128) => Self { rows: &[8], tile: MOST_KEYS, ctas: 3 },
+            _ => Self { rows: &[8], tile: MOST_KEYS, ctas: 2 },
+        }
+    }
+
+    /// Returns the index of the CTAs for this many rows that share a head: the fewest CTAs, and then the fewest rows.
+    fn index(self, rows: usize) -> usize {
+        self.rows.iter().position(|r| *r >= rows).unwrap_or(self.rows.len() - 1)
+    }
+
+    /// Returns the CTAs of a head that this many rows share.
+    pub(crate) fn blocks(self, rows: usize) -> usize {
+        rows.div_ceil(self.rows[self.index(rows)])
+    }
+
+    /// Returns the most rows of a CTA.
+    pub(crate) fn most_rows(self) -> usize {
+        self.rows[self.rows.len() - 1]
+    }
 }
+
+/// Most keys of a tile.
+pub(crate) const MOST_KEYS: usize = 64;
 
 /// Threads of a CTA.
 const THREADS: u32 = 128;
@@ -37,14 +69,14 @@ pub(crate) fn partial_of(dim: usize) -> usize {
 /// The kernels for one data type and size of heads, on one device.
 #[derive(Debug, Clone)]
 pub(crate) struct CachedAttention {
-    dim: usize,
     append: Kernel,
-    /// By [`rows_of`].
+    tiling: Tiling,
+    /// By [`Tiling::index`].
     attend: Vec<Kernel>,
     append_and_attend: Vec<Kernel>,
 }
 
-/// The kernels' parameters, in their memory layout; `kernel.cu` says what each is.
+/// The kernels' parameters, in their memory layout; `cache.cuh` says what each is.
 #[derive(Debug, Default, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct CachedAttentionParameters {
@@ -73,23 +105,16 @@ pub(crate) struct CachedAttentionParameters {
     pub(crate) soft_cap: f32,
 }
 
-/// Returns the index in [`rows_of`] of the CTAs for this many rows that share a head: the fewest CTAs, and then the
-/// fewest rows.
-fn rows_index(dim: usize, rows: usize) -> usize {
-    let all = rows_of(dim);
-    all.iter().position(|r| *r >= rows).unwrap_or(all.len() - 1)
-}
-
-/// Returns the rows of a CTA, and the CTAs of a head, for this many rows that share it.
-pub(crate) fn row_blocks(dim: usize, rows: usize) -> (usize, usize) {
-    let of_block = rows_of(dim)[rows_index(dim, rows)];
-    (of_block, rows.div_ceil(of_block))
-}
-
 fn source(dtype: DataType, dim: usize) -> Source {
-    let kernel = File::new("decode/attention/kernel.cu", include_str!("kernel.cu"));
-    let defines = format!("#define DIM {dim}\n#define MOST_SPLITS {MOST_SPLITS}\n");
-    row_source(&format!("decode-attention-{dim}"), dtype, &[]).define(defines).with([kernel])
+    let Tiling { tile, ctas, .. } = Tiling::of(dtype, dim);
+    let shared = File::new("decode/attention/cache.cuh", include_str!("cache.cuh"));
+    let (headers, products): (&[File], _) = match dtype {
+        DataType::F32 => (&[], File::new("decode/attention/floats.cu", include_str!("floats.cu"))),
+        _ => (&[DENSE_PRODUCT], File::new("decode/attention/products.cu", include_str!("products.cu"))),
+    };
+    let defines =
+        format!("#define DIM {dim}\n#define TILE {tile}\n#define CTAS {ctas}\n#define MOST_SPLITS {MOST_SPLITS}\n");
+    row_source(&format!("decode-attention-{dim}"), dtype, headers).define(defines).with([shared, products])
 }
 
 /// Returns every source.
@@ -106,12 +131,12 @@ impl CachedAttention {
                 what: format!("attention over a cache with heads of {dim} elements; 32, 64, 128 and 256 are supported"),
             });
         }
-        let source = source(dtype, dim);
+        let (source, tiling) = (source(dtype, dim), Tiling::of(dtype, dim));
         let kernels = |prefix: &str| -> Result<Vec<Kernel>> {
-            rows_of(dim).iter().map(|rows| device.kernel(&source, &format!("{prefix}_{rows}"))).collect()
+            tiling.rows.iter().map(|rows| device.kernel(&source, &format!("{prefix}_{rows}"))).collect()
         };
         Ok(Self {
-            dim,
+            tiling,
             append: device.kernel(&source, "append")?,
             attend: kernels("attend")?,
             append_and_attend: kernels("append_and_attend")?,
@@ -127,7 +152,7 @@ impl CachedAttention {
         let CachedAttentionParameters { batch, count, heads, kv_heads, splits, .. } = *parameters;
         let rows = (heads / kv_heads) as usize * count as usize;
         let ctas = |n: u64| u32::try_from(n).ok().filter(|n| i32::try_from(*n).is_ok());
-        let blocks = ctas(u64::from(batch) * u64::from(kv_heads) * row_blocks(self.dim, rows).1 as u64);
+        let blocks = ctas(u64::from(batch) * u64::from(kv_heads) * self.tiling.blocks(rows) as u64);
         let warps = u64::from(batch) * u64::from(count) * 2 * u64::from(kv_heads);
         let (Some(blocks), Some(appending)) = (blocks, ctas(warps.div_ceil(u64::from(THREADS / 32)))) else {
             return Err(Error::TooLarge { rows, cols: batch as usize });
@@ -136,7 +161,7 @@ impl CachedAttention {
             return Err(Error::TooLarge { rows, cols: splits as usize });
         }
         let launch = Launch::simple((blocks, splits), THREADS);
-        let index = rows_index(self.dim, rows);
+        let index = self.tiling.index(rows);
         if count == 1 {
             // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
             return unsafe { self.append_and_attend[index].launch(stream, launch, parameters) };
@@ -155,12 +180,14 @@ mod tests {
 
     #[test]
     fn rows_are_spread_over_as_few_ctas_as_possible() {
-        let expected = [(1, (1, 1)), (2, (2, 1)), (3, (4, 1)), (4, (4, 1)), (5, (4, 2)), (7, (4, 2)), (2048, (4, 512))];
-        for (rows, blocks) in expected {
-            assert_eq!(row_blocks(128, rows), blocks, "{rows}");
+        for (rows, blocks) in [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (7, 2), (2048, 512)] {
+            assert_eq!(Tiling::of(DataType::F32, 128).blocks(rows), blocks, "{rows}");
         }
-        for (rows, blocks) in [(1, (1, 1)), (2, (2, 1)), (3, (2, 2)), (8, (2, 4))] {
-            assert_eq!(row_blocks(256, rows), blocks, "{rows}");
+        for (rows, blocks) in [(1, 1), (2, 1), (3, 2), (8, 4)] {
+            assert_eq!(Tiling::of(DataType::F32, 256).blocks(rows), blocks, "{rows}");
+        }
+        for (rows, blocks) in [(1, 1), (8, 1), (9, 2), (2048, 256)] {
+            assert_eq!(Tiling::of(DataType::BF16, 256).blocks(rows), blocks, "{rows}");
         }
     }
 }
