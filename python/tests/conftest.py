@@ -29,7 +29,7 @@ def _compile_anew():
 
 
 #: Relative error of one rounding of each type, times a few sums' worth.
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
 def close(found, expected, dtype=None):

@@ -41,11 +41,8 @@ def test_the_format_is_that_of_torch(shape):
 
 
 @pytest.mark.parametrize("shape", [(128, 256, 64), (70, 50, 16), (5, 130, 64), (64, 64, 32)])
-@pytest.mark.parametrize("many", [False, True])
-def test_products_and_gradients_are_dense_ones(device, shape, many, monkeypatch):
-    if many:
-        monkeypatch.setattr("twofour.tensor.blocksparse._PARTIAL", 0)
-    for dtype in (torch.bfloat16, torch.float16) + ((torch.float32,) if device == "cpu" else ()):
+def test_products_and_gradients_are_dense_ones(device, shape):
+    for dtype in (torch.bfloat16, torch.float16) + ((torch.float32, torch.float64) if device == "cpu" else ()):
         dense = blocky(*shape, device, dtype)
         bias = torch.randn(shape[0], device=device, dtype=dtype)
         weight = BlockSparseTensor.from_dense(dense, shape[2])
@@ -61,6 +58,15 @@ def test_products_and_gradients_are_dense_ones(device, shape, many, monkeypatch)
             assert F.linear(x.new_empty(0, shape[1]), weight).shape == (0, shape[0])
             empty = BlockSparseTensor.from_dense(torch.zeros_like(dense), shape[2])
             assert not F.linear(x, empty).any() and empty._nnz() == 0
+
+
+def test_parts_that_are_no_matrix_are_refused():
+    values, x = torch.ones(2, 32, 32), torch.ones(3, 64)
+    rows = [([0, 1, 2], [0, 2]), ([0, 1, 2], [0, -1]), ([0, 2, 1], [0, 1]), ([0, 2, 2], [1, 0]), ([0, 1, 3], [0, 1])]
+    for crow, col in rows:
+        weight = BlockSparseTensor((64, 64), 32, torch.tensor(crow), torch.tensor(col), values)
+        with pytest.raises((RuntimeError, ValueError), match="block|col_indices"):
+            F.linear(x, weight)
 
 
 def model_of(device, dtype):

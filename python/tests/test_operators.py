@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from twofour import operators
 from twofour.modules import integers, linear  # noqa: F401 (define operators, as `master` does)
 from twofour.operators import masks, master  # noqa: F401
+from twofour.sparsity import BlockSparseTensor
 
 OPS = torch.ops.twofour
 SHAPES = [(37, 300), (16, 64), (5, 131), (1, 1), (130, 33)]
@@ -31,6 +32,9 @@ def calls_of(rows, cols, device):
         packed, packed_t, tiles = OPS.pack(dense, GREEDY, 1.0, True, True)
         if device == "cpu":
             found += [("pack_sparse", (dense,)), ("quantize_rows", (dense,)), ("quantize_int4", (dense, 128))]
+            blocks = BlockSparseTensor.from_dense(dense, 16)
+            parts = blocks.crow_indices(), blocks.col_indices(), blocks.values()
+            found.append(("block_sparse_linear", (x, *parts, rows)))
             found += [
                 ("gated_gelu", (torch.randn(3, 2 * cols).to(dtype),)),
                 ("gated_gelu_gradient", (torch.randn(3, 2 * cols).to(dtype), torch.randn(3, cols).to(dtype))),

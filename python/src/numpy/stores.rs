@@ -8,7 +8,7 @@ use pyo3::{
 };
 use twofour::{
     DataType, Element, Error, MatrixRef, Result,
-    kernel::{BlockSparseWeight, Epilogue, KernelElement},
+    kernel::{BlockSparseRef, Epilogue, KernelElement},
     match_element,
     store::{Bsr, Coo, Csc, Csr},
 };
@@ -155,7 +155,7 @@ impl<T: KernelElement> Stored<T> {
             Stored::Coo(coo) => coo.linear(&x, tokens, epilogue, &mut out),
             Stored::Csr(csr) => csr.linear(&x, tokens, epilogue, &mut out),
             Stored::Csc(csc) => csc.linear(&x, tokens, epilogue, &mut out),
-            Stored::Bsr(bsr) => BlockSparseWeight::pack(bsr)?.linear(&x, tokens, epilogue, &mut out),
+            Stored::Bsr(bsr) => BlockSparseRef::of(bsr)?.linear(&x, tokens, epilogue, &mut out),
         }?;
         store("products", &out, y)
     }

@@ -35,6 +35,7 @@ macro_rules! operators {
 operators! {
     adamw_step,
     bias_gradient,
+    block_sparse_linear,
     canonical,
     canonical_int4,
     dequantize_int4,

@@ -12,16 +12,12 @@ import torch.nn.functional as F
 from ..operators.derivatives import applied, derivable, is_differentiated, save
 from . import memory
 
-#: Elements of partial products that few tokens are multiplied with at a time: they stay in a core's cache.
-_PARTIAL = 1 << 21
-
-
 class BlockSparseTensor(torch.Tensor):
     """A matrix ``[rows, cols]`` of which the blocks with a nonzero are stored. ``F.linear`` with it computes those
     alone; it is for inference, and has no gradient of its own.
 
-    It is made by :meth:`from_dense`, or by :func:`twofour.sparsity.sparsify_`. On a CPU it is multiplied by dense GEMMs
-    over the stored blocks, on a GPU by torch's own BSR kernels.
+    It is made by :meth:`from_dense`, or by :func:`twofour.sparsity.sparsify_`. On a CPU our kernels multiply the stored
+    blocks where they lie (float64 as a dense matrix), on a GPU torch's own BSR kernels.
 
     Attributes:
         bsr_crow_indices: ``[block rows + 1]`` of int64: where each row of blocks begins.
@@ -108,11 +104,7 @@ class BlockSparseTensor(torch.Tensor):
 
     def to_dense(self) -> torch.Tensor:
         """The matrix with zeros where no block is stored."""
-        size, (rows, cols) = self.blocksize, self.shape
-        tall, wide = -(-rows // size), -(-cols // size)
-        dense = self.bsr_values.new_zeros(tall, wide, size, size)
-        dense[_block_rows(self.bsr_crow_indices, self._nnz()), self.bsr_col_indices] = self.bsr_values
-        return dense.permute(0, 2, 1, 3).reshape(tall * size, wide * size)[:rows, :cols].contiguous()
+        return _dense(self.bsr_crow_indices, self.bsr_col_indices, self.bsr_values, *self.shape)
 
     # What torch.compile takes apart and puts together.
 
@@ -317,6 +309,15 @@ def _block_rows(crow: torch.Tensor, blocks: int) -> torch.Tensor:
     return torch.repeat_interleave(torch.arange(crow.numel() - 1, device=crow.device), crow.diff(), output_size=blocks)
 
 
+def _dense(crow, col, values, rows: int, cols: int) -> torch.Tensor:
+    """The matrix with zeros where no block is stored."""
+    size = values.shape[-1]
+    tall, wide = crow.numel() - 1, -(-cols // size)
+    dense = values.new_zeros(tall, wide, size, size)
+    dense[_block_rows(crow, col.numel()), col] = values
+    return dense.permute(0, 2, 1, 3).reshape(tall * size, wide * size)[:rows, :cols].contiguous()
+
+
 def _times_transpose(x, crow, col, values, rows: int) -> torch.Tensor:
     """``x @ W.T`` for ``x`` of shape ``[..., cols]``."""
     flat = x.reshape(-1, x.shape[-1])
@@ -325,8 +326,10 @@ def _times_transpose(x, crow, col, values, rows: int) -> torch.Tensor:
         shape = ((crow.numel() - 1) * size, -(-x.shape[-1] // size) * size)
         weight = torch.sparse_bsr_tensor(crow, col, values, shape, check_invariants=False)
         y = F.linear(F.pad(flat, (0, shape[1] - x.shape[-1])), weight)[:, :rows]
+    elif values.dtype == torch.float64:
+        y = flat @ _dense(crow, col, values, rows, x.shape[-1]).t()
     else:
-        y = _product(flat, crow, col, values, rows)
+        y = torch.ops.twofour.block_sparse_linear(flat, crow, col, values, rows)
     return y.reshape(*x.shape[:-1], rows)
 
 
@@ -342,33 +345,6 @@ def _transposed(crow, col, values, cols: int) -> tuple[torch.Tensor, torch.Tenso
     order = torch.argsort(col, stable=True)
     start = F.pad(torch.bincount(col, minlength=wide).cumsum(0), (1, 0))
     return start, _block_rows(crow, col.numel())[order], values[order].transpose(1, 2).contiguous()
-
-
-def _product(x, crow, col, values, rows: int) -> torch.Tensor:
-    """``x @ W.T`` for ``x`` of shape ``[tokens, cols]`` in the host's memory.
-
-    Few tokens: one batched GEMM of all blocks, whose results are added by rows. Many: for each row of blocks a GEMM
-    with the columns of ``x`` that its blocks meet.
-    """
-    (tokens, cols), size = x.shape, values.shape[-1]
-    tall, wide, blocks = crow.numel() - 1, -(-cols // size), col.numel()
-    if cols != wide * size:
-        x = F.pad(x, (0, wide * size - cols))
-    if blocks * size * tokens <= _PARTIAL:
-        columns = x.t().reshape(wide, size, tokens)
-        partial = torch.bmm(values, columns.index_select(0, col))
-        sums = torch.zeros(tall, size, tokens, dtype=torch.promote_types(x.dtype, torch.float32))
-        sums.index_add_(0, _block_rows(crow, blocks), partial.to(sums.dtype))
-        return sums.view(tall * size, tokens)[:rows].t().to(x.dtype, memory_format=torch.contiguous_format)
-    y = x.new_zeros(tall * size, tokens)
-    columns, bounds = x.t().contiguous().view(wide, size, tokens), crow.tolist()
-    for row, (first, last) in enumerate(zip(bounds, bounds[1:])):
-        if first < last:
-            weight = values[first:last].transpose(0, 1).reshape(size, -1)
-            torch.mm(
-                weight, columns.index_select(0, col[first:last]).view(-1, tokens), out=y[row * size : (row + 1) * size]
-            )
-    return y[:rows].t().contiguous()
 
 
 # A namespace of its own: in `twofour` are the native operators.

@@ -1,10 +1,12 @@
-//! A block-sparse weight, packed for one engine.
+//! A block-sparse weight, for one engine.
 //!
-//! Of each row of blocks the stored blocks lie side by side, as one dense matrix: `[rows, stored columns]`. Few tokens
-//! are multiplied with it as with a dense weight, after the activations of its columns have been put side by side, too;
-//! many tokens block by block, in the tiles of a dense weight.
+//! Blocks lie one after another, as block sparse rows have them: a weight that somebody else holds is multiplied where it
+//! lies. Few tokens are multiplied with a block as with a dense weight, many tokens in the tiles of one.
 
-use std::{ops::Range, time::Duration};
+use std::{
+    ops::{Deref, Range},
+    time::Duration,
+};
 
 use super::{
     Engine,
@@ -13,20 +15,23 @@ use super::{
     dense::Rows,
     engine::Cpu,
     epilogue::Epilogue,
-    few::rows::Walk,
+    few::{self, rows::Walk},
     format::KernelElement,
     many::{BlockProduct, column_blocks},
     scratch::Scratch,
     share::{share_expecting, threads},
     strips::ROWS,
 };
-use crate::{Result, store::Bsr};
+use crate::{
+    Result,
+    store::{Bsr, expect_block_sparse},
+};
 
-/// How many times more tokens than of a dense weight count as many: a row of blocks stays in a core's cache while more
-/// tokens are multiplied with it.
-const MANY: usize = 2;
+/// Tokens from which a block is multiplied in tiles.
+const MANY: usize = 12;
 
-/// A block-sparse weight `[out_features, in_features]`, for one [`Engine`].
+/// A block-sparse weight `[out_features, in_features]`, for one [`Engine`]. `B` holds its blocks: memory of its own
+/// ([`BlockSparseWeight`]), or that of somebody else ([`BlockSparseRef`]).
 ///
 /// ```
 /// use twofour::{MatrixRef, kernel::{BlockSparseWeight, Epilogue}, store::Bsr};
@@ -38,17 +43,24 @@ const MANY: usize = 2;
 /// # Ok::<(), twofour::Error>(())
 /// ```
 #[derive(Debug, Clone)]
-pub struct BlockSparseWeight<T> {
+pub struct BlockSparse<B> {
     rows: usize,
     cols: usize,
-    height: usize,
-    /// Of each row of blocks where its matrix begins in `values`, and where the last one ends.
+    block: [usize; 2],
+    /// Where each row of blocks begins, and where the last one ends.
     starts: Vec<usize>,
-    /// Of each row of blocks the columns of its matrix.
-    columns: Vec<Vec<Range<usize>>>,
-    values: Aligned<T>,
+    /// The column of each block, counted in blocks.
+    columns: Vec<u32>,
+    /// `[blocks, height, width]`.
+    values: B,
     cpu: Cpu,
 }
+
+/// A block-sparse weight in memory of its own.
+pub type BlockSparseWeight<T> = BlockSparse<Aligned<T>>;
+
+/// A block-sparse weight that somebody else holds, such as a tensor of another library.
+pub type BlockSparseRef<'a, T> = BlockSparse<&'a [T]>;
 
 impl<T: KernelElement> BlockSparseWeight<T> {
     /// Packs for [`Engine::best`].
@@ -64,33 +76,51 @@ impl<T: KernelElement> BlockSparseWeight<T> {
     /// # Errors
     /// [`crate::Error::Engine`] where this machine cannot run it; [`crate::Error::OutOfMemory`].
     pub fn pack_for(weight: &Bsr<T>, engine: Engine) -> Result<Self> {
-        let cpu = Cpu::detect(engine)?;
-        let (mut starts, mut columns) = (vec![0], Vec::new());
-        let mut end = 0;
-        for block_row in 0..weight.block_rows() {
-            let own: Vec<Range<usize>> = weight.blocks_of(block_row).map(|index| weight.cols_of(index)).collect();
-            end += weight.rows_of(block_row).len() * own.iter().map(Range::len).sum::<usize>();
-            starts.push(end);
-            columns.push(own);
-        }
-        let mut values = Aligned::try_zeroed(end)?;
-        for block_row in 0..weight.block_rows() {
-            let rows = weight.rows_of(block_row).len();
-            let values = &mut values[starts[block_row]..starts[block_row + 1]];
-            let width = values.len() / rows.max(1);
-            for (row, values) in values.chunks_mut(width.max(1)).enumerate() {
-                let mut rest = values;
-                for (index, columns) in weight.blocks_of(block_row).zip(&columns[block_row]) {
-                    let (own, after) = rest.split_at_mut(columns.len());
-                    own.copy_from_slice(&weight.block_values(index)[row * weight.block()[1]..][..columns.len()]);
-                    rest = after;
-                }
-            }
-        }
-        let (rows, cols, height) = (weight.rows(), weight.cols(), weight.block()[0].min(weight.rows().max(1)));
-        Ok(BlockSparseWeight { rows, cols, height, starts, columns, values, cpu })
+        let (starts, columns) = (weight.starts().to_vec(), weight.columns().to_vec());
+        let (values, cpu) = (Aligned::copy_of(weight.values())?, Cpu::detect(engine)?);
+        Ok(BlockSparse {
+            rows: weight.rows(),
+            cols: weight.cols(),
+            block: weight.block(),
+            starts,
+            columns,
+            values,
+            cpu,
+        })
+    }
+}
+
+impl<'a, T: KernelElement> BlockSparseRef<'a, T> {
+    /// The blocks of a store, for [`Engine::best`].
+    ///
+    /// # Errors
+    /// Those of [`Engine::best`].
+    pub fn of(weight: &'a Bsr<T>) -> Result<Self> {
+        let (starts, columns) = (weight.starts().to_vec(), weight.columns().to_vec());
+        let (block, values, cpu) = (weight.block(), weight.values(), Cpu::detect(Engine::best()?)?);
+        Ok(BlockSparse { rows: weight.rows(), cols: weight.cols(), block, starts, columns, values, cpu })
     }
 
+    /// From parts, for one engine. They are those of [`Bsr::from_parts`]: where each row of blocks begins, the column of
+    /// every stored block, and the blocks, `[blocks, height, width]`. What lies beyond the matrix must be zero.
+    ///
+    /// # Errors
+    /// Those of [`Bsr::from_parts`], but for values beyond the matrix; [`crate::Error::Engine`] where this machine
+    /// cannot run it.
+    pub fn new(
+        (rows, cols): (usize, usize),
+        block: [usize; 2],
+        starts: Vec<usize>,
+        columns: Vec<u32>,
+        values: &'a [T],
+        engine: Engine,
+    ) -> Result<Self> {
+        expect_block_sparse((rows, cols), block, (&starts, &columns), values.len())?;
+        Ok(BlockSparse { rows, cols, block, starts, columns, values, cpu: Cpu::detect(engine)? })
+    }
+}
+
+impl<T: KernelElement, B: Deref<Target = [T]>> BlockSparse<B> {
     /// Rows of the weight.
     pub fn out_features(&self) -> usize {
         self.rows
@@ -103,8 +133,7 @@ impl<T: KernelElement> BlockSparseWeight<T> {
 
     /// Bytes of the values and of their places.
     pub fn bytes(&self) -> usize {
-        let blocks: usize = self.columns.iter().map(Vec::len).sum();
-        size_of_val(&*self.values) + size_of_val(&*self.starts) + blocks * size_of::<Range<usize>>()
+        size_of_val(&*self.values) + size_of_val(&*self.starts) + size_of_val(&*self.columns)
     }
 
     /// `y = act(x · Wᵀ + bias)`: `x` is `[tokens, in_features]`, `y` is `[tokens, out_features]`. Products accumulate
@@ -119,11 +148,12 @@ impl<T: KernelElement> BlockSparseWeight<T> {
         if y.is_empty() {
             return Ok(());
         }
-        let weight = Blocks { weight: self };
-        if tokens >= self.cpu.many().dense.saturating_mul(MANY) {
-            self.cpu.run(BlockProduct { weight, x, epilogue, y });
+        let Self { rows, cols, block, ref starts, ref columns, ref values, cpu } = *self;
+        let weight = Blocks { rows, cols, block, starts, columns, values };
+        if tokens >= MANY {
+            cpu.run(BlockProduct { weight, x, epilogue, y });
         } else {
-            few(self.cpu, weight, x, tokens, epilogue, y);
+            few(cpu, weight, x, tokens, epilogue, y);
         }
         Ok(())
     }
@@ -132,56 +162,49 @@ impl<T: KernelElement> BlockSparseWeight<T> {
 /// A block-sparse weight, to be multiplied.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Blocks<'a, T> {
-    weight: &'a BlockSparseWeight<T>,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    block: [usize; 2],
+    starts: &'a [usize],
+    columns: &'a [u32],
+    values: &'a [T],
 }
 
 impl<'a, T: KernelElement> Blocks<'a, T> {
-    pub(super) fn rows(self) -> usize {
-        self.weight.rows
-    }
-
-    pub(super) fn cols(self) -> usize {
-        self.weight.cols
-    }
-
     /// Rows of a row of blocks.
     pub(super) fn height(self) -> usize {
-        self.weight.height
+        self.block[0].min(self.rows.max(1))
     }
 
     /// Rows of blocks.
     pub(super) fn block_rows(self) -> usize {
-        self.weight.columns.len()
+        self.starts.len() - 1
     }
 
     /// Stored elements of a row, in the mean.
     pub(super) fn mean_depth(self) -> usize {
-        self.weight.values.len() / self.weight.rows.max(1)
+        self.values.len() / self.rows.max(1)
     }
 
-    /// The matrix of a row of blocks.
-    pub(super) fn of_row(self, block_row: usize) -> Rows<'a, T> {
-        let weight = self.weight;
-        let values = &weight.values[weight.starts[block_row]..weight.starts[block_row + 1]];
-        let rows = weight.height.min(weight.rows - block_row * weight.height);
-        Rows { rows, cols: values.len() / rows, values }
-    }
-
-    /// The columns of that matrix in pieces of at most so many: where each begins in it, and in the weight.
-    pub(super) fn pieces(self, block_row: usize, most: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
-        let mut begin = 0;
-        self.weight.columns[block_row].iter().flat_map(move |columns| {
-            let first = begin;
-            begin += columns.len();
-            let (start, end) = (columns.start, columns.end);
-            (start..end).step_by(most).map(move |at| (first + at - start, at..(at + most).min(end)))
+    /// The blocks of a row of blocks, but for rows beyond the matrix, and the columns of the matrix that each is of.
+    pub(super) fn of_row(self, block_row: usize) -> impl Iterator<Item = (Rows<'a, T>, Range<usize>)> {
+        let [height, width] = self.block;
+        let rows = height.min(self.rows - block_row * height);
+        (self.starts[block_row]..self.starts[block_row + 1]).map(move |index| {
+            let (values, first) =
+                (&self.values[index * height * width..][..rows * width], self.columns[index] as usize);
+            let columns = first * width..(first * width).saturating_add(width).min(self.cols);
+            (Rows { rows, cols: width, values }, columns)
         })
     }
 }
 
-/// A row of blocks at a time is a dense matrix, which the activations of its columns are multiplied with.
+/// Each block is a dense matrix, which the activations of its columns are multiplied with.
 fn few<T: KernelElement>(cpu: Cpu, weight: Blocks<'_, T>, x: &[T], tokens: usize, epilogue: Epilogue<'_>, y: &mut [T]) {
-    let (outs, cols, height) = (weight.rows(), weight.cols(), weight.height());
+    let (outs, cols, height, width) = (weight.rows, weight.cols, weight.height(), weight.block[1]);
+    // Zeros complete the last block's columns; where no block is stored, its width may be any.
+    let stride = if weight.columns.is_empty() { cols } else { cols.next_multiple_of(width) };
+    let x = few::widen(x, cols, stride);
     // A few parts per thread even out what else the machine is doing.
     let block_rows = weight.block_rows().div_ceil(4 * threads()).max(1);
     let elements = weight.mean_depth().saturating_mul(outs).saturating_mul(1 + tokens / 4);
@@ -189,30 +212,26 @@ fn few<T: KernelElement>(cpu: Cpu, weight: Blocks<'_, T>, x: &[T], tokens: usize
     share_expecting(
         Duration::from_nanos((elements / 16) as u64),
         parts.into_iter().enumerate(),
-        || (),
-        |(), (part, mut y)| {
+        || {
+            let lines = height.next_multiple_of(ROWS) * tokens;
+            (Scratch::<f32>::take(lines), Scratch::<f32>::take(lines))
+        },
+        |(sums, products), (part, mut y)| {
             let first = y.cols().start;
             for block_row in part * block_rows..((part + 1) * block_rows).min(weight.block_rows()) {
-                let rows = weight.of_row(block_row);
-                let mut sums = Scratch::<f32>::take(rows.rows.next_multiple_of(ROWS) * tokens);
-                if rows.cols == 0 {
-                    sums.fill(0.0);
-                } else {
-                    let mut own = Scratch::<f32>::take(tokens * rows.cols);
-                    for (x, own) in x.chunks_exact(cols).zip(own.chunks_exact_mut(rows.cols)) {
-                        let mut rest = own;
-                        for columns in &weight.weight.columns[block_row] {
-                            let (own, after) = rest.split_at_mut(columns.len());
-                            own.iter_mut().zip(&x[columns.clone()]).for_each(|(own, x)| *own = x.to_f32());
-                            rest = after;
-                        }
-                    }
-                    cpu.run(Walk::<T> { weight: rows, x: &own, stride: rows.cols, out: &mut sums });
-                }
+                let above = block_row * height;
+                let rows = height.min(outs - above);
                 // `[strip, token, ROWS]`.
-                for (strip, sums) in sums.chunks_exact(tokens * ROWS).enumerate() {
-                    let above = block_row * height + strip * ROWS;
-                    let count = ROWS.min(block_row * height + rows.rows - above);
+                let lines = rows.next_multiple_of(ROWS) * tokens;
+                sums[..lines].fill(0.0);
+                for (weight, columns) in weight.of_row(block_row) {
+                    let products = &mut products[..lines];
+                    cpu.run(Walk::<T> { weight, x: &x[columns.start..], stride, out: products });
+                    sums.iter_mut().zip(&*products).for_each(|(sum, product)| *sum += product);
+                }
+                for (strip, sums) in sums[..lines].chunks_exact(tokens * ROWS).enumerate() {
+                    let above = above + strip * ROWS;
+                    let count = ROWS.min(block_row * height + rows - above);
                     for (token, sums) in sums.as_chunks::<ROWS>().0.iter().enumerate() {
                         let mut products = *sums;
                         epilogue.apply(&mut products[..count], above);

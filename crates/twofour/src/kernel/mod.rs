@@ -92,7 +92,7 @@ mod vector;
 mod widest;
 
 pub(crate) use aligned::Aligned;
-pub use block_sparse::BlockSparseWeight;
+pub use block_sparse::{BlockSparse, BlockSparseRef, BlockSparseWeight};
 pub use dense::{Dense, DenseRef, DenseWeight};
 pub use engine::ENGINE_VARIABLE;
 pub use epilogue::{Activation, Epilogue};

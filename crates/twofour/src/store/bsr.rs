@@ -28,6 +28,25 @@ fn elements_of([height, width]: [usize; 2]) -> Result<usize> {
     Ok(elements)
 }
 
+/// An error unless parts are those of block sparse rows, `starts` and `columns` as [`Bsr::from_parts`] has them.
+///
+/// # Errors
+/// Those of [`Bsr::from_parts`], but for values beyond the matrix.
+pub(crate) fn expect_block_sparse(
+    (rows, cols): (usize, usize),
+    block: [usize; 2],
+    (starts, columns): (&[usize], &[u32]),
+    values: usize,
+) -> Result<()> {
+    expect_indices(rows, cols)?;
+    let elements = elements_of(block)?;
+    expect_lines(FORM, rows.div_ceil(block[0]), cols.div_ceil(block[1]), starts, columns)?;
+    let expected = columns.len().checked_mul(elements).ok_or_else(|| Error::TooLarge { shape: vec![rows, cols] })?;
+    expect_values(expected, values)
+}
+
+const FORM: &str = "block sparse rows";
+
 impl<T: Element> Bsr<T> {
     /// From parts: where each row of blocks begins, `[rows of blocks + 1]`, the column of every stored block, counted
     /// in blocks, and the blocks, `[blocks, height, width]`.
@@ -42,13 +61,8 @@ impl<T: Element> Bsr<T> {
         columns: Vec<u32>,
         values: Vec<T>,
     ) -> Result<Self> {
-        expect_indices(rows, cols)?;
-        let elements = elements_of(block)?;
-        let form = "block sparse rows";
-        expect_lines(form, rows.div_ceil(block[0]), cols.div_ceil(block[1]), &starts, &columns)?;
-        let expected =
-            columns.len().checked_mul(elements).ok_or_else(|| Error::TooLarge { shape: vec![rows, cols] })?;
-        expect_values(expected, values.len())?;
+        expect_block_sparse((rows, cols), block, (&starts, &columns), values.len())?;
+        let elements = block[0] * block[1];
         let bsr = Bsr { rows, cols, block, starts, columns, values };
         for block_row in 0..bsr.block_rows() {
             for index in bsr.blocks_of(block_row) {
@@ -58,7 +72,7 @@ impl<T: Element> Bsr<T> {
                 let is_zero = |i: &usize| values[*i].is_zero() && !values[*i].is_negative_zero();
                 if let Some(i) = (0..elements).filter(beyond).find(|i| !is_zero(i)) {
                     let expected = format!("a block with +0.0 beyond the matrix, not {:?}", values[i]);
-                    return Err(Error::StorePart { form, part: "block", index, found: index, expected });
+                    return Err(Error::StorePart { form: FORM, part: "block", index, found: index, expected });
                 }
             }
         }

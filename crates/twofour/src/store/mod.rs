@@ -42,6 +42,7 @@ mod csr;
 mod tests;
 
 pub use bsr::Bsr;
+pub(crate) use bsr::expect_block_sparse;
 pub use coo::Coo;
 pub use csc::Csc;
 pub use csr::Csr;

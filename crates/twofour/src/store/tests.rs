@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::*;
-use crate::kernel::{Activation, BlockSparseWeight, Engine, Epilogue, KernelElement};
+use crate::kernel::{Activation, BlockSparseRef, BlockSparseWeight, Engine, Epilogue, KernelElement};
 
 /// Small numbers, many of them zeros of either sign.
 fn matrix() -> impl Strategy<Value = (usize, usize, Vec<f32>)> {
@@ -131,6 +131,20 @@ fn products<T: KernelElement>(
         let weight = BlockSparseWeight::pack_for(&bsr, *engine).unwrap();
         weight.linear(&x, tokens, epilogue, &mut y).unwrap();
         check(engine.name(), &y)?;
+    }
+    let (starts, columns) = (bsr.starts(), bsr.columns());
+    let of_parts = |starts: &[usize], columns: &[u32]| {
+        let best = Engine::best().unwrap();
+        BlockSparseRef::new((rows, cols), block, starts.to_vec(), columns.to_vec(), bsr.values(), best)
+    };
+    y.fill(T::from_f32(7.0));
+    of_parts(starts, columns).unwrap().linear(&x, tokens, epilogue, &mut y).unwrap();
+    check("blocks of somebody else", &y)?;
+    prop_assert!(of_parts(&starts[..starts.len() - 1], columns).is_err());
+    if let Some((last, first)) = columns.split_last() {
+        let beyond = [first, &[last + cols.div_ceil(block[1]) as u32]].concat();
+        prop_assert!(of_parts(starts, &beyond).is_err());
+        prop_assert!(of_parts(starts, first).is_err());
     }
     let mut short = vec![T::ZERO; tokens * rows + 1];
     let refused = matches!(csr.linear(&x, tokens, epilogue, &mut short), Err(Error::Length { what: "y", .. }));

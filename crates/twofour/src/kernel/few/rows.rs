@@ -34,7 +34,8 @@ pub(in crate::kernel) fn multiply<T: DenseFormat>(
     })
 }
 
-/// All rows, multiplied with all tokens, `stride` apart: `[strip, token, ROWS]`.
+/// All rows, multiplied with all tokens, `stride` apart: `[strip, token, ROWS]`. Nothing need follow what the last token
+/// is multiplied with.
 pub(in crate::kernel) struct Walk<'a, T: DenseFormat> {
     pub(in crate::kernel) weight: Rows<'a, T::Stored>,
     pub(in crate::kernel) x: &'a [T::Activation],
@@ -48,8 +49,8 @@ impl<T: DenseFormat> Work for Walk<'_, T> {
     #[inline(always)]
     fn run<V: Vector>(self, _: Has<V>) {
         let Self { weight, x, stride, out } = self;
-        assert!(stride >= T::completed(weight.cols));
-        let tokens = x.len() / stride;
+        let tokens = x.len().div_ceil(stride);
+        assert!(tokens == 0 || x.len() >= (tokens - 1) * stride + T::completed(weight.cols));
         let length = weight.rows.div_ceil(STREAMS);
         for start in (0..length).step_by(STEPS) {
             let steps = start..(start + STEPS).min(length);
@@ -88,7 +89,7 @@ unsafe fn pass<V: Vector, T: DenseFormat, const N: usize>(
     stride: usize,
     out: &mut [T::Sum],
 ) {
-    let (tokens, rows) = (x.len() / stride, weight.rows);
+    let (tokens, rows) = (x.len().div_ceil(stride), weight.rows);
     let x: [*const T::Activation; N] = std::array::from_fn(|n| x[(first + n) * stride..].as_ptr());
     let length = rows.div_ceil(STREAMS);
     for step in steps {

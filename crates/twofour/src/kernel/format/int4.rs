@@ -604,18 +604,22 @@ mod tests {
         Int4::from_parts(weight, scales[..rows * granularity.scales_per_row(cols)].to_vec(), granularity).unwrap()
     }
 
-    /// Sums of exact products in the order that the module describes.
-    fn expected(weight: &Int4, x: &[f32], token: usize, row: usize) -> f32 {
-        let (cols, dense) = (weight.weight().cols(), weight.weight().to_dense());
-        let (q, scales) = quantize_rows(&x[token * cols..][..cols], 1, cols);
+    /// `[tokens, rows]`: sums of exact products in the order that the module describes.
+    fn expected(weight: &Int4, x: &[f32], tokens: usize) -> Vec<f32> {
+        let (rows, cols, dense) = (weight.weight().rows(), weight.weight().cols(), weight.weight().to_dense());
+        let (q, scales) = quantize_rows(x, tokens, cols);
         let width = weight.granularity().columns().unwrap_or(256);
-        let mut y = 0f32;
-        for first in (0..cols).step_by(width) {
-            let group = first..(first + width).min(cols);
-            let sum: i32 = group.map(|k| i32::from(dense[row * cols + k]) * i32::from(q[k])).sum();
-            y = (sum as f32).mul_add(weight.scale(row, first).to_f32(), y);
-        }
-        y * scales[0]
+        let one = |token: usize, row: usize| {
+            let (dense, q) = (&dense[row * cols..][..cols], &q[token * cols..][..cols]);
+            let mut y = 0f32;
+            for first in (0..cols).step_by(width) {
+                let group = first..(first + width).min(cols);
+                let sum: i32 = group.map(|k| i32::from(dense[k]) * i32::from(q[k])).sum();
+                y = (sum as f32).mul_add(weight.scale(row, first).to_f32(), y);
+            }
+            y * scales[token]
+        };
+        (0..tokens).flat_map(|token| (0..rows).map(move |row| (token, row))).map(|(t, r)| one(t, r)).collect()
     }
 
     /// Inputs at most and tokens at most; Miri is slow.
@@ -634,6 +638,7 @@ mod tests {
             granularity in proptest::sample::select(&Granularity::ALL),
         ) {
             let weight = weight(rows, cols, granularity, &q, &scales);
+            let expected = expected(&weight, &x, tokens);
             for &engine in Engine::available() {
                 let packed = SparseWeightInt4::of_for(&weight, engine).unwrap();
                 if cols > 0 {
@@ -641,10 +646,8 @@ mod tests {
                 }
                 let mut y = vec![f32::NAN; tokens * rows];
                 packed.linear(&x, tokens, Epilogue::default(), &mut y).unwrap();
-                for (i, y) in y.iter().enumerate() {
-                    let (token, row) = (i / rows, i % rows);
-                    let expected = expected(&weight, &x, token, row);
-                    prop_assert_eq!(*y, expected, "{} {:?} y[{}, {}]", engine, granularity, token, row);
+                for (i, (y, expected)) in y.iter().zip(&expected).enumerate() {
+                    prop_assert_eq!(y, expected, "{} {:?} y[{}, {}]", engine, granularity, i / rows, i % rows);
                 }
             }
         }
@@ -658,14 +661,12 @@ mod tests {
                 let scales = vec![f16::from_f32(0.37); rows * 9];
                 let weight = weight(rows, cols, granularity, &vec![q; rows * cols], &scales);
                 let x = vec![v; 5 * cols];
+                let one = expected(&weight, &x[..cols], 1)[0];
                 for &engine in Engine::available() {
                     let mut y = vec![0.0; 5 * rows];
                     let packed = SparseWeightInt4::of_for(&weight, engine).unwrap();
                     packed.linear(&x, 5, Epilogue::default(), &mut y).unwrap();
-                    assert!(
-                        y.iter().all(|y| *y == expected(&weight, &x, 0, 0)),
-                        "{engine} {granularity:?} {q} {v}: {y:?}"
-                    );
+                    assert!(y.iter().all(|y| *y == one), "{engine} {granularity:?} {q} {v}: {y:?}");
                 }
             }
         }

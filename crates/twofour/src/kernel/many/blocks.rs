@@ -25,7 +25,7 @@ impl<T: KernelElement> Work for BlockProduct<'_, T> {
     #[inline(never)]
     fn run<V: Vector>(self, has: Has<V>) {
         let Self { weight, x, epilogue, y } = self;
-        let (outs, depth) = (weight.rows(), weight.cols());
+        let (outs, depth) = (weight.rows, weight.cols);
         // Whole rows of blocks; a few parts per thread even out what else the machine is doing.
         let block_rows = weight.block_rows().div_ceil(4 * threads()).min((super::OUTS / weight.height()).max(1));
         let block = block_rows * weight.height();
@@ -42,18 +42,20 @@ impl<T: KernelElement> Work for BlockProduct<'_, T> {
                     let products = &mut products[..cols.len() * panels.padded_tokens()];
                     products.fill(0.0);
                     for block_row in part * block_rows..((part + 1) * block_rows).min(weight.block_rows()) {
-                        let rows = weight.of_row(block_row);
                         let above = block_row * weight.height() - cols.start;
-                        for (from, columns) in weight.pieces(block_row, V::TILES[1]) {
-                            let depth = from..from + columns.len();
-                            tiles.fill_by_rows::<V, T>(rows, 0..rows.rows, depth);
-                            for (i, panel) in panels.iter().enumerate() {
-                                let lines = &mut products[cols.len() * panel.first..][..cols.len() * panel.width];
-                                let out = &mut lines[above * panel.width..][..rows.rows * panel.width];
-                                let data = panels.lines(i, &columns);
-                                let panel_lines = Lines { data, stride: panels.stride(), next: &[] };
-                                let vectors = panel.width / V::LANES;
-                                has.run(tile::Multiply { tiles, panel: panel_lines, vectors, out });
+                        for (rows, columns) in weight.of_row(block_row) {
+                            for from in (0..columns.len()).step_by(V::TILES[1]) {
+                                let depth = from..(from + V::TILES[1]).min(columns.len());
+                                let lines = columns.start + depth.start..columns.start + depth.end;
+                                tiles.fill_by_rows::<V, T>(rows, 0..rows.rows, depth);
+                                for (i, panel) in panels.iter().enumerate() {
+                                    let out = &mut products[cols.len() * panel.first..][..cols.len() * panel.width];
+                                    let out = &mut out[above * panel.width..][..rows.rows * panel.width];
+                                    let data = panels.lines(i, &lines);
+                                    let panel_lines = Lines { data, stride: panels.stride(), next: &[] };
+                                    let vectors = panel.width / V::LANES;
+                                    has.run(tile::Multiply { tiles, panel: panel_lines, vectors, out });
+                                }
                             }
                         }
                     }

@@ -18,22 +18,22 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    /// Fills line by line: `write(first, k, line)` has the outputs from `first` on, at depth `k`, both counted from the
-    /// block's start.
+    /// Fills tile by tile: `write(first, count, lines)` has `count` outputs from `first` on, counted from the block's
+    /// start, and the tile's lines, `[depth, tile]`. Outputs beyond the last are zeros.
     #[inline(always)]
     fn fill(&mut self, outs: usize, depth: usize, tile: usize, write: impl Fn(usize, usize, &mut [f32])) {
         self.outs = outs;
         self.depth = depth;
-        self.data.clear();
         self.data.resize(outs.next_multiple_of(tile) * depth, 0.0);
         if depth == 0 {
             return;
         }
-        for (data, first) in self.data.chunks_exact_mut(depth * tile).zip((0..).step_by(tile)) {
-            for (k, line) in data.chunks_exact_mut(tile).enumerate() {
-                // A whole line's length is known to the compiler.
-                if first + tile <= outs { write(first, k, line) } else { write(first, k, &mut line[..outs - first]) }
+        for (lines, first) in self.data.chunks_exact_mut(depth * tile).zip((0..).step_by(tile)) {
+            let count = tile.min(outs - first);
+            if count < tile {
+                lines.fill(0.0);
             }
+            write(first, count, lines);
         }
     }
 
@@ -44,10 +44,12 @@ impl Tiles {
         outs: Range<usize>,
         depth: Range<usize>,
     ) {
-        self.fill(outs.len(), depth.len(), V::TILE_OUTS, |first, k, line| {
-            let rows = outs.start + first..;
-            let value = |row: usize| weight.values[row * weight.cols + depth.start + k].to_f32();
-            line.iter_mut().zip(rows).for_each(|(slot, row)| *slot = value(row));
+        self.fill(outs.len(), depth.len(), V::TILE_OUTS, |first, count, lines| {
+            for r in 0..count {
+                let row = &weight.values[(outs.start + first + r) * weight.cols..][depth.clone()];
+                let slots = lines[r..].iter_mut().step_by(V::TILE_OUTS);
+                slots.zip(row).for_each(|(slot, value)| *slot = value.to_f32());
+            }
         });
     }
 
@@ -58,9 +60,13 @@ impl Tiles {
         outs: Range<usize>,
         depth: Range<usize>,
     ) {
-        self.fill(outs.len(), depth.len(), V::TILE_OUTS, |first, k, line| {
-            let row = &weight.values[(depth.start + k) * weight.cols + outs.start + first..][..line.len()];
-            line.iter_mut().zip(row).for_each(|(slot, value)| *slot = value.to_f32());
+        self.fill(outs.len(), depth.len(), V::TILE_OUTS, |first, count, lines| {
+            for (line, k) in lines.chunks_exact_mut(V::TILE_OUTS).zip(depth.clone()) {
+                let row = &weight.values[k * weight.cols + outs.start + first..];
+                // A whole line's length is known to the compiler.
+                let row = if count == V::TILE_OUTS { &row[..V::TILE_OUTS] } else { &row[..count] };
+                line.iter_mut().zip(row).for_each(|(slot, value)| *slot = value.to_f32());
+            }
         });
     }
 }
