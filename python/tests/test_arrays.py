@@ -50,6 +50,26 @@ assert "torch" not in sys.modules, "torch was imported"
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("missing", ["vllm", "transformers,vllm", "torch,transformers,vllm"])
+def test_a_star_imports_what_the_installed_packages_suffice_for(missing):
+    missing = missing.split(",")
+    program = f"""
+import importlib.util, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name: None if name in {missing} else found(name)
+for name in {missing}:
+    sys.modules[name] = None
+from twofour import *
+assert prune and verify and Store and load_file
+assert ("Linear" in globals()) == {"torch" not in missing}
+assert ("transformers" in globals()) == {"transformers" not in missing}
+import twofour
+assert {{"Linear", "vllm", "prune"}} <= set(dir(twofour))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_verify_counts_groups_and_lists_the_first():
     dense = np.zeros((6, 10), np.float32)
     dense[1, 4:7] = 1

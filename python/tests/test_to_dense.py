@@ -93,6 +93,26 @@ def test_torch_export_saves_and_loads_sparse_models(kind):
         torch.testing.assert_close(again(given), model(given))
 
 
+def integers(dense):
+    model = nn.Sequential(dense)
+    quantize_(model, int8_dynamic_activation_int8_weight(layout=SemiSparseLayout(), prune=True))
+    return model[0]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "made",
+    [twofour.Linear.from_dense, twofour.Int4Linear.from_dense, twofour.Conv1d.from_dense, SemiSparseLinear.from_dense,
+     integers],
+)  # fmt: skip
+def test_torch_export_takes_a_layer_alone(made, strict):
+    dense = nn.Conv1d(64, 32, 3) if made == twofour.Conv1d.from_dense else nn.Linear(64, 128)
+    prune = {} if made in (integers, SemiSparseLinear.from_dense) else {"prune": True}
+    layer, x = made(dense, **prune).eval(), torch.randn(3, 64, *([9] if isinstance(dense, nn.Conv1d) else []))
+    exported = torch.export.export(layer, (x,), strict=strict)
+    assert torch.equal(exported.module()(x), layer(x))
+
+
 @pytest.mark.parametrize("kind", ["layers", "tensors", "training", "int4"])
 def test_function_transforms_are_those_of_the_dense_model(kind):
     model, dense, x = changed(kind), changed(kind), torch.randn(3, 4, 6, 6)

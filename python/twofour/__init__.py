@@ -30,11 +30,18 @@ Functions of arrays and files require numpy alone. torch is imported when someth
 """
 
 import importlib
+import importlib.util
 
 from . import pickles
 from ._native import __version__, engine, set_tile_scheduler
 
 _SUBMODULES = {"pretrain", "quantization", "recovery", "sparse", "sparsity", "transformers", "vllm"}
+
+#: Submodules that need the package of their name.
+_INTEGRATIONS = {"transformers", "vllm"}
+
+#: Modules and folders that need numpy alone.
+_WITHOUT_TORCH = {"arrays", "device", "files"}
 
 #: The modules of what is imported when it is first used.
 _LAZY = {
@@ -70,7 +77,19 @@ _LAZY = {
     "warm": "modules.warm",
 }
 
-__all__ = ["__version__", "engine", "set_tile_scheduler", *sorted({*_LAZY, *_SUBMODULES})]
+_NAMES = ["__version__", "engine", "set_tile_scheduler", *sorted({*_LAZY, *_SUBMODULES})]
+
+
+def _can_be_imported(name: str) -> bool:
+    module = _LAZY.get(name, name)
+    is_lazy = name in _LAZY or name in _SUBMODULES
+    needs_torch = is_lazy and module.partition(".")[0] not in _WITHOUT_TORCH
+    needed = ["torch"] * needs_torch + [module] * (module in _INTEGRATIONS)
+    return all(importlib.util.find_spec(package) for package in needed)
+
+
+#: What ``from twofour import *`` brings: what the installed packages suffice for.
+__all__ = [name for name in _NAMES if _can_be_imported(name)]
 
 
 def __getattr__(name):
@@ -84,4 +103,4 @@ def __getattr__(name):
 
 
 def __dir__():
-    return __all__
+    return _NAMES

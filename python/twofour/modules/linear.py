@@ -96,9 +96,10 @@ class Linear(PackedLayer, SparseLayer, nn.Linear):
         values, meta = parts_shapes(out_features, in_features)
         dtype = torch.get_default_dtype() if dtype is None else dtype
         _require_supported(dtype)
+        # First: torch.export counts the buffers before one, those that are None, too.
+        self.register_buffer("weight_packed", None, persistent=False)
         # Properties of the same names read them where the layer is on the device meta.
         self._buffers["weight_values"] = self._buffers["weight_meta"] = None
-        self.register_buffer("weight_packed", None, persistent=False)
         self.register_parameter(
             "bias", nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
         )
