@@ -70,6 +70,12 @@ assert {{"Linear", "vllm", "prune"}} <= set(dir(twofour))
     assert done.returncode == 0, done.stderr
 
 
+def test_a_stand_in_for_another_package_may_have_no_spec():
+    program = "import sys, types; sys.modules['vllm'] = types.ModuleType('vllm'); import twofour"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_verify_counts_groups_and_lists_the_first():
     dense = np.zeros((6, 10), np.float32)
     dense[1, 4:7] = 1

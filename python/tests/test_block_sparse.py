@@ -60,6 +60,24 @@ def test_products_and_gradients_are_dense_ones(device, shape):
             assert not F.linear(x, empty).any() and empty._nnz() == 0
 
 
+@pytest.mark.parametrize("shape", [(5, 0), (0, 5), (0, 0)])
+def test_sizes_of_0(shape):
+    weight = BlockSparseTensor.from_dense(torch.ones(shape), 16)
+    x = torch.ones(3, shape[1], requires_grad=True)
+    y = F.linear(x, weight)
+    y.sum().backward()
+    assert y.shape == (3, shape[0]) and not y.any() and x.grad.shape == x.shape and not x.grad.any()
+
+
+def test_indices_of_32_bits_are_taken():
+    dense = blocky(64, 96, 16)
+    weight = BlockSparseTensor.from_dense(dense, 16)
+    narrow = weight.crow_indices().int(), weight.col_indices().int()
+    weight = BlockSparseTensor(weight.shape, 16, *narrow, weight.values())
+    x = torch.randn(3, 96)
+    close(F.linear(x, weight), x.double() @ dense.double().t())
+
+
 def test_parts_that_are_no_matrix_are_refused():
     values, x = torch.ones(2, 32, 32), torch.ones(3, 64)
     rows = [([0, 1, 2], [0, 2]), ([0, 1, 2], [0, -1]), ([0, 2, 1], [0, 1]), ([0, 2, 2], [1, 0]), ([0, 1, 3], [0, 1])]

@@ -31,6 +31,7 @@ Functions of arrays and files require numpy alone. torch is imported when someth
 
 import importlib
 import importlib.util
+import sys
 
 from . import pickles
 from ._native import __version__, engine, set_tile_scheduler
@@ -85,7 +86,7 @@ def _can_be_imported(name: str) -> bool:
     is_lazy = name in _LAZY or name in _SUBMODULES
     needs_torch = is_lazy and module.partition(".")[0] not in _WITHOUT_TORCH
     needed = ["torch"] * needs_torch + [module] * (module in _INTEGRATIONS)
-    return all(importlib.util.find_spec(package) for package in needed)
+    return all(package in sys.modules or importlib.util.find_spec(package) for package in needed)
 
 
 #: What ``from twofour import *`` brings: what the installed packages suffice for.

@@ -10,7 +10,8 @@ pub(super) const OPERATORS: &[Operator] = &[Operator::new(
     kernel!(cpu),
 )
 .shapes(|arguments| arguments.with_last(4))
-.by_rows()];
+.by_rows()
+.product()];
 
 fn cpu(x: Tensor, crow: Tensor, col: Tensor, values: Tensor, rows: usize) -> Result<Tensor> {
     let dtype = x.dtype()?;

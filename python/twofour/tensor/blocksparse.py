@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from .. import operators
 from ..operators.derivatives import applied, derivable, is_differentiated, save
 from . import memory
 
@@ -17,11 +18,11 @@ class BlockSparseTensor(torch.Tensor):
     alone; it is for inference, and has no gradient of its own.
 
     It is made by :meth:`from_dense`, or by :func:`twofour.sparsity.sparsify_`. On a CPU our kernels multiply the stored
-    blocks where they lie (float64 as a dense matrix), on a GPU torch's own BSR kernels.
+    blocks where they lie. On a GPU, and in float64, each product makes a dense matrix first: that saves memory alone.
 
     Attributes:
         bsr_crow_indices: ``[block rows + 1]`` of int64: where each row of blocks begins.
-        bsr_col_indices: ``[blocks]`` of int64: the column of each block.
+        bsr_col_indices: ``[blocks]`` of int64: the column of each block, ascending within a row of blocks.
         bsr_values: ``[blocks, blocksize, blocksize]``.
         blocksize: rows and columns of a block; zeros complete the last ones.
     """
@@ -47,6 +48,8 @@ class BlockSparseTensor(torch.Tensor):
                 f"values "
                 f"{(blocks, blocksize, blocksize)}, not {tuple(bsr_crow_indices.shape)} and {tuple(bsr_values.shape)}"
             )
+        # torch's BSR may have indices of 32 bits.
+        bsr_crow_indices, bsr_col_indices = bsr_crow_indices.to(torch.int64), bsr_col_indices.to(torch.int64)
         self = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), device=bsr_values.device, dtype=bsr_values.dtype)
         self.bsr_crow_indices, self.bsr_col_indices, self.bsr_values = bsr_crow_indices, bsr_col_indices, bsr_values
         self.blocksize = blocksize
@@ -320,17 +323,10 @@ def _dense(crow, col, values, rows: int, cols: int) -> torch.Tensor:
 
 def _times_transpose(x, crow, col, values, rows: int) -> torch.Tensor:
     """``x @ W.T`` for ``x`` of shape ``[..., cols]``."""
-    flat = x.reshape(-1, x.shape[-1])
-    if x.is_cuda:
-        size = values.shape[-1]
-        shape = ((crow.numel() - 1) * size, -(-x.shape[-1] // size) * size)
-        weight = torch.sparse_bsr_tensor(crow, col, values, shape, check_invariants=False)
-        y = F.linear(F.pad(flat, (0, shape[1] - x.shape[-1])), weight)[:, :rows]
-    elif values.dtype == torch.float64:
-        y = flat @ _dense(crow, col, values, rows, x.shape[-1]).t()
-    else:
-        y = torch.ops.twofour.block_sparse_linear(flat, crow, col, values, rows)
-    return y.reshape(*x.shape[:-1], rows)
+    if x.is_cuda or values.dtype == torch.float64:
+        # On a GPU torch's own BSR product took 4 to 30 times as long as a dense one.
+        return x @ _dense(crow, col, values, rows, x.shape[-1]).t()
+    return operators.block_sparse_linear(x, crow, col, values, rows)
 
 
 def _gradient(dy, crow, col, values, cols: int) -> torch.Tensor:

@@ -198,6 +198,15 @@ fn attention_over_a_cache_is_that_of_f64() {
             sinks: true,
         },
         Case { shape: shape(1, 4, 1, 128, 400), counts: &[130, 1, 1], turned: true, scores: PLAIN, sinks: true },
+        // Several tiles of a split, of one new token: many heads, and a group of more than eight.
+        Case {
+            shape: shape(16, 8, 8, 32, 500),
+            counts: &[300, 1, 1, 18, 1, 1],
+            turned: true,
+            scores: PLAIN,
+            sinks: false,
+        },
+        Case { shape: shape(1, 12, 1, 64, 300), counts: &[200, 1, 1, 60, 1], turned: true, scores: PLAIN, sinks: true },
         // Full at the end.
         Case { shape: shape(1, 4, 1, 64, 65), counts: &[63, 1, 1], turned: true, scores: PLAIN, sinks: false },
     ];

@@ -212,11 +212,9 @@ fn few<T: KernelElement>(cpu: Cpu, weight: Blocks<'_, T>, x: &[T], tokens: usize
     share_expecting(
         Duration::from_nanos((elements / 16) as u64),
         parts.into_iter().enumerate(),
-        || {
-            let lines = height.next_multiple_of(ROWS) * tokens;
-            (Scratch::<f32>::take(lines), Scratch::<f32>::take(lines))
-        },
-        |(sums, products), (part, mut y)| {
+        || Scratch::<f32>::take(2 * height.next_multiple_of(ROWS) * tokens),
+        |memory, (part, mut y)| {
+            let (sums, products) = memory.split_at_mut(height.next_multiple_of(ROWS) * tokens);
             let first = y.cols().start;
             for block_row in part * block_rows..((part + 1) * block_rows).min(weight.block_rows()) {
                 let above = block_row * height;

@@ -31,7 +31,8 @@
 //! # Ok::<(), twofour::Error>(())
 //! ```
 //!
-//! [`Csr`], [`Csc`] and [`Coo`] multiply as they are; a [`Bsr`] weight is packed once, as a
+//! [`Csr`], [`Csc`] and [`Coo`] multiply as they are; a [`Bsr`] is multiplied as a
+//! [`BlockSparseRef`](crate::kernel::BlockSparseRef), or copied as a
 //! [`BlockSparseWeight`](crate::kernel::BlockSparseWeight).
 
 mod bsr;
