@@ -31,7 +31,6 @@ Functions of arrays and files require numpy alone. torch is imported when someth
 
 import importlib
 import importlib.util
-import sys
 
 from . import pickles
 from ._native import __version__, engine, set_tile_scheduler
@@ -81,16 +80,26 @@ _LAZY = {
 _NAMES = ["__version__", "engine", "set_tile_scheduler", *sorted({*_LAZY, *_SUBMODULES})]
 
 
-def _can_be_imported(name: str) -> bool:
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:
+        # A stand-in for a package, which has no spec.
+        return False
+
+
+def _missing(name: str) -> set[str]:
+    """Packages that a name needs and that are not installed."""
     module = _LAZY.get(name, name)
     is_lazy = name in _LAZY or name in _SUBMODULES
-    needs_torch = is_lazy and module.partition(".")[0] not in _WITHOUT_TORCH
-    needed = ["torch"] * needs_torch + [module] * (module in _INTEGRATIONS)
-    return all(package in sys.modules or importlib.util.find_spec(package) for package in needed)
+    needed = {module} & _INTEGRATIONS
+    return _ABSENT & (needed | {"torch"} if is_lazy and module.partition(".")[0] not in _WITHOUT_TORCH else needed)
 
+
+_ABSENT = {package for package in ("torch", *_INTEGRATIONS) if not _is_installed(package)}
 
 #: What ``from twofour import *`` brings: what the installed packages suffice for.
-__all__ = [name for name in _NAMES if _can_be_imported(name)]
+__all__ = [name for name in _NAMES if not _missing(name)]
 
 
 def __getattr__(name):
