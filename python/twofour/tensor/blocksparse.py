@@ -323,20 +323,25 @@ def _dense(crow, col, values, rows: int, cols: int) -> torch.Tensor:
 
 def _times_transpose(x, crow, col, values, rows: int) -> torch.Tensor:
     """``x @ W.T`` for ``x`` of shape ``[..., cols]``."""
-    if x.is_cuda or values.dtype == torch.float64:
-        # On a GPU torch's own BSR product took 4 to 30 times as long as a dense one.
+    if _becomes_dense(values):
         return x @ _dense(crow, col, values, rows, x.shape[-1]).t()
     return operators.block_sparse_linear(x, crow, col, values, rows)
 
 
 def _gradient(dy, crow, col, values, cols: int) -> torch.Tensor:
-    """``dy @ W`` for ``dy`` of shape ``[..., rows]``: the product with the transpose, whose blocks are in the order of
-    columns."""
-    return _times_transpose(dy, *_transposed(crow, col, values, cols), cols)
+    """``dy @ W`` for ``dy`` of shape ``[..., rows]``."""
+    if _becomes_dense(values):
+        return dy @ _dense(crow, col, values, dy.shape[-1], cols)
+    return operators.block_sparse_linear(dy, *_transposed(crow, col, values, cols), cols)
+
+
+def _becomes_dense(values) -> bool:
+    """Whether a product is one with a dense matrix. On a GPU torch's own BSR product took 4 to 30 times as long."""
+    return values.is_cuda or values.dtype == torch.float64
 
 
 def _transposed(crow, col, values, cols: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The parts of the transpose."""
+    """The parts of the transpose, whose blocks are in the order of columns."""
     wide = -(-cols // values.shape[-1])
     order = torch.argsort(col, stable=True)
     start = F.pad(torch.bincount(col, minlength=wide).cumsum(0), (1, 0))
