@@ -13,6 +13,7 @@ from .. import operators
 from ..operators.derivatives import applied, derivable, is_differentiated, save
 from . import memory
 
+
 class BlockSparseTensor(torch.Tensor):
     """A matrix ``[rows, cols]`` of which the blocks with a nonzero are stored. ``F.linear`` with it computes those
     alone; it is for inference, and has no gradient of its own.
