@@ -110,8 +110,9 @@ def with_fsdp(rank: int, device: str, folder: pathlib.Path) -> None:
         torch.save({"equal": torch.equal(model(x), again(x))}, folder / f"{rank}.pt")
 
 
-#: Layers that train, beside SemiSparseLinear.
+#: Layers that train.
 TRAINING = {
+    "SemiSparseLinear": lambda cols, rows: SemiSparseLinear(cols, rows, algo="largest_abs_values_greedy"),
     "SemiSparseActivationLinear": SemiSparseActivationLinear,
     "S-STE": lambda cols, rows: pretrain.SparseLinear(cols, rows, weight_gradient="dense"),
     "FST": lambda cols, rows: pretrain.SparseLinearTranspose(cols, rows, freq=2, weight_gradient="dense"),
@@ -139,14 +140,17 @@ def with_fsdp_of_every_layer(rank: int, device: str, folder: pathlib.Path) -> No
         states = []
         for ranks in ([rank], list(range(RANKS))):
             torch.manual_seed(1)
-            model = nn.Sequential(layer(32, 64), nn.GELU(), layer(64, 32), nn.LayerNorm(32), nn.Linear(32, 8))
+            block = nn.Sequential(layer(32, 64), nn.GELU(), layer(64, 32), nn.LayerNorm(32))
+            model = nn.Sequential(block, nn.Linear(32, 8))
             if len(ranks) == 1:
+                # Each block by itself, whose hooks run in the forward pass of the model.
                 mesh = init_device_mesh("cpu", (RANKS,))
-                model = fully_shard(nn.Sequential(*(fully_shard(module, mesh=mesh) for module in model)), mesh=mesh)
+                fully_shard(block, mesh=mesh)
+                fully_shard(model, mesh=mesh)
             steps_of(kind, model, ranks, 4)
             states.append(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)))
             if kind == "STEP":
-                states[-1]["phase"] = torch.tensor(model[0]._current_phase() == "sparse")
+                states[-1]["phase"] = torch.tensor(model[0][0]._current_phase() == "sparse")
         found[kind] = states
     torch.save(found, folder / f"{rank}.pt")
 

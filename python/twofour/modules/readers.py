@@ -24,20 +24,6 @@ class ServesReaders:
     calls, it is :meth:`read_weight`; elsewhere, as for an optimizer, it is the parameter.
     """
 
-    #: Attributes of the parameter by which an optimizer and the layer speak to each other.
-    CARRIED: tuple[str, ...] = ()
-
-    def __setattr__(self, name, value):
-        if name == "weight" and self.CARRIED:
-            # fully_shard has two parameters, a sharded one for optimizers and a whole one in forward passes, which take
-            # turns.
-            old = self.__dict__.get("_parameters", {}).get("weight")
-            if is_sharded(old) or is_sharded(value):
-                for attribute in self.CARRIED:
-                    if hasattr(old, attribute):
-                        setattr(value, attribute, getattr(old, attribute))
-        super().__setattr__(name, value)
-
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         registration.with_transformers()
@@ -62,6 +48,26 @@ class ServesReaders:
         """What the layer multiplies with, dense; its gradients pass to the parameter as those of the layer do
         (straight-through)."""
         return applied(Straight, weight, self.dense_weight())
+
+
+class CarriesAttributes(ServesReaders):
+    """A layer whose parameter has attributes, which stay where another tensor takes its place.
+
+    fully_shard has two parameters, a sharded one for optimizers and a whole one in forward passes, which take turns. It
+    sets those of layers without a ``__setattr__`` of their own in a shorter way.
+    """
+
+    #: Attributes of the parameter by which an optimizer and the layer speak to each other.
+    CARRIED: tuple[str, ...]
+
+    def __setattr__(self, name, value):
+        if name == "weight":
+            old = self.__dict__.get("_parameters", {}).get("weight")
+            if is_sharded(old) or is_sharded(value):
+                for attribute in self.CARRIED:
+                    if hasattr(old, attribute):
+                        setattr(value, attribute, getattr(old, attribute))
+        super().__setattr__(name, value)
 
 
 class Unreadable(torch.Tensor):
@@ -109,10 +115,10 @@ def _is_read_in_forward(layer: nn.Module) -> bool:
 def _reads_in_forward(frame, layer: nn.Module) -> bool:
     """Whether a frame is that of another module's ``forward``, or of a function that is called there, directly or by
     others. What is called by the layer itself, as its hooks, and what wraps modules, as FSDP and DeepSpeed, keeps the
-    parameter."""
-    if frame.f_globals.get("__name__", "").startswith(_WRAPPERS):
-        return False
+    parameter, also where it is called in a ``forward``: blocks of a model are sharded each."""
     while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith(_WRAPPERS):
+            return False
         name, subject = frame.f_code.co_name, _subject(frame)
         if subject is layer:
             if name in ("forward", "_call_impl"):

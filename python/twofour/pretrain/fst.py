@@ -9,7 +9,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .. import operators
 from ..modules.conversion import SparseLayer
-from ..modules.readers import ServesReaders
+from ..modules.readers import CarriesAttributes
 from ..modules.tracing import traceable
 from ..operators import masks
 from ..operators.master import cast_for_autocast, master_linear, weight_gradient_number
@@ -30,7 +30,7 @@ def _count_step(*_) -> None:
 register_optimizer_step_post_hook(_count_step)
 
 
-class SparseLinearTranspose(ServesReaders, SparseLayer, nn.Linear):
+class SparseLinearTranspose(CarriesAttributes, SparseLayer, nn.Linear):
     """A linear layer whose weight has a mask that is 2:4 along rows and along columns, chosen anew every ``freq`` steps
     of the optimizer.
 

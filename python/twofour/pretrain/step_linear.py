@@ -8,7 +8,7 @@ from torch import nn
 
 from .. import operators
 from ..modules.conversion import SparseLayer
-from ..modules.readers import ServesReaders
+from ..modules.readers import CarriesAttributes
 from ..modules.tracing import traceable
 from ..operators import masks
 from ..operators.master import cast_for_autocast, master_linear
@@ -16,7 +16,7 @@ from ..operators.master import cast_for_autocast, master_linear
 _RULE = operators.rule_number("magnitude")
 
 
-class STEPLinear(ServesReaders, SparseLayer, nn.Linear):
+class STEPLinear(CarriesAttributes, SparseLayer, nn.Linear):
     """A linear layer that trains dense until :class:`twofour.pretrain.AdamW_STEP` freezes its variances, and then with
     its two largest magnitudes of each group of four.
 
