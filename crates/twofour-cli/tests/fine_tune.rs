@@ -179,6 +179,40 @@ fn a_killed_fine_tuning_ends_as_if_undisturbed() {
 }
 
 #[test]
+fn every_recipe_of_a_decoder_starts_from_a_model_of_ones_own() {
+    let directory = folder("llama");
+    let at = directory.path();
+    let mut tried = vec![];
+    let recipes = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes");
+    for path in fs::read_dir(recipes).unwrap().map(|entry| entry.unwrap().path()) {
+        let text = fs::read_to_string(&path).unwrap();
+        // Encoders and vision transformers have other sizes; two recipes need a second model.
+        if !text.contains("\nlayers = ") || ["'vit'", "\"vit\"", "image = "].iter().any(|word| text.contains(word)) {
+            continue;
+        }
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        // As their errors say, trial runs begin with random weights, and a squared ReLU replaces no gate.
+        if ["fst-auto", "activation"].contains(&name.as_str()) {
+            continue;
+        }
+        let pruned = ["fixed", "fine-tune"].contains(&name.as_str());
+        let from = if pruned { "model.from=pruned".to_owned() } else { format!("model.from={}", checkpoint("llama")) };
+        let path = path.display().to_string();
+        // The sizes are the model's; a context is the run's.
+        let words = ["train", &path, "--dry-run", "--json", "--set", &from, "--set", "model.context=16"];
+        let plan = run(at, &[&words[..], &["--set", "data.text='text.txt'"]].concat()).good().json();
+        assert_eq!(plan["parameters"], 6704, "{name}: {plan}");
+        // One that is set contradicts the model.
+        let bad = run(at, &[&words[..], &["--set", "data.text='text.txt'", "--set", "model.layers=3"]].concat()).bad(2);
+        assert!(bad.contains("model.layers: found 3"), "{name}: {bad}");
+        tried.push(name);
+    }
+    for name in ["dense", "one-shot", "ste", "learned-masks", "decoder-25m", "layer-by-layer"] {
+        assert!(tried.iter().any(|tried| tried == name), "{name}: {tried:?}");
+    }
+}
+
+#[test]
 fn what_contradicts_the_model_is_told_at_once() {
     let directory = folder("llama");
     let at = directory.path();

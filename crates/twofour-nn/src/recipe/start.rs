@@ -107,9 +107,16 @@ impl Start {
     }
 }
 
-/// The model that training starts from, if one is named and can be opened.
+/// What a model that training starts from decides: its sizes.
+const SIZES: &[&str] = &["kind", "layers", "width", "heads", "kv_heads", "feed_forward"];
+
+/// The model that training starts from, if one is named and can be opened. One that an override names has its own sizes
+/// in the place of those of the recipe's file.
 pub(super) fn open(s: &mut Section<'_>, folder: &Path, m: &mut Mistakes) -> (Option<PathBuf>, Option<Start>) {
     let Some((text, place)) = s.text("from", m) else { return (None, None) };
+    if place == Place::Override {
+        s.replace_in_file(SIZES);
+    }
     let path = path_of(&text, &place, folder);
     match Start::open(&path) {
         Ok(start) => (Some(path), Some(start)),

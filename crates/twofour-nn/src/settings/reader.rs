@@ -74,6 +74,8 @@ pub(crate) struct Section<'a> {
     place: Place,
     entries: Option<&'a BTreeMap<String, Node>>,
     known: Vec<&'static str>,
+    /// Keys that count as absent.
+    replaced: &'static [&'static str],
 }
 
 impl<'a> Section<'a> {
@@ -89,7 +91,12 @@ impl<'a> Section<'a> {
                 None
             }
         };
-        Section { name, place: node.map_or(Place::Absent, |node| node.place.clone()), entries, known: Vec::new() }
+        let place = node.map_or(Place::Absent, |node| node.place.clone());
+        Self::of(name, place, entries)
+    }
+
+    fn of(name: &'static str, place: Place, entries: Option<&'a BTreeMap<String, Node>>) -> Self {
+        Section { name, place, entries, known: vec![], replaced: &[] }
     }
 
     /// The name, as in `sparsity.override`.
@@ -104,12 +111,22 @@ impl<'a> Section<'a> {
 
     /// The place of a key, or of its section where it is absent.
     pub(crate) fn place(&self, key: &str) -> Place {
-        self.entries.and_then(|entries| entries.get(key)).map_or(Place::Absent, |node| node.place.clone())
+        self.node(key).map_or(Place::Absent, |node| node.place.clone())
+    }
+
+    /// Takes keys as absent that the recipe's file has: an override says what they say.
+    pub(crate) fn replace_in_file(&mut self, keys: &'static [&'static str]) {
+        self.replaced = keys;
+    }
+
+    fn node(&self, key: &str) -> Option<&'a Node> {
+        let node = self.entries?.get(key)?;
+        (node.place == Place::Override || !self.replaced.contains(&key)).then_some(node)
     }
 
     fn take(&mut self, key: &'static str) -> Option<&'a Node> {
         self.known.push(key);
-        self.entries?.get(key)
+        self.node(key)
     }
 
     pub(crate) fn path(&self, key: &str) -> String {
@@ -262,10 +279,10 @@ impl<'a> Section<'a> {
 
     /// A section inside this one, `[name]`; one that is absent has no entries.
     pub(crate) fn table(&mut self, key: &'static str, name: &'static str, m: &mut Mistakes) -> Section<'a> {
-        let absent = Section { name, place: self.place.clone(), entries: None, known: vec![] };
+        let absent = Section::of(name, self.place.clone(), None);
         let Some(node) = self.take(key) else { return absent };
         match &node.value {
-            Value::Table(entries) => Section { name, place: node.place.clone(), entries: Some(entries), known: vec![] },
+            Value::Table(entries) => Section::of(name, node.place.clone(), Some(entries)),
             _ => {
                 self.wrong(key, node, &format!("a section, [{name}]"), m);
                 absent
@@ -289,7 +306,7 @@ impl<'a> Section<'a> {
         for item in items {
             match &item.value {
                 Value::Table(entries) => {
-                    sections.push(Section { name, place: item.place.clone(), entries: Some(entries), known: vec![] });
+                    sections.push(Section::of(name, item.place.clone(), Some(entries)));
                 }
                 _ => self.wrong(key, item, &format!("tables, [[{name}]]"), m),
             }
