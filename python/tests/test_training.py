@@ -290,20 +290,23 @@ def test_dense_products_of_the_masked_weight_are_those_of_the_packed_one(device,
             with torch.autocast(device, dtype=dtype, enabled=dtype is not None):
                 y = layer(input)
             y.backward(dy.to(y.dtype))
-            found += [y.detach(), input.grad, layer.weight.grad.clone(), layer.bias.grad.clone()]
+            gradients = [input.grad, layer.weight.grad.clone(), layer.bias.grad.clone()]
+            # Gradients in float32 were computed in autocast's type.
+            found += [(value, y.dtype) for value in (y.detach(), *gradients)]
             assert layer.weight.grad.dtype == torch.float32
             assert layer.weight.grad[~layer.mask].abs().sum() > 0
         frozen = copy.deepcopy(layer).requires_grad_(False)
-        found.append(frozen(x))
+        found.append((frozen(x), torch.float32))
         weights = (layer.weight.detach(),)
 
         def of_weight(weight):
             return torch.func.functional_call(layer, {"weight": weight}, (x,))
 
-        found.append(torch.func.jvp(of_weight, weights, weights)[1])
+        found.append((torch.func.jvp(of_weight, weights, weights)[1], torch.float32))
         if linear is masked_linear:
-            for a, b in zip(found, expected, strict=True):
-                close(a, b, a.dtype)
+            for (a, dtype), (b, _) in zip(found, expected, strict=True):
+                assert a.dtype == b.dtype
+                close(a, b, dtype)
         expected = found
 
 
