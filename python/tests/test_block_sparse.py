@@ -78,6 +78,31 @@ def test_indices_of_32_bits_are_taken():
     close(F.linear(x, weight), x.double() @ dense.double().t())
 
 
+@pytest.mark.parametrize("size", [16, 32, 64, 128])
+def test_products_of_our_kernel_on_a_gpu_are_dense_ones(size):
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    for rows, cols in ((512, 1024), (200, 136), (64, 8)):
+        for dtype in (torch.bfloat16, torch.float16):
+            dense = blocky(rows, cols, size, "cuda", dtype)
+            weight = BlockSparseTensor.from_dense(dense, size)
+            for tokens in (1, 16, 31, 65, 300, 4000):
+                # Memory that is not aligned to 16 bytes, and not contiguous.
+                x = torch.randn(tokens + 1, cols, device="cuda", dtype=dtype)
+                unaligned = x.flatten()[1 : 1 + tokens * cols].view(tokens, cols)
+                for input in (x[1:], unaligned, x.t().contiguous().t()[1:]):
+                    close(F.linear(input, weight), input.double() @ dense.double().t())
+            x = torch.randn(3, 5, cols, device="cuda", dtype=dtype, requires_grad=True)
+            y = F.linear(x, weight)
+            y.backward(torch.ones_like(y))
+            close(x.grad, torch.ones_like(y).double() @ dense.double())
+    # What the kernel does not multiply becomes dense.
+    for shape, dtype in (((70, 50, size), torch.bfloat16), ((64, 96, 24), torch.float16), ((64, 64, 16), torch.float32)):
+        dense = blocky(*shape, "cuda", dtype)
+        x = torch.randn(7, shape[1], device="cuda", dtype=dtype)
+        close(F.linear(x, BlockSparseTensor.from_dense(dense, shape[2])), x.double() @ dense.double().t())
+
+
 def test_parts_that_are_no_matrix_are_refused():
     values, x = torch.ones(2, 32, 32), torch.ones(3, 64)
     rows = [([0, 1, 2], [0, 2]), ([0, 1, 2], [0, -1]), ([0, 2, 1], [0, 1]), ([0, 2, 2], [1, 0]), ([0, 1, 3], [0, 1])]

@@ -78,6 +78,17 @@ pub(crate) fn slice<'a>(context: &LayerContext, tensor: &'a Tensor, what: &str) 
     Ok(unsafe { DeviceSlice::from_raw(context.device(), tensor.address(), tensor.numel(), dtype) })
 }
 
+/// The indices of a contiguous tensor of int64, to be read: each as two elements of 32 bits.
+pub(crate) fn indices<'a>(context: &LayerContext, tensor: &'a Tensor, what: &str) -> Result<DeviceSlice<'a>> {
+    expect_device(context, tensor, what)?;
+    let dtype = tensor.dtype()?;
+    if dtype != ScalarType::I64 {
+        return Err(Failure::runtime(format!("{what} must be int64, not {}", dtype.name())));
+    }
+    // SAFETY: as for `slice`; an index has two elements of 32 bits.
+    Ok(unsafe { DeviceSlice::from_raw(context.device(), tensor.address(), 2 * tensor.numel(), DataType::I32) })
+}
+
 /// The elements of a tensor that this call made, to be written.
 pub(crate) fn slice_mut<'a>(context: &LayerContext, tensor: &'a mut Tensor, what: &str) -> Result<DeviceSliceMut<'a>> {
     let dtype = data_type(tensor, what)?;

@@ -2,6 +2,7 @@
 //! `[blocks]` of int64, and the blocks, `[blocks, height, width]`.
 
 use twofour::kernel::{BlockSparseRef, Engine, Epilogue};
+use twofour_cuda::layer::borrowed::block_sparse::{self, BlockSparseSlice};
 
 use super::*;
 
@@ -9,6 +10,7 @@ pub(super) const OPERATORS: &[Operator] = &[Operator::new(
     "block_sparse_linear(Tensor x, Tensor crow, Tensor col, Tensor values, int out_features) -> Tensor",
     kernel!(cpu),
 )
+.cuda(kernel!(cuda))
 .shapes(|arguments| arguments.with_last(4))
 .by_rows()
 .product()];
@@ -33,6 +35,44 @@ fn on_cpu<T: Float>(x: &Tensor, crow: &Tensor, col: &Tensor, values: &Tensor, ro
     on_torch_threads(|| {
         weight.linear(&input, tokens, Epilogue::default(), y.elements_mut()?).map_err(Failure::from)
     })?;
+    Ok(y)
+}
+
+fn cuda(x: Tensor, crow: Tensor, col: Tensor, values: Tensor, rows: usize) -> Result<Tensor> {
+    let ((tokens, cols), context) = (rows_and_last(&x, "the input")?, context::of(&x)?);
+    half_type(&x, "the input")?;
+    let &[blocks, height, width] = values.sizes() else {
+        return Err(Failure::runtime(format!("the blocks must have 3 dimensions, not {:?}", values.sizes())));
+    };
+    let block = height as usize;
+    if height != width || !block_sparse::is_supported(block, cols) {
+        return Err(Failure::not_implemented(format!(
+            "blocks of {height} x {width} of a weight with {cols} columns: on a GPU a block has 16, 32 or a multiple of \
+             64 rows and as many columns, and a weight a multiple of 8 columns"
+        )));
+    }
+    if col.numel() != blocks as usize || crow.numel() != rows.div_ceil(block) + 1 {
+        return Err(Failure::runtime(format!(
+            "{blocks} blocks of a weight with {rows} rows need {blocks} column indices and {} row starts, not {} and {}",
+            rows.div_ceil(block) + 1,
+            col.numel(),
+            crow.numel()
+        )));
+    }
+    let x = x.contiguous_and_aligned("the input")?;
+    let [crow, col] = [crow.contiguous("crow_indices")?, col.contiguous("col_indices")?];
+    let values = values.contiguous_and_aligned("the block-sparse weight")?;
+    let mut y = with_last(&x, x.device(), rows, x.dtype()?)?;
+    let weight = BlockSparseSlice {
+        crow: indices(&context, &crow, "crow_indices")?,
+        col: indices(&context, &col, "col_indices")?,
+        values: slice(&context, &values, "the block-sparse weight")?,
+        block,
+        rows,
+        cols,
+    };
+    let input = slice(&context, &x, "the input")?;
+    block_sparse::linear(&context, weight, input, tokens, slice_mut(&context, &mut y, "the output")?)?;
     Ok(y)
 }
 

@@ -9,7 +9,10 @@ use crate::{
         Float, Memory, bias_of, for_floats, from_tiles, not_a_float, on_pool, on_torch_threads, round_into, to_f32,
         to_tiles, widened,
     },
-    cuda::{context, half_type, multiply, new_mask, number, packable, sampling, select_into, slice, slice_mut, wide},
+    cuda::{
+        context, half_type, indices, multiply, new_mask, number, packable, sampling, select_into, slice, slice_mut,
+        wide,
+    },
     packed::{
         Stored, for_stored, from_parts, int4_parts_shapes, int4_shape, int8, new_on_cpu, new_on_gpu, parts_shapes,
         shape, tiles_shape, to_parts,

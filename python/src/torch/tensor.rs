@@ -196,6 +196,17 @@ impl Tensor {
         self.copied_to(self.device(), what).map(Contiguous::Copy)
     }
 
+    /// A contiguous tensor with the same elements at an address that is a multiple of 16, as copies of 16 bytes need.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::contiguous`].
+    pub(crate) fn contiguous_and_aligned(&self, what: &str) -> Result<Contiguous<'_>> {
+        if self.is_contiguous() && self.address().is_multiple_of(16) {
+            return Ok(Contiguous::Same(self));
+        }
+        self.copied_to(self.device(), what).map(Contiguous::Copy)
+    }
+
     /// A contiguous copy on a device. To the host's memory it waits for the work that computes the tensor.
     ///
     /// # Errors

@@ -18,8 +18,10 @@ class BlockSparseTensor(torch.Tensor):
     """A matrix ``[rows, cols]`` of which the blocks with a nonzero are stored. ``F.linear`` with it computes those
     alone; it is for inference, and has no gradient of its own.
 
-    It is made by :meth:`from_dense`, or by :func:`twofour.sparsity.sparsify_`. On a CPU our kernels multiply the stored
-    blocks where they lie. On a GPU, and in float64, each product makes a dense matrix first: that saves memory alone.
+    It is made by :meth:`from_dense`, or by :func:`twofour.sparsity.sparsify_`. Our kernels multiply the stored blocks
+    where they lie: on a CPU any, on a GPU those of bfloat16 and float16 with 16, 32 or a multiple of 64 rows, of a matrix
+    whose columns are a multiple of 8. Other products, and those in float64, make a dense matrix first: that saves memory
+    alone.
 
     Attributes:
         bsr_crow_indices: ``[block rows + 1]`` of int64: where each row of blocks begins.
@@ -301,16 +303,15 @@ def _forward(x, crow, col, values, rows):
 
 
 def _call(function, operator, *args):
-    # For torch.compile a product is one operator: how blocks are walked depends on their number, and torch's BSR has no
-    # fake on a GPU.
-    if args[0].is_cuda or torch.compiler.is_compiling():
+    # For torch.compile a product is one operator: how blocks are walked depends on their number.
+    if torch.compiler.is_compiling():
         return getattr(torch.ops.twofour_blocks, operator)(*args)
     return function(*args)
 
 
-def _block_rows(crow: torch.Tensor, blocks: int) -> torch.Tensor:
-    """The row of each block."""
-    return torch.repeat_interleave(torch.arange(crow.numel() - 1, device=crow.device), crow.diff(), output_size=blocks)
+def _rows_of(crow: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    """The rows of blocks by their numbers. Nothing here waits for a GPU."""
+    return torch.searchsorted(crow, blocks, right=True) - 1
 
 
 def _dense(crow, col, values, rows: int, cols: int) -> torch.Tensor:
@@ -318,35 +319,43 @@ def _dense(crow, col, values, rows: int, cols: int) -> torch.Tensor:
     size = values.shape[-1]
     tall, wide = crow.numel() - 1, -(-cols // size)
     dense = values.new_zeros(tall, wide, size, size)
-    dense[_block_rows(crow, col.numel()), col] = values
+    dense[_rows_of(crow, torch.arange(col.numel(), device=col.device)), col] = values
     return dense.permute(0, 2, 1, 3).reshape(tall * size, wide * size)[:rows, :cols].contiguous()
 
 
 def _times_transpose(x, crow, col, values, rows: int) -> torch.Tensor:
     """``x @ W.T`` for ``x`` of shape ``[..., cols]``."""
-    if _becomes_dense(values):
+    if _becomes_dense(values, x.shape[-1]):
         return x @ _dense(crow, col, values, rows, x.shape[-1]).t()
     return operators.block_sparse_linear(x, crow, col, values, rows)
 
 
 def _gradient(dy, crow, col, values, cols: int) -> torch.Tensor:
     """``dy @ W`` for ``dy`` of shape ``[..., rows]``."""
-    if _becomes_dense(values):
+    if _becomes_dense(values, dy.shape[-1]):
         return dy @ _dense(crow, col, values, dy.shape[-1], cols)
     return operators.block_sparse_linear(dy, *_transposed(crow, col, values, cols), cols)
 
 
-def _becomes_dense(values) -> bool:
-    """Whether a product is one with a dense matrix. On a GPU torch's own BSR product took 4 to 30 times as long."""
-    return values.is_cuda or values.dtype == torch.float64
+#: On a GPU: the types and the sides of blocks of our kernel; larger blocks have a multiple of the last.
+_GPU_TYPES, _GPU_SIDES = (torch.bfloat16, torch.float16), (16, 32, 64)
+
+
+def _becomes_dense(values, features: int) -> bool:
+    """Whether a product with tokens of so many features is one with a dense matrix."""
+    if not values.is_cuda:
+        return values.dtype == torch.float64
+    side = values.shape[-1]
+    has_side = side in _GPU_SIDES or side % _GPU_SIDES[-1] == 0
+    return values.dtype not in _GPU_TYPES or not has_side or features % 8 != 0
 
 
 def _transposed(crow, col, values, cols: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The parts of the transpose, whose blocks are in the order of columns."""
     wide = -(-cols // values.shape[-1])
-    order = torch.argsort(col, stable=True)
-    start = F.pad(torch.bincount(col, minlength=wide).cumsum(0), (1, 0))
-    return start, _block_rows(crow, col.numel())[order], values[order].transpose(1, 2).contiguous()
+    columns, order = torch.sort(col, stable=True)
+    start = torch.searchsorted(columns, torch.arange(wide + 1, device=col.device))
+    return start, _rows_of(crow, order), values[order].transpose(1, 2).contiguous()
 
 
 # A namespace of its own: in `twofour` are the native operators.

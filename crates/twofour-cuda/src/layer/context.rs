@@ -20,6 +20,7 @@ use crate::{
     libraries::cublaslt::CublasLt,
     problem::{GemmProblem, Int4Problem},
     raw::{
+        block_sparse::BlockSparseProduct,
         column_sums::ColumnSums,
         compress::Compressor,
         dequantize::Dequantizer,
@@ -337,6 +338,7 @@ impl LayerContext {
         pub(super) compressor(input: DataType, output: DataType) -> Compressor;
         pub(super) unpacker(dtype: DataType) -> Unpacker;
         pub(super) dequantizer(dtype: DataType) -> Dequantizer;
+        pub(super) block_sparse(dtype: DataType, block: usize) -> BlockSparseProduct;
         pub(super) estimator(dtype: DataType) -> DenseEstimator;
         /// Returns the element-wise passes of a data type.
         ///

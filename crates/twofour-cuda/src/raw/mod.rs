@@ -11,6 +11,7 @@
 //! | pruning a weight: mask, compressed weight and compressed transpose | [`prune`] |
 //! | compressing a tensor along one axis | [`compress`] |
 //! | decompressing a packed weight | [`unpack`] |
+//! | products with a weight in square blocks | [`block_sparse`] |
 //! | the scale of a soft threshold | [`soft_threshold`] |
 //! | 2:4 estimates as dense matrices | [`estimate`] |
 //! | quantization to 8 bits | [`quantize`] |
@@ -24,6 +25,7 @@
 //! cache; a call launches it and returns.
 
 pub mod adamw;
+pub mod block_sparse;
 pub mod column_sums;
 pub mod compress;
 pub mod dequantize;
@@ -49,7 +51,7 @@ use crate::source::Source;
 /// Returns the source of every kernel.
 pub(crate) fn sources() -> Vec<Source> {
     let weights = prune::sources().into_iter().chain(compress::sources()).chain(unpack::sources());
-    let weights = weights.chain(dequantize::sources());
+    let weights = weights.chain(dequantize::sources()).chain(block_sparse::sources());
     let floats = [soft_threshold::SOURCE, estimate::SOURCE, quantize::SOURCE, elementwise::SOURCE, column_sums::SOURCE];
     let others = weights.chain(adamw::sources()).chain([flips::source(), solve::source()]).chain(gemm::sources());
     floats.iter().flat_map(FloatSource::all).chain(others).collect()

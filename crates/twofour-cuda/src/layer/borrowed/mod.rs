@@ -4,6 +4,7 @@
 //! ([`BothWays::tiles`](crate::raw::prune::BothWays::tiles)). The functions are those that [`super::SparseLinear`] is
 //! made of, for front ends whose tensors own all state.
 
+pub mod block_sparse;
 mod estimates;
 pub mod int4;
 mod masters;
