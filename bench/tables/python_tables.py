@@ -1,5 +1,5 @@
 """The tables of docs/reference/pytorch-benchmarks.md, from `bench/results/*/python-*.json`: what
-`bench/python/{host,linear,int4,models,training,vit_step,ddp_step,gpt_study}.py` wrote."""
+`bench/python/{host,linear,int4,models,training,vit_step,distributed,gpt_study}.py` wrote."""
 
 import json
 import re
@@ -145,19 +145,30 @@ def model_table(folder):
 
 
 def parallel_table(folder):
-    """A training step of ViT-L under DistributedDataParallel, on one GPU and on several."""
-    found = read(folder, "ddp_step")
+    """Training steps on several GPUs."""
+    found = read(folder, "distributed")
     if found is None:
         return ""
     body = []
-    for name, of in found["results"].items():
-        dense, sparse = of["dense"], of["2:4"]
-        masks = "equal" if of["masks_equal"] else "**differ**"
-        launching = " and ".join(f"{one['host_ms']:.1f}" for one in (dense, sparse) if "host_ms" in one)
-        times = [f"{dense['ms']:.1f} ms", f"{sparse['ms']:.1f} ms", f"{dense['ms'] / sparse['ms']:.3f}x"]
-        body.append([name, *times, f"{launching} ms" if launching else "-", masks])
-    head = ["training step", "dense", "2:4", "speedup", "host time to launch it: dense and 2:4", "masks of the ranks"]
-    return under(f"**{found['machine']}**, torch {found['torch']}", head, body)
+    for row in found["rows"]:
+        dense_host, host = row["dense_host_ms"], row["ours_host_ms"]
+        body.append(
+            [
+                row["model"],
+                f"{row['batch']} x {row['tokens']}",
+                row["path"],
+                str(row["gpus"]),
+                f"{row['dense_ms']:.1f} ms",
+                f"{row['ours_ms']:.1f} ms",
+                f"{row['speedup']:.2f}x",
+                f"{dense_host:.1f} and {host:.1f} ms ({100 * (host / dense_host - 1):+.0f} %)",
+                f"{row['ours_bytes'] / row['dense_bytes']:.2f}",
+                "equal" if row["masks_equal"] else "**differ**",
+            ]
+        )
+    head = ["model", "batch x tokens", "path", "GPUs", "dense", "2:4", "dense over 2:4", "host, dense and 2:4"]
+    head += ["memory over dense", "masks of the ranks"]
+    return under(f"**{found['machine']}**, torch {found['torch']}, commit {found['commit']}", head, body)
 
 
 def study_table(folder):

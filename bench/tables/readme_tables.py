@@ -481,7 +481,7 @@ DOCUMENTS = {
             python_tables.tables(python_tables.transformers_table),
         ),
         "python-model-table": ("python-vit_step.json", python_tables.tables(python_tables.model_table)),
-        "python-parallel-table": ("python-ddp_step.json", python_tables.tables(python_tables.parallel_table)),
+        "python-parallel-table": ("python-distributed.json", python_tables.tables(python_tables.parallel_table)),
         "python-study-table": ("python-gpt_study.json", python_tables.tables(python_tables.study_table)),
     },
     "docs/explanation/accuracy.md": {
