@@ -20,11 +20,9 @@ they are there.
 import argparse
 import concurrent.futures
 import json
-import os
 import pathlib
-import subprocess
-import threading
-import time
+
+from steps import Steps
 
 METHODS = ["magnitude", "wanda", "ria", "sparsegpt"]
 INTEGERS = ["int8", "int4"]
@@ -34,12 +32,7 @@ class Study:
     def __init__(self, options):
         self.options = options
         self.out = options.out
-        self.steps = self.out / "steps"
-        self.steps.mkdir(parents=True, exist_ok=True)
-        self.deadline = time.monotonic() + options.limit
-        self.lanes = {"device": threading.Semaphore(options.device_jobs), "cpu": threading.Semaphore(options.cpu_jobs)}
-        self.threads = max(1, (os.cpu_count() or 1) // options.cpu_jobs)
-        self.begun = time.monotonic()
+        self.run = Steps(self.out, options.twofour, options.limit, options.device_jobs, options.cpu_jobs).run
 
     def texts(self):
         """Writes the training text and the held-out text; returns their paths and the held-out share."""
@@ -58,38 +51,6 @@ class Study:
             sizes.append(len(data))
         # Half a byte more, since the command rounds down.
         return *paths, (sizes[1] + 0.5) / sum(sizes)
-
-    def run(self, step, lane, command):
-        """The result of a step, from its file or by running the command."""
-        file = self.steps / f"{step}.json"
-        if file.exists():
-            return json.loads(file.read_text())["result"]
-        with self.lanes[lane]:
-            left = self.deadline - time.monotonic()
-            if left < 5:
-                raise TimeoutError(f"{step}: no time left; the same command goes on")
-            words = [str(self.options.twofour), *map(str, command), "--json"]
-            environment = dict(os.environ)
-            # What a device waits for has the cores for itself.
-            environment["RAYON_NUM_THREADS"] = str(self.threads if lane == "cpu" else max(2, self.threads))
-            begun = time.monotonic()
-            try:
-                done = subprocess.run(words, capture_output=True, text=True, timeout=left, env=environment)
-            except subprocess.TimeoutExpired:
-                raise TimeoutError(f"{step}: stopped; the same command goes on") from None
-        seconds = time.monotonic() - begun
-        if done.returncode != 0:
-            raise RuntimeError(f"{step}: exit code {done.returncode}: {done.stderr.strip()[-600:]}")
-        result = json.loads(done.stdout)
-        # Of a path its name is enough.
-        shown = [pathlib.Path(word).name if "/" in word and "=" not in word else word for word in map(str, command)]
-        partial = file.with_suffix(".partial")
-        partial.write_text(
-            json.dumps({"step": step, "command": shown, "seconds": seconds, "result": result}, indent=1) + "\n"
-        )
-        partial.replace(file)
-        print(f"{time.monotonic() - self.begun:6.1f} s  {step}: {said(result)} ({seconds:.1f} s)", flush=True)
-        return result
 
     def device(self):
         return [] if self.options.device == "cpu" else ["--device", self.options.device]
@@ -246,14 +207,6 @@ class Study:
         }
         (self.out / "study.json").write_text(json.dumps(study, indent=1) + "\n")
         return study
-
-
-def said(result):
-    """The figure of a step's result that a person follows."""
-    for key in ("perplexity", "val_loss"):
-        if isinstance(result.get(key), float):
-            return f"{key.replace('val_loss', 'validation loss')} {result[key]:.4f}"
-    return "done"
 
 
 def main():
