@@ -17,6 +17,7 @@ from .. import operators
 from ..operators import masks
 from ..operators.autograd import packed_linear, stand_in
 from ..operators.derivatives import is_in_graph
+from ..operators.errors import wrong_features
 from ..operators.master import (
     autocast_type,
     cast_activations,
@@ -215,11 +216,7 @@ class SemiSparseActivationLinear(_DynamicLinear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, weight, bias = cast_for_autocast(x, self.master, self.bias)
         if not x.shape or x.shape[-1] != weight.shape[1]:
-            raise RuntimeError(
-                f"linear(): input and weight shapes cannot be multiplied ({tuple(x.shape)} and {tuple(weight.shape)}): "
-                f"the last dimension of "
-                f"the input must be {weight.shape[1]}"
-            )
+            raise wrong_features(x, *weight.shape)
         tokens = x.reshape(-1, x.shape[-1])
         # The transpose serves the weight gradient.
         transpose = torch.is_grad_enabled() and weight.requires_grad

@@ -21,3 +21,11 @@ def translated(error: RuntimeError) -> Exception:
         return error
     message = match.group(2).split("\nException raised from", 1)[0].rstrip()
     return _EXCEPTIONS.get(match.group(1), RuntimeError)(message)
+
+
+def wrong_features(x, rows: int, cols: int) -> RuntimeError:
+    """The error of ``F.linear`` for an input whose last dimension is not that of a weight ``[rows, cols]``."""
+    return RuntimeError(
+        f"linear(): input and weight shapes cannot be multiplied ({tuple(x.shape)} and {(rows, cols)}): the last "
+        f"dimension of the input must be {cols}"
+    )

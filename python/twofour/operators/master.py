@@ -8,6 +8,7 @@ from .. import operators
 from . import masks
 from .autograd import Straight, packed_linear
 from .derivatives import applied, is_differentiated
+from .errors import wrong_features
 from .packed import Packed
 
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
@@ -145,11 +146,7 @@ def master_linear(
     the gradient.
     """
     if not x.shape or x.shape[-1] != weight.shape[1]:
-        raise RuntimeError(
-            f"linear(): input and weight shapes cannot be multiplied ({tuple(x.shape)} and {tuple(weight.shape)}): the "
-            f"last dimension of the "
-            f"input must be {weight.shape[1]}"
-        )
+        raise wrong_features(x, *weight.shape)
     if packed is None:
         # Where gradients are needed, the transpose serves that of the input.
         transpose = torch.is_grad_enabled() and x.requires_grad

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from .. import operators
 from ..operators.derivatives import applied, derivable, is_differentiated, save
+from ..operators.errors import wrong_features
 from . import memory
 
 
@@ -239,11 +240,7 @@ def _linear(input: torch.Tensor, weight: BlockSparseTensor, bias: torch.Tensor |
             f"the input has dtype {input.dtype}, the block-sparse weight {values.dtype}: convert one of them"
         )
     if not input.shape or input.shape[-1] != cols:
-        raise RuntimeError(
-            f"linear(): input and weight shapes cannot be multiplied ({tuple(input.shape)} and {(rows, cols)}): the "
-            f"last dimension of the input "
-            f"must be {cols}"
-        )
+        raise wrong_features(input, rows, cols)
     if input.device != values.device:
         raise RuntimeError(
             f"the input is on {input.device}, the block-sparse weight on {values.device}: move one to the other's "

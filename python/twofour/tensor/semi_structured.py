@@ -16,6 +16,7 @@ from .. import operators
 from ..operators import masks
 from ..operators.autograd import eager_packed_linear, linear_of_tensor, packed_linear
 from ..operators.derivatives import applied, derivable, is_in_graph
+from ..operators.errors import wrong_features
 from ..operators.float8 import FLOAT8, saturated, scaled_product
 from ..operators.packed import Packed, pack_by_mask, pack_by_rule, pack_sparse, packed_zeros
 from . import cusparselt, memory, torch_layouts
@@ -461,11 +462,7 @@ def _checked_linear(input, weight, bias):
     elif input.dtype != packed.dtype:
         _same_dtype(type(weight).__name__, input, weight)
     if not input.shape or input.shape[-1] != packed.cols:
-        raise RuntimeError(
-            f"linear(): input and weight shapes cannot be multiplied ({tuple(input.shape)} and "
-            f"{(packed.rows, packed.cols)}): the last "
-            f"dimension of the input must be {packed.cols}"
-        )
+        raise wrong_features(input, packed.rows, packed.cols)
     y = linear_of_tensor(input, weight, bias)
     return y if autocast is None else y.to(autocast)
 
