@@ -86,7 +86,7 @@ fn product<T: Arithmetic>(
 
 fn products_of<T: Arithmetic>(context: &LayerContext) {
     let shapes = [(128, 256, 64), (70, 56, 16), (5, 136, 64), (96, 96, 32), (130, 264, 128), (256, 512, 64)];
-    for shape @ (rows, cols, block) in shapes {
+    for shape @ (rows, cols, _) in shapes {
         for tokens in [1, 16, 17, 33, 130, 700] {
             for share in [0, 3, 10] {
                 // The second row of blocks is empty; a column of blocks may be.
