@@ -21,6 +21,7 @@ import grid_tables
 import markdown
 import python_tables
 import real_model_tables
+import strategy_tables
 import threads_tables
 import vision_tables
 
@@ -470,6 +471,9 @@ DOCUMENTS = {
         "attention-table": ("attention.json", attention_table),
         "step-table": ("step*.json", step_table),
         "prune-table": ("prune.json", prune_table),
+    },
+    "docs/how-to/strategies.md": {
+        "strategies-table": ("strategies-*.json", lambda path: strategy_tables.table(path, link(path))),
     },
     "docs/reference/pytorch-benchmarks.md": {
         "python-host-table": ("python-host.json", python_tables.tables(python_tables.host_table)),

@@ -1,0 +1,36 @@
+"""The table of the study of strategies, from `bench/results/*/strategies-*.json`, which
+`bench/studies/strategies.py` left as `strategies.json`.
+"""
+
+import json
+
+from markdown import under
+
+
+def table(path, link):
+    """A row for each strategy, the best first within those that train nothing and those that train."""
+    study = json.loads(path.read_text())
+    budget, dense = study["budget"], study["dense"]
+    (trained,) = [row["perplexity"] for row in study["rows"] if not row["two_of_four"]]
+    text = (
+        f"{study['model']} on {study['device']} ([raw]({link})), all linear layers of its blocks 2:4. Budget: {budget['steps']} "
+        f"steps of {budget['batch']} x {budget['context']} tokens of {', '.join(study['text'])}, learning rate "
+        f"{budget['rate']:g} to a tenth of it, seed {budget['seed']}. Perplexity a token of {study['held_out']}: dense "
+        f"{dense:.3f}, and {trained:.3f} when it trains on with the same budget."
+    )
+    body = []
+    sparse = [row for row in study["rows"] if row["two_of_four"]]
+    for row in sorted(sparse, key=lambda row: (bool(row["recipe"]), row["perplexity"])):
+        base = trained if row["recipe"] else dense
+        body.append(
+            [
+                row["strategy"],
+                "-" if row["prune"] is None else f"`prune {row['prune']}`".replace(" `", "`"),
+                f"`{row['recipe']}.toml`" if row["recipe"] else "-",
+                f"{row['perplexity']:.3f}",
+                f"{100 * (row['perplexity'] / base - 1):+.1f} %",
+                f"{row['seconds']:.0f} s" if row["recipe"] else "-",
+            ]
+        )
+    head = ["strategy", "pruned first by", "recipe", "perplexity", "over dense of the same budget", "steps took"]
+    return under(text, head, body)
