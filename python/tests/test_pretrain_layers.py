@@ -206,6 +206,15 @@ def test_an_optimizers_step_through_data_is_noticed(device):
         optimizer.step()
 
 
+def test_masked_decay_names_a_layer_whose_mask_it_cannot_find():
+    """Of flat parameters and of parametrizations: nothing would decay."""
+    net = torch.nn.Sequential(SparseLinearTranspose(16, 8), torch.nn.Linear(8, 8))
+    torch.nn.utils.parametrize.register_parametrization(net[0], "weight", torch.nn.Identity())
+    net(torch.randn(4, 16)).sum().backward()
+    with pytest.raises(RuntimeError, match="the weight of 0 is no parameter"):
+        masked_decay_(net, 0.5)
+
+
 def test_masked_decay_reaches_pruned_elements_only_and_dense_mode_is_dense(device):
     layer = SparseLinearTranspose(16, 8, device=device)
     other = torch.nn.Linear(8, 4, device=device)

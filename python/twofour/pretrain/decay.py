@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ..modules.conversion import is_sharded
+from ..modules.readers import CarriesAttributes
 
 
 @torch.no_grad()
@@ -46,7 +47,17 @@ def masked_decay_(model: nn.Module, alpha: float) -> None:
     Args:
         model: the model.
         alpha: the strength.
+
+    Raises:
+        RuntimeError: for a layer whose weight is no parameter, so that its mask is not found.
     """
+    for name, module in model.named_modules():
+        if isinstance(module, CarriesAttributes) and "mode" in module.CARRIED and "weight" not in module._parameters:
+            raise RuntimeError(
+                f"the weight of {name or 'the model'} is no parameter, so that masked_decay_ does not find its mask: "
+                "FullyShardedDataParallel with flat parameters or a parametrization replaced it; use fully_shard, or "
+                "use_orig_params=True"
+            )
     for p in model.parameters():
         if (
             isinstance(getattr(p, "mask", None), torch.Tensor)
