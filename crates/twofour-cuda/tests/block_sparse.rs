@@ -133,9 +133,11 @@ fn what_is_no_weight_is_an_error_or_zeros() {
     }
     (blocks.crow, blocks.col) = (vec![0, 2], vec![0, 1]);
     let refused = |shape, x: &[bf16]| product(&context, &blocks, shape, x).unwrap_err();
-    assert!(matches!(refused((64, 128, 48), &x), Error::Dimension { size: 48, .. }));
-    assert!(matches!(refused((64, 129, 64), &[bf16::ONE; 129]), Error::Dimension { size: 129, .. }));
+    assert!(matches!(refused((64, 128, 48), &x), Error::Setting { .. }));
+    assert!(matches!(refused((64, 128, 0), &x), Error::Setting { .. }));
+    assert!(matches!(refused((64, 129, 64), &[bf16::ONE; 129]), Error::Multiple { found: 129, .. }));
     assert!(matches!(refused((128, 128, 64), &x), Error::Length { .. }));
-    assert!(!block_sparse::is_supported(48, 128) && !block_sparse::is_supported(64, 129));
+    assert!(!block_sparse::is_supported(0, 128) && !block_sparse::is_supported(48, 128));
+    assert!(!block_sparse::is_supported(64, 129));
     assert!(block_sparse::is_supported(192, 136));
 }

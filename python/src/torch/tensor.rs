@@ -201,10 +201,12 @@ impl Tensor {
     /// # Errors
     /// Those of [`Tensor::contiguous`].
     pub(crate) fn contiguous_and_aligned(&self, what: &str) -> Result<Contiguous<'_>> {
-        if self.is_contiguous() && self.address().is_multiple_of(16) {
-            return Ok(Contiguous::Same(self));
+        match self.contiguous(what)? {
+            Contiguous::Same(tensor) if !tensor.address().is_multiple_of(16) => {
+                tensor.copied_to(tensor.device(), what).map(Contiguous::Copy)
+            }
+            contiguous => Ok(contiguous),
         }
-        self.copied_to(self.device(), what).map(Contiguous::Copy)
     }
 
     /// A contiguous copy on a device. To the host's memory it waits for the work that computes the tensor.

@@ -116,9 +116,12 @@ def _reads_in_forward(frame, layer: nn.Module) -> bool:
     """Whether a frame is that of another module's ``forward``, or of a function that is called there, directly or by
     others. What is called by the layer itself, as its hooks, and what wraps modules, as FSDP and DeepSpeed, keeps the
     parameter, also where it is called in a ``forward``: blocks of a model are sharded each."""
+    # Setting an attribute of a module reads it first: who sets it, counts.
+    while frame is not None and (_module_of(frame) == "torch.nn.modules.module" or _is_setter(frame, layer)):
+        frame = frame.f_back
+    if frame is not None and _module_of(frame).startswith(_WRAPPERS):
+        return False
     while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith(_WRAPPERS):
-            return False
         name, subject = frame.f_code.co_name, _subject(frame)
         if subject is layer:
             if name in ("forward", "_call_impl"):
@@ -127,6 +130,15 @@ def _reads_in_forward(frame, layer: nn.Module) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _module_of(frame) -> str:
+    """The name of the Python module that a frame's function is of."""
+    return frame.f_globals.get("__name__", "")
+
+
+def _is_setter(frame, layer: nn.Module) -> bool:
+    return frame.f_code.co_name == "__setattr__" and _subject(frame) is layer
 
 
 #: Modules of Python whose functions move, shard or replace parameters.

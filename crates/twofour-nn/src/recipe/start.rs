@@ -114,12 +114,14 @@ const SIZES: &[&str] = &["kind", "layers", "width", "heads", "kv_heads", "feed_f
 /// in the place of those of the recipe's file.
 pub(super) fn open(s: &mut Section<'_>, folder: &Path, m: &mut Mistakes) -> (Option<PathBuf>, Option<Start>) {
     let Some((text, place)) = s.text("from", m) else { return (None, None) };
-    if place == Place::Override {
-        s.replace_in_file(SIZES);
-    }
     let path = path_of(&text, &place, folder);
     match Start::open(&path) {
-        Ok(start) => (Some(path), Some(start)),
+        Ok(start) => {
+            if place == Place::Override {
+                s.ignore_in_file(SIZES);
+            }
+            (Some(path), Some(start))
+        }
         Err(error) => {
             m.add(place, "model.from", error.to_string());
             (Some(path), None)

@@ -74,8 +74,8 @@ pub(crate) struct Section<'a> {
     place: Place,
     entries: Option<&'a BTreeMap<String, Node>>,
     known: Vec<&'static str>,
-    /// Keys that count as absent.
-    replaced: &'static [&'static str],
+    /// Keys of the file that count as absent.
+    ignored: &'static [&'static str],
 }
 
 impl<'a> Section<'a> {
@@ -96,7 +96,7 @@ impl<'a> Section<'a> {
     }
 
     fn of(name: &'static str, place: Place, entries: Option<&'a BTreeMap<String, Node>>) -> Self {
-        Section { name, place, entries, known: vec![], replaced: &[] }
+        Section { name, place, entries, known: vec![], ignored: &[] }
     }
 
     /// The name, as in `sparsity.override`.
@@ -114,14 +114,14 @@ impl<'a> Section<'a> {
         self.node(key).map_or(Place::Absent, |node| node.place.clone())
     }
 
-    /// Takes keys as absent that the recipe's file has: an override says what they say.
-    pub(crate) fn replace_in_file(&mut self, keys: &'static [&'static str]) {
-        self.replaced = keys;
+    /// Ignores these keys where the recipe's file gives them; overrides stay.
+    pub(crate) fn ignore_in_file(&mut self, keys: &'static [&'static str]) {
+        self.ignored = keys;
     }
 
     fn node(&self, key: &str) -> Option<&'a Node> {
         let node = self.entries?.get(key)?;
-        (node.place == Place::Override || !self.replaced.contains(&key)).then_some(node)
+        (node.place == Place::Override || !self.ignored.contains(&key)).then_some(node)
     }
 
     fn take(&mut self, key: &'static str) -> Option<&'a Node> {
@@ -189,7 +189,7 @@ impl<'a> Section<'a> {
         word: &str,
         m: &mut Mistakes,
     ) -> Option<Option<f64>> {
-        let node = self.entries.and_then(|entries| entries.get(key));
+        let node = self.node(key);
         let Some(Value::Text(text)) = node.map(|node| &node.value) else { return self.number(key, range, m).map(Some) };
         self.known.push(key);
         if text == word {

@@ -27,8 +27,8 @@ pub struct BlockSparseSlice<'a> {
 ///
 /// # Errors
 /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for a slice with another length, type or device;
-/// [`Error::DataType`] for another type; [`Error::Dimension`] for what [`is_supported`] denies; [`Error::Pointer`] for
-/// memory that is not aligned to 16 bytes; [`Error::Capturing`] where the kernel must be loaded during a capture.
+/// [`Error::DataType`] for another type; [`Error::Setting`] and [`Error::Multiple`] for what [`is_supported`] denies;
+/// [`Error::Pointer`] for memory that is not aligned to 16 bytes; [`Error::Capturing`] where the kernel must be loaded during a capture.
 pub fn linear(
     context: &LayerContext,
     weight: BlockSparseSlice<'_>,

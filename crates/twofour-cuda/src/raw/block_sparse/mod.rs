@@ -7,14 +7,14 @@ use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
     arguments::expect_pointers,
     device::{Kernel, Launch},
-    raw::headers,
+    raw::{grid::MOST_GRID_ROWS, headers},
     source::{File, Source, Support},
 };
 
 /// The rows and columns that a block may have: these, or a multiple of the last.
 pub const SIDES: [usize; 3] = [16, 32, 64];
 
-/// Rows and columns of blocks are multiples of it where a kernel multiplies them, and so are the columns of a weight.
+/// The columns of a weight are a multiple of it.
 pub const COLUMNS: usize = 8;
 
 /// Stages of a CTA's pipeline of copies: `STAGES` of the kernel.
@@ -114,22 +114,27 @@ pub fn is_supported(block: usize, cols: usize) -> bool {
 /// The columns of a block that are read at a time.
 fn unit_of(block: usize) -> Option<usize> {
     let [.., largest] = SIDES;
-    SIDES.into_iter().find(|side| *side == block).or_else(|| block.is_multiple_of(largest).then_some(largest))
+    let is_multiple = block > 0 && block.is_multiple_of(largest);
+    SIDES.into_iter().find(|side| *side == block).or_else(|| is_multiple.then_some(largest))
+}
+
+fn wrong_side(block: usize) -> Error {
+    let expected = "16, 32 or a multiple of 64";
+    Error::Setting { what: "the side of a block", found: block.to_string(), expected }
 }
 
 impl BlockSparseProduct {
     /// Loads the kernels for blocks of so many rows and columns.
     ///
     /// # Errors
-    /// [`Error::DataType`] for another type than f16 and bf16, [`Error::Dimension`] for a side that
-    /// [`is_supported`] denies; those of compiling and loading.
+    /// [`Error::DataType`] for another type than f16 and bf16, [`Error::Setting`] for a side that [`is_supported`]
+    /// denies; those of compiling and loading.
     pub fn new(device: &Device, element: DataType, block: usize) -> Result<Self> {
         if !matches!(element, DataType::F16 | DataType::BF16) {
             let (operation, supported) = ("a block-sparse product", "f16, bf16");
             return Err(Error::DataType { operation, dtype: element, supported });
         }
-        let [.., most] = SIDES;
-        let unit = unit_of(block).ok_or(Error::Dimension { what: "a block's side", size: block, most })?;
+        let unit = unit_of(block).ok_or_else(|| wrong_side(block))?;
         let (source, [few, some, many]) = (source(element, unit), Tile::all(unit));
         let load = |tile: Tile| -> Result<(Tile, Kernel)> {
             let kernel = device.kernel(&source, tile.name)?;
@@ -143,8 +148,9 @@ impl BlockSparseProduct {
     /// zeros.
     ///
     /// # Errors
-    /// [`Error::Pointer`] for pointers that are null or not aligned, [`Error::Dimension`] for columns that are no
-    /// multiple of [`COLUMNS`], [`Error::TooLarge`], [`Error::Driver`].
+    /// [`Error::Pointer`] for pointers that are null or not aligned, [`Error::Multiple`] for columns that are no
+    /// multiple of [`COLUMNS`], [`Error::Setting`] for blocks of another side than the kernels are for,
+    /// [`Error::TooLarge`], [`Error::Driver`].
     ///
     /// # Safety
     /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else
@@ -162,12 +168,15 @@ impl BlockSparseProduct {
             return Ok(());
         }
         if !cols.is_multiple_of(COLUMNS) {
-            return Err(Error::Dimension { what: "columns of a block-sparse weight", size: cols, most: COLUMNS });
+            let what = "columns of a block-sparse weight";
+            return Err(Error::Multiple { what, multiple: COLUMNS, found: cols });
+        }
+        if unit_of(block) != Some(self.unit) {
+            return Err(wrong_side(block));
         }
         let (tile, kernel) = self.tile(rows, tokens);
-        let (wide, high) = tile.grid(rows, tokens);
         // Kernels round rows, columns and tokens up to whole tiles.
-        let sizes = [blocks, block, rows + 128, cols + block, tokens + 128, wide, high];
+        let sizes = [blocks, block, rows + 128, cols + block, tokens + 128];
         if sizes.iter().any(|size| i32::try_from(*size).is_err()) || blocks.saturating_mul(block) > i32::MAX as usize {
             return Err(Error::TooLarge { rows, cols });
         }
@@ -181,12 +190,22 @@ impl BlockSparseProduct {
             ("the input", x, alignment),
             ("the output", y, 4),
         ])?;
-        let [blocks, block, .., wide, high] = sizes.map(|size| size as u32);
-        let (rows, cols, tokens) = (rows as u32, cols as u32, tokens as u32);
-        let parameters = BlockProductParameters { crow, col, values, x, y, blocks, block, rows, cols, tokens };
-        let launch = Launch { grid: (wide, high), block: THREADS, shared: tile.shared_bytes(self.unit), cluster: 1 };
-        // SAFETY: the structure has the kernel's layout, and pointers and stream are valid as this function requires.
-        unsafe { kernel.launch(stream, launch, &parameters) }
+        let [blocks, block, ..] = sizes.map(|size| size as u32);
+        let shared = tile.shared_bytes(self.unit);
+        // A grid has a limited number of tiles of tokens.
+        let most = MOST_GRID_ROWS * tile.tokens as usize;
+        for first in (0..tokens).step_by(most) {
+            let part = most.min(tokens - first);
+            let (wide, high) = tile.grid(rows, part);
+            let [x, y] = [(x, cols), (y, rows)].map(|(at, features)| at + (first * features * 2) as u64);
+            let (rows, cols, tokens) = (rows as u32, cols as u32, part as u32);
+            let parameters = BlockProductParameters { crow, col, values, x, y, blocks, block, rows, cols, tokens };
+            let launch = Launch { grid: (wide as u32, high as u32), block: THREADS, shared, cluster: 1 };
+            // SAFETY: the structure has the kernel's layout, and pointers and stream are valid as this function
+            // requires.
+            unsafe { kernel.launch(stream, launch, &parameters) }?;
+        }
+        Ok(())
     }
 
     /// The largest tile of which there are two for each multiprocessor; for few tokens that of few.
