@@ -4,7 +4,7 @@ that nothing else sees. Runs the `twofour` command.
 
     python3 bench/studies/strategies.py OUT --twofour target/release/twofour --text FILE... --held-out FILE
         [--dense MODEL] [--only NAME...] [--device cuda] [--steps 300] [--batch 16] [--context 512] [--rate 3e-4]
-        [--seed 0] [--samples 64] [--window 512] [--jobs 1] [--limit SECONDS]
+        [--seed 0] [--samples 64] [--window 512] [--limit SECONDS]
 
 Without --dense a decoder of 25 M parameters trains on the texts first, by `recipes/decoder-25m.toml`. All linear layers
 of its blocks become 2:4, which `twofour check` confirms of every result. Strategies with `prune` take it before the
@@ -67,7 +67,7 @@ class Study:
     def __init__(self, options):
         self.options = options
         self.out = options.out
-        self.run = Steps(self.out, options.twofour, options.limit, options.jobs, options.jobs).run
+        self.run = Steps(self.out, options.twofour, options.limit).run
         self.lane = "cpu" if options.device == "cpu" else "device"
         self.on_device = ["--device", options.device]
 
@@ -186,7 +186,6 @@ def main():
     parser.add_argument("--samples", type=int, default=64, help="sequences of calibration")
     parser.add_argument("--window", type=int, default=512, help="tokens of a window of evaluation")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1, help="steps that run at once")
     parser.add_argument("--limit", type=float, default=86400, help="seconds, after which no step begins")
     Study(parser.parse_args()).study()
 

@@ -163,7 +163,7 @@ def parallel_table(folder):
                 f"{row['speedup']:.2f}x",
                 f"{dense_host:.1f} and {host:.1f} ms ({100 * (host / dense_host - 1):+.0f} %)",
                 f"{row['ours_bytes'] / row['dense_bytes']:.2f}",
-                "equal" if row["masks_equal"] else "**differ**",
+                {True: "equal", False: "**differ**", None: "-"}[row["masks_equal"]],
             ]
         )
     head = ["model", "batch x tokens", "path", "GPUs", "dense", "2:4", "dense over 2:4", "host, dense and 2:4"]

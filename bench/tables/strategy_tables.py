@@ -7,6 +7,14 @@ import json
 from markdown import under
 
 
+def pruning(options):
+    """The command that prunes first."""
+    if options is None:
+        return "-"
+    calibration = [] if "magnitude" in options else ["--calibration TEXT"]
+    return f"`{' '.join(['prune', *options.split(), *calibration])}`"
+
+
 def table(path, link):
     """A row for each strategy, the best first within those that train nothing and those that train."""
     study = json.loads(path.read_text())
@@ -25,7 +33,7 @@ def table(path, link):
         body.append(
             [
                 row["strategy"],
-                "-" if row["prune"] is None else f"`prune {row['prune']}`".replace(" `", "`"),
+                pruning(row["prune"]),
                 f"`{row['recipe']}.toml`" if row["recipe"] else "-",
                 f"{row['perplexity']:.3f}",
                 f"{100 * (row['perplexity'] / base - 1):+.1f} %",

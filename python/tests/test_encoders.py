@@ -191,6 +191,21 @@ def test_readers_of_a_weight_train_it_as_the_layer_does(name):
     assert reader.proj.weight is reader.proj._parameters["weight"] is dict(reader.named_parameters())["proj.weight"]
 
 
+@pytest.mark.parametrize("name", ["SemiSparseLinear", "SparseLinear", "SparseLinearTranspose"])
+def test_what_torch_func_calls_in_a_forward_reads_the_sparse_weight(name):
+    class Mapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.proj = TRAINING[name](nn.Linear(WIDTH, 16))
+
+        def forward(self, x):
+            return torch.vmap(lambda row: F.linear(row, self.proj.weight, self.proj.bias))(x)
+
+    mapped, x = Mapped(), torch.randn(6, WIDTH)
+    expected = F.linear(x, weight_of(mapped.proj), mapped.proj.bias)
+    torch.testing.assert_close(mapped(x), expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
 def test_decoder_layers_compute_the_same_in_evaluation_and_in_training(name, grad):

@@ -314,6 +314,9 @@ def _rows_of(crow: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
 def _dense(crow, col, values, rows: int, cols: int) -> torch.Tensor:
     """The matrix with zeros where no block is stored."""
     size = values.shape[-1]
+    # On a GPU this would wait.
+    if crow.device.type == "cpu" and int(crow[-1]) != col.numel():
+        raise RuntimeError(f"crow_indices end with {int(crow[-1])}, and there are {col.numel()} blocks")
     tall, wide = crow.numel() - 1, -(-cols // size)
     dense = values.new_zeros(tall, wide, size, size)
     dense[_rows_of(crow, torch.arange(col.numel(), device=col.device)), col] = values
@@ -334,7 +337,8 @@ def _gradient(dy, crow, col, values, cols: int) -> torch.Tensor:
     return operators.block_sparse_linear(dy, *_transposed(crow, col, values, cols), cols)
 
 
-#: On a GPU: the types and the sides of blocks of our kernel; larger blocks have a multiple of the last.
+#: What `is_supported` of crate twofour-cuda's `block_sparse` says: the types and the sides of blocks that the kernel
+#: multiplies; larger blocks have a multiple of the last.
 _GPU_TYPES, _GPU_SIDES = (torch.bfloat16, torch.float16), (16, 32, 64)
 
 
