@@ -295,6 +295,9 @@ def test_what_has_no_forward_mode_says_so():
         torch.func.jvp(lambda w: F.linear(weight, semi_structured_sparsify(w)), (weight,), (weight,))
 
 
+@pytest.mark.xfail(
+    torch.torch_version.TorchVersion(torch.__version__) < (2, 12), reason="torch 2.11 compiles gradients to zeros"
+)
 @pytest.mark.parametrize("make", [linear, sparse_weight, int4, int8, semi_sparse])
 @pytest.mark.parametrize("transform", ["grad", "jacrev"])
 def test_compiled_transforms_are_the_eager_ones(make, transform):
