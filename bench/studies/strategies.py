@@ -19,8 +19,7 @@ import pathlib
 from steps import Steps
 
 RECIPES = pathlib.Path(__file__).resolve().parents[2] / "recipes"
-LAYERS = ["blocks.*.attn.*", "blocks.*.mlp.*"]
-ALL = {"sparsity.layers": LAYERS}
+ALL = {"sparsity.layers": ["blocks.*.attn.*", "blocks.*.mlp.*"]}
 
 
 def layer_by_layer(blocks):
@@ -32,7 +31,8 @@ def layer_by_layer(blocks):
     return {"sparsity.override": f"[{', '.join(parts)}]"}
 
 
-#: Name: how the dense model is pruned first, the recipe that trains, and settings beside the budget's.
+#: Name: how the dense model is pruned first, the recipe that trains, and settings beside the budget's, or a function
+#: that makes them for a number of blocks.
 STRATEGIES = {
     "dense, trained on": (None, "fine-tune", {"sparsity.method": "dense"}),
     "zero-shot, magnitude": (["--method", "magnitude"], None, {}),
@@ -44,7 +44,7 @@ STRATEGIES = {
     "iterative, four levels": (None, "iterative", ALL),
     "iterative, 3:4 then 2:4": (None, "gradual", ALL),
     "iterative, a level that rises": (None, "sparsifier", ALL),
-    "iterative, block by block": (None, "layer-by-layer", "layer_by_layer"),
+    "iterative, block by block": (None, "layer-by-layer", layer_by_layer),
     "pruning-aware, STE": (None, "ste", ALL),
     "pruning-aware, SR-STE": (None, "sr-ste", ALL),
     # Without the dense steps that end it.
@@ -113,7 +113,7 @@ class Study:
         step = name.replace(",", "").replace(":", "-").replace(" ", "-")
         model, report = dense if how is None else self.pruned(how, dense), None
         if recipe:
-            settings = layer_by_layer(blocks) if settings == "layer_by_layer" else dict(settings)
+            settings = settings(blocks) if callable(settings) else dict(settings)
             if "distillation.teacher" in settings:
                 settings["distillation.teacher"] = str(dense.resolve())
             rate = self.options.rate
