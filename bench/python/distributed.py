@@ -4,13 +4,14 @@
         [--paths ddp fsdp2] [--gpus N] [--rounds N] [--profile FOLDER] [--tiny]
 
 A model is ``NAME:BATCHxTOKENS``: ViT-L as in ``vit_step.py``, or eight blocks of the GPT of ``training.py``, by their
-width. Each rank has a batch of its own. ``ddp`` compiles the module that DistributedDataParallel wraps around a model,
-with bfloat16 autocast; ``ddp-inside`` wraps it around the compiled model. ``fsdp2`` compiles and shards each block, and
-gathers bfloat16. fused AdamW over float32. A figure is the median over rounds of the slowest rank's mean of five steps.
-"host" is the time until a step that begins on an idle device returns, which is when all of it is launched: where that
-is longer than the device takes, the host decides. Peak memory is rank 0's, of each model alone. After the last round the
-masks of all ranks are compared, but for ``fsdp2``, whose ranks choose masks from the same gathered weight. FILE gets a list of rows, to which a further run adds. ``--profile`` writes the table of
-the kernels of a step of rank 0. ``--tiny`` shows on CPUs that the program runs.
+width. Each rank has a batch of its own. ``ddp`` compiles the module that DistributedDataParallel wraps around a
+model, with bfloat16 autocast; ``ddp-inside`` wraps it around the compiled model. ``fsdp2`` compiles and shards each
+block, and gathers bfloat16. fused AdamW over float32. A figure is the median over rounds of the slowest rank's mean
+of five steps. "host" is the time until a step that begins on an idle device returns, which is when all of it is
+launched: where that is longer than the device takes, the host decides. Peak memory is rank 0's, of each model alone.
+After the last round the masks of all ranks are compared, but for ``fsdp2``, whose ranks choose masks from the same
+gathered weight. FILE gets a list of rows, to which a further run adds. ``--profile`` writes the table of the kernels
+of a step of rank 0. ``--tiny`` shows on CPUs that the program runs.
 """
 
 import argparse

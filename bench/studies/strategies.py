@@ -25,7 +25,8 @@ ALL = {"sparsity.layers": ["blocks.*.attn.*", "blocks.*.mlp.*"]}
 def layer_by_layer(blocks):
     """Settings by which one block after the other becomes 2:4, the last first, within the first half of all steps."""
     parts = [
-        f'{{ layers = ["blocks.{block}.attn.*", "blocks.{block}.mlp.*"], begin = {0.5 * (blocks - block) / blocks:.3f} }}'
+        f'{{ layers = ["blocks.{block}.attn.*", "blocks.{block}.mlp.*"], '
+        f"begin = {0.5 * (blocks - block) / blocks:.3f} }}"
         for block in range(blocks)
     ]
     return {"sparsity.override": f"[{', '.join(parts)}]"}
@@ -158,7 +159,9 @@ class Study:
                 "dense": before,
                 "text": [path.name for path in options.text],
                 "held_out": options.held_out.name,
-                "budget": {key: getattr(options, key) for key in ("steps", "batch", "context", "rate", "samples", "seed")},
+                "budget": {
+                    key: getattr(options, key) for key in ("steps", "batch", "context", "rate", "samples", "seed")
+                },
                 "window": options.window,
                 "device": options.device_name or options.device,
                 "rows": rows,

@@ -22,8 +22,9 @@ def table(path, link):
     (trained,) = [row["perplexity"] for row in study["rows"] if not row["two_of_four"]]
     text = (
         f"{study['model']} on {study['device']} ([raw]({link})), all linear layers of its blocks 2:4. Budget: "
-        f"{budget['steps']} steps of {budget['batch']} x {budget['context']} tokens of {', '.join(study['text'])}, learning rate "
-        f"{budget['rate']:g} to a tenth of it, seed {budget['seed']}. Perplexity a token of {study['held_out']}: dense "
+        f"{budget['steps']} steps of {budget['batch']} x {budget['context']} tokens of {', '.join(study['text'])}, "
+        f"learning rate {budget['rate']:g} to a tenth of it, "
+        f"seed {budget['seed']}. Perplexity a token of {study['held_out']}: dense "
         f"{dense:.3f}, and {trained:.3f} when it trains on with the same budget."
     )
     body = []

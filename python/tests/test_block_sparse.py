@@ -97,7 +97,8 @@ def test_products_of_our_kernel_on_a_gpu_are_dense_ones(size):
             y.backward(torch.ones_like(y))
             close(x.grad, torch.ones_like(y).double() @ dense.double())
     # What the kernel does not multiply becomes dense.
-    for shape, dtype in (((70, 50, size), torch.bfloat16), ((64, 96, 24), torch.float16), ((64, 64, 16), torch.float32)):
+    others = ((70, 50, size), torch.bfloat16), ((64, 96, 24), torch.float16), ((64, 64, 16), torch.float32)
+    for shape, dtype in others:
         dense = blocky(*shape, "cuda", dtype)
         x = torch.randn(7, shape[1], device="cuda", dtype=dtype)
         close(F.linear(x, BlockSparseTensor.from_dense(dense, shape[2])), x.double() @ dense.double().t())

@@ -1,5 +1,5 @@
-//! On a device: products with a weight in square blocks are those of the dense weight, whatever its blocks are. Without a
-//! device the test skips.
+//! On a device: products with a weight in square blocks are those of the dense weight, whatever its blocks are. Without
+//! a device the test skips.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! `x · Wᵀ` of floats, of the blocks of `W` that are stored as torch's BSR has them: `crow` `[block rows + 1]` and `col`
-//! `[blocks]` of int64, and the blocks, `[blocks, height, width]`.
+//! `x · Wᵀ` of floats, of the blocks of `W` that are stored as torch's BSR has them: `crow` `[block rows + 1]` and
+//! `col` `[blocks]` of int64, and the blocks, `[blocks, height, width]`.
 
 use twofour::kernel::{BlockSparseRef, Engine, Epilogue};
 use twofour_cuda::layer::borrowed::block_sparse::{self, BlockSparseSlice};
@@ -47,13 +47,14 @@ fn cuda(x: Tensor, crow: Tensor, col: Tensor, values: Tensor, rows: usize) -> Re
     let block = height as usize;
     if height != width || !block_sparse::is_supported(block, cols) {
         return Err(Failure::not_implemented(format!(
-            "blocks of {height} x {width} of a weight with {cols} columns: on a GPU a block has 16, 32 or a multiple of \
-             64 rows and as many columns, and a weight a multiple of 8 columns"
+            "blocks of {height} x {width} of a weight with {cols} columns: on a GPU a block has 16, 32 or a multiple \
+             of 64 rows and as many columns, and a weight a multiple of 8 columns"
         )));
     }
     if col.numel() != blocks as usize || crow.numel() != rows.div_ceil(block) + 1 {
         return Err(Failure::runtime(format!(
-            "{blocks} blocks of a weight with {rows} rows need {blocks} column indices and {} row starts, not {} and {}",
+            "{blocks} blocks of a weight with {rows} rows need {blocks} column indices and {} row starts, not {} and \
+             {}",
             rows.div_ceil(block) + 1,
             col.numel(),
             crow.numel()

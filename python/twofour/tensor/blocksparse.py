@@ -20,9 +20,9 @@ class BlockSparseTensor(torch.Tensor):
     alone; it is for inference, and has no gradient of its own.
 
     It is made by :meth:`from_dense`, or by :func:`twofour.sparsity.sparsify_`. Our kernels multiply the stored blocks
-    where they lie: on a CPU any, on a GPU those of bfloat16 and float16 with 16, 32 or a multiple of 64 rows, of a matrix
-    whose columns are a multiple of 8. Other products, and those in float64, make a dense matrix first: that saves memory
-    alone.
+    where they lie: on a CPU any, on a GPU those of bfloat16 and float16 with 16, 32 or a multiple of 64 rows, of a
+    matrix whose columns are a multiple of 8. Other products, and those in float64, make a dense matrix first: that
+    saves memory alone.
 
     Attributes:
         bsr_crow_indices: ``[block rows + 1]`` of int64: where each row of blocks begins.

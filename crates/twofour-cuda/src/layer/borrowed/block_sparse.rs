@@ -22,13 +22,15 @@ pub struct BlockSparseSlice<'a> {
     pub cols: usize,
 }
 
-/// Launches `y = x · Wᵀ` for `x` `[tokens, cols]` and `y` `[tokens, rows]`, both of the weight's type, f16 or bf16. Sums
-/// are f32. An index outside of the weight counts as a block of zeros: it is on the device, and checking it would wait.
+/// Launches `y = x · Wᵀ` for `x` `[tokens, cols]` and `y` `[tokens, rows]`, both of the weight's type, f16 or bf16.
+/// Sums are f32. An index outside of the weight counts as a block of zeros: it is on the device, and checking it
+/// would wait.
 ///
 /// # Errors
-/// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for a slice with another length, type or device;
-/// [`Error::DataType`] for another type; [`Error::Setting`] and [`Error::Multiple`] for what [`is_supported`] denies;
-/// [`Error::Pointer`] for memory that is not aligned to 16 bytes; [`Error::Capturing`] where the kernel must be loaded during a capture.
+/// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for a slice with another length, type or
+/// device; [`Error::DataType`] for another type; [`Error::Setting`] and [`Error::Multiple`] for what [`is_supported`]
+/// denies; [`Error::Pointer`] for memory that is not aligned to 16 bytes; [`Error::Capturing`] where the kernel must
+/// be loaded during a capture.
 pub fn linear(
     context: &LayerContext,
     weight: BlockSparseSlice<'_>,

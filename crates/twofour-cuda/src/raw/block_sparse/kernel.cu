@@ -20,8 +20,8 @@ constexpr int CHUNKS = UNIT / 8; // 16-byte chunks of a row of a tile
 
 extern __shared__ __align__(128) unsigned char memory[];
 
-// Returns where a chunk of a tile's row lies, in bytes: chunks of 128 bytes of rows are permuted, so that the eight rows
-// which a matrix is loaded from lie in all banks.
+// Returns where a chunk of a tile's row lies, in bytes: chunks of 128 bytes of rows are permuted, so that the eight
+// rows which a matrix is loaded from lie in all banks.
 __device__ __forceinline__ u32 place(u32 row, u32 chunk) {
     constexpr u32 SHARING = 8 / CHUNKS; // rows of 128 bytes
     return (row * CHUNKS + (chunk ^ (row / SHARING % CHUNKS))) * 16;
@@ -67,7 +67,8 @@ template <int TOKENS, int FEATURES, int WARPS_T, int WARPS_F> __device__ __force
             const long long column = columns[part.value];
             const bool reads = column >= 0 && column + 8 * own_chunk < p.cols;
             const u16* weights = p.values;
-            if (is_there) weights = weight_rows + (u64)(begin + number / units) * p.block * p.block + number % units * UNIT;
+            if (is_there)
+                weights = weight_rows + (u64)(begin + number / units) * p.block * p.block + number % units * UNIT;
             const u16* x = reads ? x_rows + column : p.x;
             unrolled<(FEATURES + ROWS - 1) / ROWS>([&](auto i) {
                 const u32 of = own_row + ROWS * i.value;
@@ -156,12 +157,12 @@ extern "C" __global__ void __launch_bounds__(128) few(const __grid_constant__ Bl
     product<16, 16, 1, 1>(p);
 }
 
-constexpr int MOST_FEATURES = UNIT, WARPS_FOR_FEATURES = UNIT == 64 ? 2 : 1;
+constexpr int WARPS_FOR_FEATURES = UNIT == 64 ? 2 : 1;
 
 extern "C" __global__ void __launch_bounds__(128) some(const __grid_constant__ BlockProduct p) {
-    product<64, MOST_FEATURES, 4 / WARPS_FOR_FEATURES, WARPS_FOR_FEATURES>(p);
+    product<64, UNIT, 4 / WARPS_FOR_FEATURES, WARPS_FOR_FEATURES>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(128) many(const __grid_constant__ BlockProduct p) {
-    product<128, MOST_FEATURES, 4 / WARPS_FOR_FEATURES, WARPS_FOR_FEATURES>(p);
+    product<128, UNIT, 4 / WARPS_FOR_FEATURES, WARPS_FOR_FEATURES>(p);
 }

@@ -144,8 +144,8 @@ impl BlockSparseProduct {
         Ok(Self { unit, multiprocessors: device.multiprocessors(), tiles: [load(few)?, load(some)?, load(many)?] })
     }
 
-    /// Launches `y = x · Wᵀ` for `x` `[tokens, cols]` and `y` `[tokens, rows]`. Indices that no block or column has read
-    /// zeros.
+    /// Launches `y = x · Wᵀ` for `x` `[tokens, cols]` and `y` `[tokens, rows]`. Indices that no block or column has
+    /// read zeros.
     ///
     /// # Errors
     /// [`Error::Pointer`] for pointers that are null or not aligned, [`Error::Multiple`] for columns that are no
