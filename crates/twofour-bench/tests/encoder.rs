@@ -4,8 +4,8 @@ use std::{fs, path::Path};
 
 use crate::support::run;
 use twofour::{
+    Selector,
     file::{Compress, Convert, NotSparse, Prune},
-    select::Selector,
 };
 
 /// Makes `dense`, `pruned` and `compressed` of a checkpoint of the fixtures.

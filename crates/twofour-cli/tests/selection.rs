@@ -430,7 +430,7 @@ fn stacked_experts_are_pruned_and_checked_along_what_they_sum_and_compressed_one
     assert_eq!(notes[&Some("model.layers.0.self_attn.q_proj.weight")], Some("compressed"));
     // The library's function chooses the same.
     let library = at.join("library");
-    twofour::file::prune(at.join("in"), &library, twofour::select::Selector::TWO_FOUR).unwrap();
+    twofour::file::prune(at.join("in"), &library, twofour::Selector::TWO_FOUR).unwrap();
     let [ours, theirs] = [library, at.join("out")].map(|of| fs::read(of.join("model.safetensors")).unwrap());
     assert!(ours == theirs);
 }

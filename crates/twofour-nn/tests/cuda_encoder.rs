@@ -7,9 +7,8 @@ mod support;
 use std::{fs, path::Path};
 
 use twofour::{
-    DataType,
+    DataType, Selector,
     file::{Compress, Convert, Prune, TensorInfo},
-    select::Selector,
 };
 use twofour_nn::model::{CudaEncoder, EncoderCheckpoint, EncoderInput, MaskedEncoder, SentenceEncoder};
 

@@ -94,56 +94,11 @@ impl FromStr for DataType {
     }
 }
 
-/// Evaluates an expression with `T` naming the Rust type of a data type of weights: all but i32. The expression is
-/// generic over [`Element`](crate::Element) and returns a `Result` whose error can be made from [`Error`]; i32 is
-/// [`Error::UnsupportedDType`].
-///
-/// ```
-/// use twofour::{DataType, Element, match_element};
-/// fn bytes<T: Element>() -> twofour::Result<usize> {
-///     Ok(size_of::<T>())
-/// }
-/// assert_eq!(match_element!(DataType::BF16, |T| bytes::<T>())?, 2);
-/// assert!(match_element!(DataType::I32, |T| bytes::<T>()).is_err());
-/// # Ok::<(), twofour::Error>(())
-/// ```
-#[macro_export]
-macro_rules! match_element {
-    ($data_type:expr, |$T:ident| $body:expr) => {
-        match $data_type {
-            $crate::DataType::F32 => {
-                type $T = f32;
-                $body
-            }
-            $crate::DataType::F16 => {
-                type $T = $crate::element::f16;
-                $body
-            }
-            $crate::DataType::BF16 => {
-                type $T = $crate::element::bf16;
-                $body
-            }
-            $crate::DataType::E4M3 => {
-                type $T = $crate::F8E4M3;
-                $body
-            }
-            $crate::DataType::E5M2 => {
-                type $T = $crate::F8E5M2;
-                $body
-            }
-            $crate::DataType::I8 => {
-                type $T = i8;
-                $body
-            }
-            $crate::DataType::I32 => Err($crate::DataType::I32.not_of_weights("this operation").into()),
-        }
-    };
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::Element;
+    use crate::match_element;
 
     #[test]
     fn names_differ_in_case_only_and_are_those_of_serde() {

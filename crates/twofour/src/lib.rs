@@ -42,18 +42,22 @@ pub mod int8;
 pub mod kernel;
 pub mod layer;
 pub mod layout;
+mod linear_algebra;
 pub mod mask;
 pub mod matrix;
 pub mod memory;
 pub mod pattern;
 pub mod quantization;
+mod random;
 pub mod role;
 pub mod select;
+mod selector;
 pub mod solve;
 pub mod sparsify;
 pub mod speedup;
 pub mod store;
 pub mod verify;
+pub mod widest;
 
 pub use compressed::Compressed;
 pub use data_type::DataType;
@@ -62,6 +66,7 @@ pub use error::{Error, Result};
 pub use mask::Mask;
 pub use matrix::MatrixRef;
 pub use pattern::{Axis, Pattern};
+pub use selector::Selector;
 
 /// The examples of the README are tests.
 #[cfg(doctest)]

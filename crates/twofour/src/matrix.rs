@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use crate::{Element, Error, Result, first_error::first_error, kernel::widest};
+use crate::{Element, Error, Result, first_error::first_error, widest::widest};
 
 /// A dense row-major matrix, `[rows, cols]`, that somebody else owns.
 ///

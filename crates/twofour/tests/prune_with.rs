@@ -8,13 +8,13 @@ use std::{
 
 use half::{bf16, f16};
 use twofour::{
-    Axis, Error, Mask, MatrixRef, Pattern,
+    Axis, Error, Mask, MatrixRef, Pattern, Selector,
     criterion::{self, Magnitude},
     file::{
         Convert, Kept, Outcome, Overwrite, PlannedTensor, Prune, PruneWith, Pruned, PrunedWeight, Reader, Report,
         StoredDType, TensorInfo, Writer,
     },
-    select::{Selector, Sparsity},
+    select::Sparsity,
 };
 
 const TWO_FOUR: (Sparsity, Axis) = (Sparsity::Groups(Pattern::TWO_FOUR), Axis::Row);

@@ -2,9 +2,9 @@
 
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::{exceptions::PyValueError, prelude::*};
-use twofour::{
+use twofour::{Selector, 
     Axis, Element, MatrixRef, Result, match_element,
-    select::{Selector, Sparsity},
+    select::Sparsity,
     verify::{Place as Part, census, conformance},
 };
 

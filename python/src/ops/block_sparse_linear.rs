@@ -32,9 +32,7 @@ fn on_cpu<T: Float>(x: &Tensor, crow: &Tensor, col: &Tensor, values: &Tensor, ro
     let weight = BlockSparseRef::new((rows, cols), block, starts, columns, &blocks, Engine::best()?)?;
     let input = x.elements::<T>("the input", T::SCALAR)?;
     let mut y = with_last(x, Device::HOST, rows, T::SCALAR)?;
-    on_torch_threads(|| {
-        weight.linear(&input, tokens, Epilogue::default(), y.elements_mut()?).map_err(Failure::from)
-    })?;
+    on_torch_threads(|| weight.linear(&input, tokens, Epilogue::default(), y.elements_mut()?).map_err(Failure::from))?;
     Ok(y)
 }
 

@@ -38,9 +38,7 @@ pub(super) const OPERATORS: &[Operator] = &[
         kernel!(canonical_cpu),
     )
     .cuda(kernel!(canonical_cuda))
-    .shapes(|arguments| {
-        int4_parts_shapes(arguments.granularity(3)?, &arguments.size(1)?, &arguments.size(2)?)
-    }),
+    .shapes(|arguments| int4_parts_shapes(arguments.granularity(3)?, &arguments.size(1)?, &arguments.size(2)?)),
 ];
 
 fn quantize(weight: Tensor, granularity: Granularity) -> Result<(Tensor, Tensor, Tensor)> {

@@ -1,8 +1,6 @@
 //! `activation(x · Wᵀ + bias)` of floats, `x` of shape `[..., in_features]`.
 
-use twofour::{
-    kernel::{Activation, Epilogue, SparseWeightRef, packed_bytes},
-};
+use twofour::kernel::{Activation, Epilogue, SparseWeightRef, packed_bytes};
 use twofour_cuda::layer::borrowed::{self, PackedSlice, packed_len};
 
 use super::*;

@@ -4,8 +4,8 @@ use twofour::{Compressed, MatrixRef};
 
 use super::*;
 
-pub(super) const OPERATORS: &[Operator] =
-    &[Operator::new("pack_sparse(Tensor weight) -> Tensor", kernel!(cpu)).shapes(|arguments| {
+pub(super) const OPERATORS: &[Operator] = &[Operator::new("pack_sparse(Tensor weight) -> Tensor", kernel!(cpu))
+    .shapes(|arguments| {
         let weight = arguments.tensor(0)?;
         let [rows, cols] = weight.matrix()?;
         Ok(vec![shape(weight.dtype, weight.on_gpu, rows, cols)?])

@@ -25,10 +25,7 @@ fn cpu(weights: Vec<Tensor>, rule: MaskRule, transpose: bool, dtype: FloatType) 
     one_by_one(weights, |weight| pack::cpu(weight, rule, 1.0, transpose, false, dtype))
 }
 
-fn one_by_one(
-    weights: Vec<Tensor>,
-    pack: impl Fn(Tensor) -> Result<(Tensor, Tensor, Tensor)>,
-) -> Result<(List, List)> {
+fn one_by_one(weights: Vec<Tensor>, pack: impl Fn(Tensor) -> Result<(Tensor, Tensor, Tensor)>) -> Result<(List, List)> {
     let pack = |weight| pack(weight).map(|(packed, packed_t, _)| (packed, packed_t));
     let (packed, packed_t) = weights.into_iter().map(pack).collect::<Result<(Vec<_>, Vec<_>)>>()?;
     Ok((List::of(packed)?, List::of(packed_t)?))

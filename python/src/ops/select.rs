@@ -1,10 +1,6 @@
 //! The masks that a rule chooses, in tiles ([`crate::cpu::to_tiles`]).
 
-use twofour::{
-    Axis, MatrixRef, Pattern,
-    layer::MaskRule,
-    select,
-};
+use twofour::{Axis, MatrixRef, Pattern, layer::MaskRule, select};
 use twofour_cuda::layer::borrowed::MasterSlice;
 
 use super::*;
@@ -58,9 +54,10 @@ fn cuda_together(dense: Vec<Tensor>, rule: MaskRule) -> Result<List> {
     let shapes = dense.iter().map(|matrix| matrix.matrix("a matrix")).collect::<Result<Vec<_>>>()?;
     let masks = shapes.iter().map(|&(rows, cols)| new_mask(device, rows, cols));
     let mut masks = masks.collect::<Result<Vec<_>>>()?;
-    let masters = dense.iter().zip(&shapes).map(|(matrix, &(rows, cols))| {
-        Ok(MasterSlice { data: slice(&context, matrix, "a matrix")?, rows, cols })
-    });
+    let masters = dense
+        .iter()
+        .zip(&shapes)
+        .map(|(matrix, &(rows, cols))| Ok(MasterSlice { data: slice(&context, matrix, "a matrix")?, rows, cols }));
     select_together_into(&context, masters.collect::<Result<_>>()?, rule, &mut masks)?;
     List::of(masks)
 }

@@ -10,9 +10,9 @@ use clap::Args;
 use half::bf16;
 use serde::Serialize;
 use twofour::{
-    Axis, MatrixRef,
+    Axis, MatrixRef, Selector,
     kernel::{BlockSparseWeight, DenseWeight, Epilogue, KernelElement},
-    select::{Selector, Sparsity},
+    select::Sparsity,
     store::Bsr,
 };
 use twofour_cli::{

@@ -1,47 +1,7 @@
 //! What the compiler needs to turn plain loops over `f32` slices into vector code: wide instructions, independent
 //! partial sums, and an exponential without a branch or a call.
 
-/// Runs `work` compiled for the widest vectors that every AVX2 machine has, if this machine has them.
-///
-/// `work` must be made of `#[inline(always)]` functions and plain loops: only what is inlined into it is compiled anew.
-#[inline]
-pub fn widest<R>(work: impl FnOnce() -> R) -> R {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx2,fma")]
-        fn avx2<R>(work: impl FnOnce() -> R) -> R {
-            work()
-        }
-        if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
-            // SAFETY: the two target features that `avx2` is compiled for were detected on the line above.
-            return unsafe { avx2(work) };
-        }
-    }
-    work()
-}
-
-/// Work that [`widest_of`] compiles anew. Unlike a large closure its method is inlined whatever its size.
-pub trait Work {
-    /// Does the work; implementations are `#[inline(always)]`.
-    fn run(self);
-}
-
-/// [`widest`] for work of any size.
-#[inline]
-pub fn widest_of(work: impl Work) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx2,fma")]
-        fn avx2(work: impl Work) {
-            work.run();
-        }
-        if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
-            // SAFETY: the two target features that `avx2` is compiled for were detected on the line above.
-            return unsafe { avx2(work) };
-        }
-    }
-    work.run();
-}
+pub use twofour::widest::{Inlined, widest};
 
 /// Independent partial sums: enough to hide the latency of a vector addition.
 const LANES: usize = 32;

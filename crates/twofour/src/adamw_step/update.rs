@@ -1,9 +1,6 @@
 //! One parameter's update.
 
-use crate::{
-    Arithmetic, Error, Result,
-    kernel::{share, widest},
-};
+use crate::{Arithmetic, Error, Result, kernel::share, widest::widest};
 
 /// Elements that one task updates. The sum of changes is added up task by task, so it does not depend on the number of
 /// threads.

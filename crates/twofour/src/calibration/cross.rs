@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::{reject_not_finite, tokens_of};
 use crate::{
     Error, Result,
-    kernel::float_gemm::{Block, Operand, Threads, multiply},
+    linear_algebra::gemm::{Block, Operand, Threads, multiply},
 };
 
 /// `X₀ᵀX` over all tokens added: of the inputs `X₀` that a layer has in the dense model and the inputs `X` that it has

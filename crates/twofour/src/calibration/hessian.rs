@@ -5,8 +5,10 @@ use rayon::prelude::*;
 use super::{reject_not_finite, tokens_of};
 use crate::{
     Error, MatrixRef, Result,
-    kernel::float_gemm::{Block, Operand, Threads, multiply},
-    solve::factor,
+    linear_algebra::{
+        factor,
+        gemm::{Block, Float, Operand, Threads, multiply},
+    },
 };
 
 /// Columns of the Hessian that one GEMM computes.
@@ -189,8 +191,28 @@ impl Hessian {
     /// [`Error::NoTokens`], [`Error::Setting`] for a damping that is not positive and finite,
     /// [`Error::NotPositiveDefinite`].
     pub fn inverse_diagonal(&self, damping: f64) -> Result<Vec<f32>> {
-        let upper = factor::upper::<f64>(self, damping)?;
+        let upper = self.upper_factor::<f64>(damping)?;
         Ok(factor::inverse_diagonal(&upper, self.features))
+    }
+
+    /// `R` of [`factor::upper`]: `H + damping · mean(diagonal) · I = R·Rᵀ`.
+    ///
+    /// # Errors
+    /// [`Error::NoTokens`], [`Error::Setting`] for a damping that is negative or not finite,
+    /// [`Error::NotPositiveDefinite`].
+    pub(crate) fn upper_factor<T: Float>(&self, damping: f64) -> Result<Vec<T>> {
+        if self.tokens() == 0 {
+            return Err(Error::NoTokens { what: "Hessian" });
+        }
+        if !damping.is_finite() || damping < 0.0 {
+            return Err(Error::Setting {
+                what: "the Hessian's damping",
+                value: damping,
+                expected: "finite and not negative",
+            });
+        }
+        factor::upper(self.lower(), self.features, damping)
+            .map_err(|feature| Error::NotPositiveDefinite { feature, damping })
     }
 }
 

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::{reject_not_finite, tokens_of};
 use crate::{
     Error, MatrixRef, Result,
-    kernel::float_gemm::{Block, Operand, Threads, multiply},
+    linear_algebra::gemm::{Block, Operand, Threads, multiply},
 };
 
 /// Activations `[tokens, features]` of a layer's inputs, as they are: for the error of a pruned weight without a

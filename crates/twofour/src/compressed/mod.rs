@@ -19,7 +19,7 @@ pub mod code;
 
 use rayon::prelude::*;
 
-use crate::{Axis, Element, Error, Mask, MatrixRef, Pattern, Result, first_error::first_error, memory, select};
+use crate::{Axis, Element, Error, Mask, MatrixRef, Result, first_error::first_error, memory};
 
 /// A 2:4 weight in canonical compressed form; see the [module](self).
 ///
@@ -111,14 +111,6 @@ impl<T: Element> Compressed<T> {
     pub fn from_masked(matrix: MatrixRef<'_, T>, mask: &Mask) -> Result<Self> {
         mask.expect_shape("mask and matrix", matrix.rows(), matrix.cols())?;
         Self::build(matrix, |row, group, _| mask.bits(row, group * 4, 4) as u8)
-    }
-
-    /// Prunes to the two largest magnitudes of each group ([`select::magnitude`]) and compresses.
-    ///
-    /// # Errors
-    /// [`Error::NotANumber`] with the place of the first NaN.
-    pub fn from_pruned(matrix: MatrixRef<'_, T>) -> Result<Self> {
-        Self::from_masked(matrix, &select::magnitude(matrix, Pattern::TWO_FOUR, Axis::Row)?)
     }
 
     /// Compresses what `kept(row, group, values)` keeps of each group.
@@ -292,7 +284,7 @@ impl<T: Element> Compressed<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{F8E4M3, F8E5M2};
+    use crate::{F8E4M3, F8E5M2, Pattern, select};
     use half::{bf16, f16};
     use proptest::prelude::*;
 

@@ -1,7 +1,7 @@
 //! Random scores: the baseline that every criterion must beat.
 
 use super::{Criterion, Scorer, Weight};
-use crate::{Result, estimate::random};
+use crate::{Result, random};
 
 /// Scores an element by a number from a counter-based generator (Philox), keyed by the seed and the element's place:
 /// the same on every machine and with any number of threads.

@@ -12,7 +12,6 @@
 
 mod decay;
 mod mvue;
-pub(crate) mod random;
 mod soft;
 
 use rayon::prelude::*;
@@ -20,7 +19,7 @@ use rayon::prelude::*;
 pub use decay::masked_decay;
 pub use soft::soft_threshold_scale;
 
-use crate::{Arithmetic, Compressed, Element, Error, MatrixRef, Result, compressed};
+use crate::{Arithmetic, Compressed, Element, Error, MatrixRef, Result, compressed, random};
 
 /// How a group of four is represented by two of its elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -75,7 +75,7 @@ fn place([a, b, c, _]: [f32; 4], point: f32) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::estimate::random;
+    use crate::random;
     use proptest::prelude::*;
 
     type Group = [f32; 4];

@@ -7,9 +7,8 @@ use proptest::prelude::*;
 
 use super::{tests::run, *};
 use crate::{
-    Compressed, Error, MatrixRef,
+    Compressed, Error, MatrixRef, Selector,
     int4::{Granularity, Int4},
-    select::Selector,
 };
 
 fn weight(rows: usize, cols: usize, granularity: Granularity) -> Int4 {

@@ -45,7 +45,7 @@
 //!
 //! ```
 //! use std::{collections::BTreeMap, ops::ControlFlow};
-//! use twofour::{file::{Compress, Convert, Overwrite, PlannedTensor, Progress, Prune, Reader, StoredDType, Writer}, select::Selector};
+//! use twofour::{Selector, file::{Compress, Convert, Overwrite, PlannedTensor, Progress, Prune, Reader, StoredDType, Writer}, };
 //! let directory = tempfile::tempdir()?;
 //! let at = |name: &str| directory.path().join(name);
 //! let plan = vec![PlannedTensor::new("up.weight", StoredDType::F32, [1, 4])];
@@ -93,6 +93,7 @@ mod plan;
 mod pytorch;
 mod reader;
 mod reordered;
+mod roles;
 mod safetensors;
 mod source;
 mod stacked;

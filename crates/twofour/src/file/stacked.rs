@@ -263,8 +263,8 @@ impl Source for Unstacked {
 mod tests {
     use super::*;
     use crate::{
+        Selector,
         file::{Compress, Convert, Decompress, NotSparse, Overwrite, PlannedTensor, Reader, Unchanged, Writer},
-        select::Selector,
     };
 
     /// Experts as gpt-oss stores them, and as Granite does, in which a whole matrix is one element.

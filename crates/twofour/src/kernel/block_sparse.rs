@@ -76,17 +76,7 @@ impl<T: KernelElement> BlockSparseWeight<T> {
     /// # Errors
     /// [`crate::Error::Engine`] where this machine cannot run it; [`crate::Error::OutOfMemory`].
     pub fn pack_for(weight: &Bsr<T>, engine: Engine) -> Result<Self> {
-        let (starts, columns) = (weight.starts().to_vec(), weight.columns().to_vec());
-        let (values, cpu) = (Aligned::copy_of(weight.values())?, Cpu::detect(engine)?);
-        Ok(BlockSparse {
-            rows: weight.rows(),
-            cols: weight.cols(),
-            block: weight.block(),
-            starts,
-            columns,
-            values,
-            cpu,
-        })
+        BlockSparse::of_store(weight, Aligned::copy_of(weight.values())?, engine)
     }
 }
 
@@ -96,9 +86,7 @@ impl<'a, T: KernelElement> BlockSparseRef<'a, T> {
     /// # Errors
     /// Those of [`Engine::best`].
     pub fn of(weight: &'a Bsr<T>) -> Result<Self> {
-        let (starts, columns) = (weight.starts().to_vec(), weight.columns().to_vec());
-        let (block, values, cpu) = (weight.block(), weight.values(), Cpu::detect(Engine::best()?)?);
-        Ok(BlockSparse { rows: weight.rows(), cols: weight.cols(), block, starts, columns, values, cpu })
+        BlockSparse::of_store(weight, weight.values(), Engine::best()?)
     }
 
     /// From parts, for one engine. They are those of [`Bsr::from_parts`]: where each row of blocks begins, the column of
@@ -121,6 +109,19 @@ impl<'a, T: KernelElement> BlockSparseRef<'a, T> {
 }
 
 impl<T: KernelElement, B: Deref<Target = [T]>> BlockSparse<B> {
+    /// `values` are those of the store, here or elsewhere.
+    fn of_store(weight: &Bsr<T>, values: B, engine: Engine) -> Result<Self> {
+        Ok(BlockSparse {
+            rows: weight.rows(),
+            cols: weight.cols(),
+            block: weight.block(),
+            starts: weight.starts().to_vec(),
+            columns: weight.columns().to_vec(),
+            values,
+            cpu: Cpu::detect(engine)?,
+        })
+    }
+
     /// Rows of the weight.
     pub fn out_features(&self) -> usize {
         self.rows

@@ -75,7 +75,6 @@ mod dense;
 mod engine;
 mod epilogue;
 mod few;
-pub(crate) mod float_gemm;
 mod format;
 mod many;
 mod packed;
@@ -83,13 +82,13 @@ mod quantize;
 mod remask;
 mod scratch;
 mod share;
+mod stores;
 mod strips;
 #[cfg(test)]
 mod tests;
 mod tile;
 mod transposed_product;
 mod vector;
-mod widest;
 
 pub(crate) use aligned::Aligned;
 pub use block_sparse::{BlockSparse, BlockSparseRef, BlockSparseWeight};
@@ -101,7 +100,6 @@ pub use format::{
     int4::{SparseWeightInt4, SparseWeightInt4Ref, pack_int4, packed_bytes_int4},
     int8::{DenseWeightI8, SparseWeightI8, SparseWeightI8Ref, pack_i8},
 };
-pub(crate) use many::Listed;
 pub use packed::{PACKED_ALIGNMENT, Packed, SparseWeight, SparseWeightMut, SparseWeightRef, packed_bytes};
 pub use quantize::quantize;
 pub(crate) use remask::Selection;
@@ -109,4 +107,3 @@ pub use share::{Executor, share, with_executor, with_threads};
 pub(crate) use share::{LEAST_PART, share_elements};
 pub(crate) use transposed_product::transposed_product;
 pub use vector::Engine;
-pub(crate) use widest::{Inlined, widest, widest_inlined};

@@ -15,12 +15,12 @@ use rayon::prelude::*;
 use super::{
     format::KernelElement,
     strips::{ROWS, Strips},
-    widest::widest,
 };
 use crate::{
     Element, Error, Mask, MatrixRef, Result,
     compressed::{self, code},
     select::{Transposable, nm, tile},
+    widest::widest,
 };
 
 /// Which elements of a matrix are kept, and with which values: a [`MaskRule`](crate::layer::MaskRule) at one step, with

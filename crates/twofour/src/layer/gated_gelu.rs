@@ -1,10 +1,7 @@
 //! The gated GELU (GEGLU: Shazeer, "GLU Variants Improve Transformer", 2020) and its gradient.
 
 use super::activation::{elements, expect_length};
-use crate::{
-    Arithmetic, Error, Result,
-    kernel::{share, widest},
-};
+use crate::{Arithmetic, Error, Result, kernel::share, widest::widest};
 
 /// Elements that one task computes.
 const TASK: usize = 1 << 13;

@@ -7,9 +7,8 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::{
-    Axis, Element, Error, MatrixRef, Pattern, Result,
-    kernel::{Inlined, widest_inlined},
-    memory,
+    Axis, Element, Error, MatrixRef, Pattern, Result, memory,
+    widest::{Inlined, widest},
 };
 
 pub(crate) use retained::Retained;
@@ -313,7 +312,7 @@ pub(crate) fn apply_row<T: Element>(values: &[T], words: &[u64], out: &mut [T]) 
 
 /// Writes +0.0 in the place of the elements of a row that are not kept.
 pub(crate) fn zero_pruned<T: Element>(row: &mut [T], words: &[u64]) {
-    widest_inlined(ZeroPruned { row, words });
+    widest(ZeroPruned { row, words });
 }
 
 struct ZeroPruned<'a, T> {

@@ -3,7 +3,7 @@
 use super::kept_or_zero;
 use crate::{
     Element,
-    kernel::{Inlined, widest_inlined},
+    widest::{Inlined, widest},
 };
 
 /// What a mask keeps of a matrix, counted and summed in one pass.
@@ -26,13 +26,13 @@ pub(crate) struct Retained {
 impl Retained {
     /// Of one row and the words of its mask.
     pub(crate) fn of_row<T: Element>(values: &[T], words: &[u64]) -> Self {
-        widest_inlined(OfRow { values, words })
+        widest(OfRow { values, words })
     }
 
     /// [`Retained::of_row`] where the row is at hand as it is pruned, too: with +0.0 in the place of what the mask does
     /// not keep.
     pub(crate) fn of_pruned<T: Element>(values: &[T], pruned: &[T], words: &[u64]) -> Self {
-        widest_inlined(OfPruned { values, pruned, words })
+        widest(OfPruned { values, pruned, words })
     }
 
     /// Of all rows together, added up in their order: the sums do not depend on the number of threads.

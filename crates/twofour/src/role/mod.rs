@@ -24,7 +24,6 @@
 //!
 //! `tests/roles.rs` holds these rules against the modules of every model type of transformers.
 
-mod config;
 mod kernel;
 mod layout;
 mod name;

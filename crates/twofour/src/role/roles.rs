@@ -3,12 +3,11 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{
-    Kernel, Layout, Role, config,
+    Kernel, Layout, Role,
     layout::Layouts,
     name::{self, Modules, Place},
     stacked::{Stacks, is_stacked},
 };
-use crate::{Result, file::Reader};
 
 /// What is known of a model before its tensors are told apart one by one.
 #[derive(Debug, Clone, Default)]
@@ -30,19 +29,6 @@ pub struct Roles {
 }
 
 impl Roles {
-    /// Looks at the names and shapes of a model's tensors and at the `config.json` beside them.
-    ///
-    /// # Errors
-    /// [`Error::Io`](crate::Error::Io) and [`Error::Format`](crate::Error::Format) for a configuration that cannot be
-    /// read.
-    pub fn of_model(reader: &Reader) -> Result<Self> {
-        let names_conv1d = config::names_conv1d(reader)?;
-        let plain = reader.plain_tensors().map(|tensor| (tensor.name.as_str(), tensor.shape.clone()));
-        let compressed = reader.compressed_weights().map(|w| (w.name.as_str(), vec![w.rows, w.cols]));
-        let tensors: Vec<(&str, Vec<usize>)> = plain.chain(compressed).collect();
-        Ok(Self::new(tensors.iter().map(|(name, shape)| (*name, shape.as_slice())), names_conv1d))
-    }
-
     /// Looks at names and shapes. `names_conv1d` is set for a model type whose layers are transformers' `Conv1D`; it
     /// counts where no bias tells how weights are stored.
     ///

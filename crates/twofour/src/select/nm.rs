@@ -4,8 +4,8 @@ use rayon::prelude::*;
 
 use super::band::{self, BandRule};
 use crate::{
-    Axis, Element, Error, Mask, MatrixRef, Pattern, Result,
-    kernel::{Inlined, widest_inlined},
+    Axis, Compressed, Element, Error, Mask, MatrixRef, Pattern, Result,
+    widest::{Inlined, widest},
 };
 
 /// Keeps the `n` elements of largest magnitude in each group of `m`.
@@ -80,7 +80,7 @@ impl<F> GroupRule<F> {
         F: Fn(T) -> f32,
     {
         let (whole, rest) = row.as_chunks::<64>();
-        let mut nan = widest_inlined(Sixteens { score: &self.score, whole, words: &mut *words });
+        let mut nan = widest(Sixteens { score: &self.score, whole, words: &mut *words });
         let (groups, last) = rest.as_chunks::<4>();
         let mut tail = 0;
         for (group, values) in groups.iter().enumerate() {
@@ -121,7 +121,7 @@ impl<F> GroupRule<F> {
         F: Fn(T) -> f32,
     {
         let (groups, rest) = row.as_chunks::<M>();
-        let nan = widest_inlined(Ranked { score: &self.score, groups, n: self.pattern.n() as u32, words: &mut *words });
+        let nan = widest(Ranked { score: &self.score, groups, n: self.pattern.n() as u32, words: &mut *words });
         self.along_a_row(rest, groups.len(), words) | nan
     }
 
@@ -299,6 +299,16 @@ pub(crate) fn reject_nan<T: Element>(matrix: MatrixRef<'_, T>) -> Result<()> {
     match found {
         None => Ok(()),
         Some((row, col)) => Err(Error::NotANumber { row, col }),
+    }
+}
+
+impl<T: Element> Compressed<T> {
+    /// Prunes to the two largest magnitudes of each group ([`magnitude`]) and compresses.
+    ///
+    /// # Errors
+    /// [`Error::NotANumber`] with the place of the first NaN.
+    pub fn from_pruned(matrix: MatrixRef<'_, T>) -> Result<Self> {
+        Self::from_masked(matrix, &magnitude(matrix, Pattern::TWO_FOUR, Axis::Row)?)
     }
 }
 

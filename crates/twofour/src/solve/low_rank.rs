@@ -25,7 +25,7 @@ use std::{fmt, str::FromStr};
 use rayon::prelude::*;
 
 use super::{
-    Pruned, Refit, Solved, eigen,
+    Pruned, Refit, Solved,
     method::solved,
     normal::{Damped, product},
     refit,
@@ -33,8 +33,10 @@ use super::{
 use crate::{
     Error, MatrixRef, Result,
     calibration::{Statistic, StatisticKind},
-    estimate::random,
-    kernel::float_gemm::{Block, Operand, Threads, multiply},
+    linear_algebra::{
+        eigen,
+        gemm::{Block, Operand, Threads, multiply},
+    },
 };
 
 /// Directions beyond the rank: with them the last ones of the rank converge as fast as the first.
@@ -173,8 +175,9 @@ pub fn low_rank(matrix: MatrixRef<'_, f32>, inputs: Option<&Statistic>, rank: us
     let metric = Metric::new(inputs, cols)?;
     let rank = rank.min(rows).min(cols);
     let wide = (rank + MORE).min(rows).min(cols);
-    let mut basis: Vec<f32> =
-        (0..wide * rows).map(|place| random::four(0, (place / rows) as u32, (place % rows) as u32)[0] - 0.5).collect();
+    let mut basis: Vec<f32> = (0..wide * rows)
+        .map(|place| crate::random::four(0, (place / rows) as u32, (place % rows) as u32)[0] - 0.5)
+        .collect();
     orthonormalize(&mut basis, rows);
     let (mut inside, mut weighted) = (vec![0f32; wide * cols], vec![0f32; wide * cols]);
     let mut image = vec![0f32; wide * rows];

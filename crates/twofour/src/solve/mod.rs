@@ -23,8 +23,6 @@
 mod alps;
 mod backend;
 mod compensate;
-mod eigen;
-pub(crate) mod factor;
 mod grid;
 mod low_rank;
 mod method;
@@ -35,7 +33,7 @@ mod round;
 pub mod sparsegpt;
 mod swaps;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 pub use alps::{Alps, alps, alps_on};
 pub use backend::{AlpsState, Backend, Cpu, RefitRows, Values};

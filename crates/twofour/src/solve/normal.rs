@@ -6,7 +6,7 @@ use crate::{
     Element, Error, MatrixRef, Result,
     calibration::Hessian,
     first_error::first_error,
-    kernel::float_gemm::{Block, Operand, Threads, multiply},
+    linear_algebra::gemm::{Block, Operand, Threads, multiply},
 };
 
 /// A damped Hessian `H + damping · mean(diagonal) · I`, symmetric, `[features, features]`. A feature that was always

@@ -3,7 +3,7 @@
 use crate::{MatrixRef, calibration::Hessian};
 
 /// Numbers of a linear congruential generator, from -1 to 1.
-pub(super) fn random(count: usize, seed: u64) -> Vec<f32> {
+pub(crate) fn random(count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed;
     let mut next = || {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);

@@ -1,10 +1,7 @@
 //! Coordinates.
 
 use super::{Csr, expect_indices, expect_values};
-use crate::{
-    Element, Error, MatrixRef, Result,
-    kernel::{Engine, Epilogue, KernelElement, Listed},
-};
+use crate::{Element, Error, MatrixRef, Result};
 
 /// Coordinates: row, column and value of every stored element, row by row and in a row by ascending column.
 #[derive(Debug, Clone, PartialEq)]
@@ -109,7 +106,7 @@ impl<T: Element> Coo<T> {
     }
 
     /// Where each row begins.
-    fn starts(&self) -> Vec<usize> {
+    pub(crate) fn starts(&self) -> Vec<usize> {
         let mut starts = vec![0; self.rows + 1];
         self.row_indices.iter().for_each(|row| starts[*row as usize + 1] += 1);
         (0..self.rows).for_each(|row| starts[row + 1] += starts[row]);
@@ -129,17 +126,5 @@ impl<T: Element> From<&Csr<T>> for Coo<T> {
 impl<T: Element> From<&Coo<T>> for Csr<T> {
     fn from(coo: &Coo<T>) -> Self {
         Csr::trusted(coo.rows, coo.cols, coo.starts(), coo.columns.clone(), coo.values.clone())
-    }
-}
-
-impl<T: KernelElement> Coo<T> {
-    /// `y = act(x · Wᵀ + bias)`: `x` is `[tokens, cols]`, `y` is `[tokens, rows]`. Products accumulate in f32.
-    ///
-    /// # Errors
-    /// [`Error::Length`] where `x`, `y` or the bias does not fit; those of [`Engine::best`].
-    pub fn linear(&self, x: &[T], tokens: usize, epilogue: Epilogue<'_>, y: &mut [T]) -> Result<()> {
-        let starts = self.starts();
-        let weight = Listed::of_csr(self.rows, self.cols, &starts, &self.columns, &self.values);
-        weight.linear(Engine::best()?, x, tokens, epilogue, y)
     }
 }

@@ -1,10 +1,7 @@
 //! Compressed sparse columns.
 
 use super::{Csr, expect_indices, expect_lines, expect_values};
-use crate::{
-    Element, MatrixRef, Result,
-    kernel::{Epilogue, KernelElement},
-};
+use crate::{Element, MatrixRef, Result};
 
 /// Compressed sparse columns: of each column the rows of what is stored, ascending, and the values.
 #[derive(Debug, Clone, PartialEq)]
@@ -82,17 +79,5 @@ impl<T: Element> From<&Csr<T>> for Csc<T> {
 impl<T: Element> From<&Csc<T>> for Csr<T> {
     fn from(csc: &Csc<T>) -> Self {
         csc.transpose.transposed()
-    }
-}
-
-impl<T: KernelElement> Csc<T> {
-    /// `y = act(x · Wᵀ + bias)`: `x` is `[tokens, cols]`, `y` is `[tokens, rows]`. Products accumulate in f32. Every
-    /// call lists the weight by rows first: where it is multiplied often, convert it to [`Csr`].
-    ///
-    /// # Errors
-    /// [`crate::Error::Length`] where `x`, `y` or the bias does not fit; those of
-    /// [`Engine::best`](crate::kernel::Engine::best).
-    pub fn linear(&self, x: &[T], tokens: usize, epilogue: Epilogue<'_>, y: &mut [T]) -> Result<()> {
-        Csr::from(self).linear(x, tokens, epilogue, y)
     }
 }

@@ -1,11 +1,7 @@
 //! Compressed sparse rows.
 
 use super::{expect_indices, expect_lines, expect_values};
-use crate::{
-    Element, Mask, MatrixRef, Result,
-    kernel::{Engine, Epilogue, KernelElement, Listed},
-    memory,
-};
+use crate::{Element, Mask, MatrixRef, Result, memory};
 
 /// Compressed sparse rows: of each row the columns of what is stored, ascending, and the values.
 #[derive(Debug, Clone, PartialEq)]
@@ -152,16 +148,5 @@ impl<T: Element> Csr<T> {
             }
         }
         Csr { rows: self.cols, cols: self.rows, starts, columns, values }
-    }
-}
-
-impl<T: KernelElement> Csr<T> {
-    /// `y = act(x · Wᵀ + bias)`: `x` is `[tokens, cols]`, `y` is `[tokens, rows]`. Products accumulate in f32.
-    ///
-    /// # Errors
-    /// [`crate::Error::Length`] where `x`, `y` or the bias does not fit; those of [`Engine::best`].
-    pub fn linear(&self, x: &[T], tokens: usize, epilogue: Epilogue<'_>, y: &mut [T]) -> Result<()> {
-        let Csr { rows, cols, starts, columns, values } = self;
-        Listed::of_csr(*rows, *cols, starts, columns, values).linear(Engine::best()?, x, tokens, epilogue, y)
     }
 }

@@ -19,10 +19,10 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use twofour::{
-    Axis, MatrixRef, Pattern,
+    Axis, MatrixRef, Pattern, Selector,
     file::{self, Convert, PruneAndQuantize, PruneWith, Quantization, Reader, TensorInfo},
     role::Layout,
-    select::{Selector, Sparsity, Transposable},
+    select::{Sparsity, Transposable},
 };
 
 use self::{

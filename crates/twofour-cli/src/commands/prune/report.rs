@@ -3,10 +3,9 @@
 use anyhow::Result;
 use serde::Serialize;
 use twofour::{
-    Axis,
+    Axis, Selector,
     file::{Converted, Kept, Outcome, Pruned, Report},
     role::Role,
-    select::Selector,
 };
 
 use super::solution::Solutions;

@@ -4,12 +4,11 @@ use std::{fs, ops::ControlFlow, path::Path};
 
 use half::bf16;
 use twofour::{
-    DataType,
+    DataType, Selector,
     file::{self, Compress, Convert, Decompress, Prune, Quantization, Quantize, Reader, StoredDType},
     int4::Granularity,
     kernel::KernelElement,
     quantization::ScaleRule,
-    select::Selector,
 };
 
 use super::{Checkpoint, StoredElement};

@@ -9,9 +9,8 @@ use std::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 use twofour::{
-    DataType,
+    DataType, Selector,
     file::{self, Compress, Convert, Overwrite, PlannedTensor, Prune, Reader, StoredDType, Writer},
-    select::Selector,
 };
 
 use super::{Checkpoint, CheckpointError};

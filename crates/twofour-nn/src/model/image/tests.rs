@@ -9,10 +9,10 @@ use half::bf16;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use twofour::{
+    Selector,
     file::{Compress, Convert, Prune, Quantization, Quantize, TensorInfo},
     int4::Granularity,
     quantization::ScaleRule,
-    select::Selector,
 };
 
 use super::{ImageEncoder, ImageWeights, TransformerConfig, WeightForm};

@@ -10,7 +10,7 @@ use super::{
     attention::Scores,
     cache::{BLOCK, HeadCache},
 };
-use crate::cpu::vector::{self, Work};
+use crate::cpu::vector::{self, Inlined};
 
 /// Query heads that are computed side by side: their sums fit the registers beside a block of keys.
 const SIDE_BY_SIDE: usize = 4;
@@ -36,10 +36,10 @@ pub(super) fn attend<T: KernelElement>(
         let scored = (scored, head + part * SIDE_BY_SIDE);
         // By cases, so that the compiler knows the number of sums.
         match q.len() / dim {
-            1 => vector::widest_of(Group::<T, 1> { cache, first, scored, q, dim, scores, o }),
-            2 => vector::widest_of(Group::<T, 2> { cache, first, scored, q, dim, scores, o }),
-            3 => vector::widest_of(Group::<T, 3> { cache, first, scored, q, dim, scores, o }),
-            _ => vector::widest_of(Group::<T, SIDE_BY_SIDE> { cache, first, scored, q, dim, scores, o }),
+            1 => vector::widest(Group::<T, 1> { cache, first, scored, q, dim, scores, o }),
+            2 => vector::widest(Group::<T, 2> { cache, first, scored, q, dim, scores, o }),
+            3 => vector::widest(Group::<T, 3> { cache, first, scored, q, dim, scores, o }),
+            _ => vector::widest(Group::<T, SIDE_BY_SIDE> { cache, first, scored, q, dim, scores, o }),
         }
     }
 }
@@ -55,7 +55,9 @@ struct Group<'a, T, const G: usize> {
     o: &'a mut [f32],
 }
 
-impl<T: KernelElement, const G: usize> Work for Group<'_, T, G> {
+impl<T: KernelElement, const G: usize> Inlined for Group<'_, T, G> {
+    type Output = ();
+
     #[inline(always)]
     fn run(self) {
         let Group { cache, first, scored, q, dim, scores, o } = self;

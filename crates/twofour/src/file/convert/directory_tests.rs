@@ -9,7 +9,7 @@ use std::{
 use serde_json::{Value, json};
 
 use super::super::{tests::run, *};
-use crate::{Error, int4::Granularity, quantization::ScaleRule, select::Selector};
+use crate::{Error, Selector, int4::Granularity, quantization::ScaleRule};
 
 const CONFIG: &str = "{\n  \"model_type\": \"llama\",\n  \"eps\": 1e-05,\n  \"vocab_size\": 4\n}";
 

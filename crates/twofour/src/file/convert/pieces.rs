@@ -14,13 +14,13 @@ use rayon::prelude::*;
 
 use super::{CompressedInfo, Matrix, Reader, TensorInfo, TensorView, ValueFormat, Writer, named};
 use crate::{
-    Arithmetic, Compressed, Element, Error, MatrixRef, Result,
+    Arithmetic, Compressed, Element, Error, MatrixRef, Result, Selector,
     int4::{Granularity, Int4},
     int8::Int8,
     kernel::Aligned,
     mask::Retained,
     match_element, memory,
-    select::{Selector, band::BandScratch},
+    select::band::BandScratch,
 };
 
 /// Bytes of a piece, about.

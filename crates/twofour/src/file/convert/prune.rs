@@ -7,11 +7,10 @@ use super::{
     pieces::{self, Bands},
 };
 use crate::{
-    Axis, Result,
+    Axis, Result, Selector,
     mask::Retained,
     match_element,
     role::{Layout, Roles},
-    select::Selector,
 };
 
 /// Writes the chosen weights pruned: dense, with +0.0 in the place of every element that is dropped.
@@ -74,7 +73,7 @@ impl Pruned {
 /// `[out, in]`; of a weight that is stored as `[in, out]` it is the other one.
 ///
 /// ```no_run
-/// use twofour::{file, select::Selector};
+/// use twofour::{Selector, file, };
 /// file::prune("model/", "pruned/", Selector::TWO_FOUR)?;
 /// # Ok::<(), twofour::Error>(())
 /// ```

@@ -11,10 +11,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::super::{tests::run, *};
-use crate::{
-    Axis, DataType, Element, Error, F8E4M3, F8E5M2, Mask, MatrixRef, Pattern,
-    select::{self, Selector},
-};
+use crate::{Axis, DataType, Element, Error, F8E4M3, F8E5M2, Mask, MatrixRef, Pattern, Selector, select};
 
 /// A tensor as bytes.
 #[derive(Debug, Clone, PartialEq)]

@@ -11,9 +11,8 @@ use serde_json::{Value, json};
 
 use super::super::{tests::run, *};
 use crate::{
-    Error,
+    Error, Selector,
     role::{Layout, Roles},
-    select::Selector,
 };
 
 const FAMILIES: [&str; 7] = ["llama", "llama3", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2"];

@@ -8,7 +8,7 @@ use std::{
 use proptest::prelude::*;
 
 use super::super::{Compress, Convert, Decompress, Prune, Reader, Unchanged};
-use crate::select::Selector;
+use crate::Selector;
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pytorch").join(name)

@@ -6,11 +6,8 @@ use rayon::prelude::*;
 
 use super::{AlpsState, Backend, RefitRows, Values};
 use crate::{
-    Mask, MatrixRef, Pattern, Result,
-    calibration::Hessian,
-    mask::zero_pruned,
-    select::nm,
-    solve::{factor, normal::product},
+    Mask, MatrixRef, Pattern, Result, calibration::Hessian, linear_algebra::factor, mask::zero_pruned, select::nm,
+    solve::normal::product,
 };
 
 /// The CPU, with all threads. Results are the same with any number of them.

@@ -26,7 +26,7 @@ mod solver;
 
 use rayon::prelude::*;
 
-use super::{Backend, Method, Pruned, factor, method::hessian_of, normal::finite_weight};
+use super::{Backend, Method, Pruned, method::hessian_of, normal::finite_weight};
 use crate::{
     Element, Error, Mask, MatrixRef, Result,
     calibration::{Hessian, Statistic, StatisticKind},
@@ -112,9 +112,9 @@ pub fn sparsegpt<T: Element>(matrix: MatrixRef<'_, T>, hessian: &Hessian, settin
         return Ok(Solved { weight: Vec::new(), mask, integers: None, scales: None, squared_error: 0.0 });
     }
     let factor: Vec<f32> = match settings.precision {
-        Precision::F32 => factor::upper(hessian, settings.damping)?,
+        Precision::F32 => hessian.upper_factor(settings.damping)?,
         Precision::F64 => {
-            let factor = factor::upper::<f64>(hessian, settings.damping)?;
+            let factor = hessian.upper_factor::<f64>(settings.damping)?;
             factor.par_iter().map(|value| *value as f32).collect()
         }
     };

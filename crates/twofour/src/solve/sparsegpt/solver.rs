@@ -6,7 +6,7 @@ use super::super::{Method, method::pattern_error};
 use super::{BySparseGpt, Solved, SparseGpt};
 use crate::{
     Error, Mask, Pattern, Result,
-    kernel::float_gemm::{Block, Operand, Threads, multiply},
+    linear_algebra::gemm::{Block, Operand, Threads, multiply},
     mask::set_bits,
     select::{Sparsity, nm, unstructured},
 };

@@ -4,7 +4,7 @@
 const SWEEPS: usize = 60;
 
 /// Eigenvalues of a symmetric matrix `[n, n]`, from the largest to the smallest, and their eigenvectors as rows.
-pub(super) fn symmetric(mut a: Vec<f64>, n: usize) -> (Vec<f64>, Vec<f64>) {
+pub(crate) fn symmetric(mut a: Vec<f64>, n: usize) -> (Vec<f64>, Vec<f64>) {
     let mut vectors = vec![0.0; n * n];
     vectors.iter_mut().step_by(n + 1).for_each(|v| *v = 1.0);
     for _ in 0..SWEEPS {

@@ -1,14 +1,14 @@
 //! A choice of mask by name, for any pattern and axis.
 
-use super::{
-    Sparsity, Transposable,
-    band::{self, BandRule, BandScratch},
-    magnitude, nm, transposable,
-};
 use crate::{
     Axis, Element, Error, Mask, MatrixRef, Pattern, Result,
     criterion::{Magnitude, mask_along},
     mask::{Retained, apply_row},
+    select::{
+        Sparsity, Transposable,
+        band::{self, BandRule, BandScratch},
+        magnitude, nm, transposable,
+    },
 };
 
 /// How the mask of a dense matrix is chosen when it is pruned once, for any pattern.
@@ -48,7 +48,7 @@ impl Selector {
     /// pattern than 2:4.
     ///
     /// ```
-    /// use twofour::{Axis, Pattern, select::Selector};
+    /// use twofour::{Selector, Axis, Pattern, };
     /// assert_eq!(Selector::named("magnitude", Pattern::TWO_FOUR, Axis::Row)?, Selector::TWO_FOUR);
     /// assert!(Selector::named("optimal", "1:4".parse::<Pattern>()?, Axis::Row).is_err());
     /// # Ok::<(), twofour::Error>(())

@@ -1,18 +1,31 @@
-//! What `config.json` says about the layout of weights.
+//! The roles of a model's tensors: their names and shapes, and what `config.json` says about the layout of weights.
 
 use serde_json::Value;
 
-use crate::{
-    Error, Result,
-    file::{Reader, what_else},
-};
+use super::{Reader, what_else};
+use crate::{Error, Result, role::Roles};
+
+impl Roles {
+    /// Looks at the names and shapes of a model's tensors and at the `config.json` beside them.
+    ///
+    /// # Errors
+    /// [`Error::Io`] and [`Error::Format`] for a configuration that cannot be
+    /// read.
+    pub fn of_model(reader: &Reader) -> Result<Self> {
+        let names_conv1d = names_conv1d(reader)?;
+        let plain = reader.plain_tensors().map(|tensor| (tensor.name.as_str(), tensor.shape.clone()));
+        let compressed = reader.compressed_weights().map(|w| (w.name.as_str(), vec![w.rows, w.cols]));
+        let tensors: Vec<(&str, Vec<usize>)> = plain.chain(compressed).collect();
+        Ok(Self::new(tensors.iter().map(|(name, shape)| (*name, shape.as_slice())), names_conv1d))
+    }
+}
 
 /// Model types whose blocks are made of transformers' `Conv1D`.
 const CONV1D: [&str; 6] = ["gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder"];
 
 /// Whether the configuration of a model names a model type of `Conv1D` layers, at any depth: a model of text and
 /// images has a configuration of each inside.
-pub(super) fn names_conv1d(reader: &Reader) -> Result<bool> {
+fn names_conv1d(reader: &Reader) -> Result<bool> {
     let Some(bytes) = reader.beside("config.json")? else { return Ok(false) };
     let path = reader.path_beside("config.json");
     let config = serde_json::from_slice(&bytes)

@@ -2,18 +2,14 @@
 //!
 //! A damped Hessian `H` is factored as `H = R·Rᵀ` with `R` upper triangular. Then `U = R⁻¹` is the upper Cholesky
 //! factor of the inverse, `H⁻¹ = Uᵀ·U`, that SparseGPT is written with. `R` serves without an inversion
-//! ([`sparsegpt`](super::sparsegpt)): one factorization instead of two and an inverse.
+//! ([`sparsegpt`](crate::solve::sparsegpt)): one factorization instead of two and an inverse.
 //!
 //! `R` comes from the usual factorization: with rows and columns in reverse order `H` becomes `L·Lᵀ`, and `L` in
 //! reverse order is `R`. The recursion halves the matrix, so that nearly all the work is large GEMMs.
 
 use rayon::prelude::*;
 
-use crate::{
-    Error, Result,
-    calibration::Hessian,
-    kernel::float_gemm::{Block, Float, Operand, Threads, multiply, subtract_within},
-};
+use super::gemm::{Block, Float, Operand, Threads, multiply, subtract_within};
 
 /// Matrices of this order are factored, and triangles of it solved, without GEMM.
 const BASE: usize = 32;
@@ -24,29 +20,17 @@ const STRIP: usize = 256;
 /// Squares of this order on the diagonal of a symmetric product are computed whole.
 const SQUARE: usize = 256;
 
-/// Returns `R`, `[features, features]`, zero below the diagonal, with `H + damping · mean(diagonal) · I = R·Rᵀ`. A
-/// feature that was always zero (whose row and column of `H` are zero) has the mean of the others in its place on the
-/// diagonal.
-pub(crate) fn upper<T: Float>(hessian: &Hessian, damping: f64) -> Result<Vec<T>> {
-    let n = hessian.features();
-    if hessian.tokens() == 0 {
-        return Err(Error::NoTokens { what: "Hessian" });
-    }
-    if !damping.is_finite() || damping < 0.0 {
-        return Err(Error::Setting {
-            what: "the Hessian's damping",
-            value: damping,
-            expected: "finite and not negative",
-        });
-    }
-    let diagonal = hessian.diagonal();
+/// Returns `R`, `[n, n]`, zero below the diagonal, with `H + damping · mean(diagonal) · I = R·Rᵀ`, of the lower half of
+/// `H`. Zeros on the diagonal (rows and columns of zeros) are replaced by the mean of the others. The error is a row
+/// whose pivot is not positive.
+pub(crate) fn upper<T: Float>(lower: &[f32], n: usize, damping: f64) -> Result<Vec<T>, usize> {
+    let diagonal: Vec<f32> = (0..n).map(|i| lower[i * n + i]).collect();
     let live = diagonal.iter().filter(|d| **d > 0.0).count();
     let mean = diagonal.iter().map(|d| f64::from(*d)).sum::<f64>() / live.max(1) as f64;
     // A layer whose inputs were all zero: any positive diagonal will do.
     let mean = if mean > 0.0 { mean } else { 1.0 };
 
     let mut matrix = vec![T::default(); n * n];
-    let lower = hessian.lower();
     // Element (i, j) of the reversed matrix is that at (n-1-i, n-1-j), by symmetry (n-1-j, n-1-i): below the diagonal
     // for j <= i.
     matrix.par_chunks_mut(n.max(1)).enumerate().for_each(|(i, row)| {
@@ -57,7 +41,7 @@ pub(crate) fn upper<T: Float>(hessian: &Hessian, damping: f64) -> Result<Vec<T>>
         let d = if d > 0.0 { d } else { mean };
         row[i] = T::of_f64(d + damping * mean);
     });
-    cholesky(&mut matrix, n, 0, n).map_err(|at| Error::NotPositiveDefinite { feature: n - 1 - at, damping })?;
+    cholesky(&mut matrix, n, 0, n).map_err(|at| n - 1 - at)?;
     matrix.par_chunks_mut(n.max(1)).enumerate().for_each(|(i, row)| row[i + 1..].fill(T::default()));
     matrix.reverse();
     Ok(matrix)
@@ -79,7 +63,7 @@ fn cholesky<T: Float>(a: &mut [T], stride: usize, at: usize, n: usize) -> Result
 
 /// The inverse of a symmetric positive definite matrix `[n, n]`, computed in f64 where f32 does not suffice; the error
 /// is a row whose pivot is not positive.
-pub(super) fn inverse(matrix: &[f32], n: usize) -> Result<Vec<f32>, usize> {
+pub(crate) fn inverse(matrix: &[f32], n: usize) -> Result<Vec<f32>, usize> {
     let mut narrow = matrix.to_vec();
     if invert(&mut narrow, n).is_ok() {
         return Ok(narrow);
@@ -268,6 +252,7 @@ pub(crate) fn inverse_diagonal(upper: &[f64], n: usize) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Error, calibration::Hessian};
 
     /// A Hessian of random activations, more tokens than features.
     fn hessian(n: usize) -> Hessian {
@@ -285,7 +270,7 @@ mod tests {
     fn residual<T: Float>(n: usize) -> f64 {
         let hessian = hessian(n);
         let damping = 0.01;
-        let r = upper::<T>(&hessian, damping).unwrap();
+        let r = hessian.upper_factor::<T>(damping).unwrap();
         let mean = hessian.diagonal().iter().map(|d| f64::from(*d)).sum::<f64>() / n as f64;
         let mut worst = 0f64;
         for i in 0..n {
@@ -331,11 +316,11 @@ mod tests {
     fn a_hessian_without_full_rank_is_named_and_dead_features_are_not() {
         let mut flat = Hessian::new(3).unwrap();
         flat.add(&[1.0, 2.0, 0.0]).unwrap();
-        let error = upper::<f64>(&flat, 0.0).unwrap_err();
+        let error = flat.upper_factor::<f64>(0.0).unwrap_err();
         assert!(matches!(error, Error::NotPositiveDefinite { feature: 0, .. }), "{error}");
-        let r = upper::<f64>(&flat, 0.01).unwrap();
+        let r = flat.upper_factor::<f64>(0.01).unwrap();
         assert!((r[8] * r[8] - 2.5 * 1.01).abs() < 1e-12, "{r:?}");
-        assert!(upper::<f32>(&flat, f64::NAN).is_err() && upper::<f32>(&flat, -1.0).is_err());
-        assert!(matches!(upper::<f32>(&Hessian::new(3).unwrap(), 0.1), Err(Error::NoTokens { .. })));
+        assert!(flat.upper_factor::<f32>(f64::NAN).is_err() && flat.upper_factor::<f32>(-1.0).is_err());
+        assert!(matches!(Hessian::new(3).unwrap().upper_factor::<f32>(0.1), Err(Error::NoTokens { .. })));
     }
 }

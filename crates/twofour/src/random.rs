@@ -3,12 +3,12 @@
 
 /// Numbers from 0 up to but not 1, multiples of 2⁻²⁴, of a group of a row: one, of four that neighbours share a draw
 /// of.
-pub(super) fn one(seed: u64, row: u32, group: u32) -> f32 {
+pub(crate) fn one(seed: u64, row: u32, group: u32) -> f32 {
     unit(draw(seed, row, group / 4, 0)[group as usize % 4])
 }
 
 /// The same: two, of four that two neighbours share a draw of.
-pub(super) fn two(seed: u64, row: u32, group: u32) -> [f32; 2] {
+pub(crate) fn two(seed: u64, row: u32, group: u32) -> [f32; 2] {
     let words = draw(seed, row, group / 2, 1);
     let first = group as usize % 2 * 2;
     [words[first], words[first + 1]].map(unit)

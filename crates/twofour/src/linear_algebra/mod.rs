@@ -1,0 +1,5 @@
+//! Dense linear algebra in f32 and f64 that solvers require: GEMM, Cholesky factors and inverses.
+
+pub(crate) mod eigen;
+pub(crate) mod factor;
+pub(crate) mod gemm;
