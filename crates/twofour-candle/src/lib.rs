@@ -3,9 +3,11 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 mod error;
+mod float;
 pub mod linear;
 pub mod ops;
 pub mod optim;
+mod tape;
 
 pub use error::{Error, Result, Unmatched};
 pub use linear::{

@@ -1,8 +1,14 @@
 //! The command line.
 
-use clap::{Args, Parser, Subcommand};
+use anyhow::Result;
+use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::{commands, present::style::ColorChoice};
+use crate::{
+    commands,
+    exit::Verdict,
+    measure,
+    present::{Global, Screen},
+};
 
 /// 2:4 sparsity for neural networks: prune, check, compress, train and run it, and see what it gains on this machine.
 ///
@@ -55,52 +61,51 @@ Exit codes:
   2    usage error
   130  interrupted";
 
-/// Options that every command has.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Global options")]
-pub struct Global {
-    /// Print nothing but errors
-    #[arg(long, short, global = true, conflicts_with = "json")]
-    pub quiet: bool,
+/// The commands, in the order of `--help`. Each has a method `run`.
+macro_rules! commands {
+    ($($name:ident($module:ident::$type:ident),)*) => {
+        /// The command.
+        #[derive(Debug, Subcommand)]
+        pub(crate) enum Command {
+            $($name(commands::$module::$type),)*
+            Completions(commands::completions::Completions),
+            Man(commands::man::Man),
+            /// Measure the request on stdin; started by other commands
+            #[command(hide = true)]
+            MeasureWorker,
+        }
 
-    /// Print one JSON object on stdout instead of text for people
-    #[arg(long, global = true)]
-    pub json: bool,
-
-    /// Show every tensor, and log what happens to stderr; twice for details
-    #[arg(long, short, global = true, action = clap::ArgAction::Count)]
-    pub verbose: u8,
-
-    /// When to use colors
-    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
-    pub color: ColorChoice,
+        impl Command {
+            /// Runs the command.
+            pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+                match self {
+                    $(Command::$name(command) => command.run(screen),)*
+                    Command::Completions(command) => command.run(Arguments::command(), screen),
+                    Command::Man(command) => command.run(Arguments::command(), screen),
+                    Command::MeasureWorker => measure::work(),
+                }
+            }
+        }
+    };
 }
 
-/// The command.
-#[derive(Debug, Subcommand)]
-pub(crate) enum Command {
-    Quickstart(commands::quickstart::Quickstart),
-    Check(commands::check::Check),
-    Advise(commands::advise::Advise),
-
-    Prune(commands::prune::Prune),
-    Sensitivity(commands::sensitivity::Sensitivity),
-    Shrink(commands::shrink::Shrink),
-    Train(commands::train::Train),
-    Compress(commands::compress::Compress),
-    Quantize(commands::quantize::Quantize),
-    Decompress(commands::decompress::Decompress),
-    Convert(commands::convert::ConvertModel),
-    Merge(commands::merge::Merge),
-    Inspect(commands::inspect::Inspect),
-    Eval(commands::eval::Eval),
-    Generate(commands::generate::Generate),
-    Kernels(commands::kernels::Kernels),
-    Completions(commands::completions::Completions),
-    Man(commands::man::Man),
-    /// Measure the request on stdin; started by other commands
-    #[command(hide = true)]
-    MeasureWorker,
+commands! {
+    Quickstart(quickstart::Quickstart),
+    Check(check::Check),
+    Advise(advise::Advise),
+    Prune(prune::Prune),
+    Sensitivity(sensitivity::Sensitivity),
+    Shrink(shrink::Shrink),
+    Train(train::Train),
+    Compress(compress::Compress),
+    Quantize(quantize::Quantize),
+    Decompress(decompress::Decompress),
+    Convert(convert::ConvertModel),
+    Merge(merge::Merge),
+    Inspect(inspect::Inspect),
+    Eval(eval::Eval),
+    Generate(generate::Generate),
+    Kernels(kernels::Kernels),
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ mod commands;
 pub mod device;
 pub mod dtype;
 pub mod exit;
+mod exit_code;
 mod file_size;
 mod hub;
 pub mod interrupt;
@@ -47,7 +48,7 @@ pub mod weight_format;
 
 use std::process::ExitCode;
 
-pub use self::{arguments::Global, parse::arguments, program::program};
+pub use self::{parse::arguments, present::Global, program::program};
 
 /// Runs the command of the process's arguments.
 pub fn main() -> ExitCode {
@@ -55,5 +56,5 @@ pub fn main() -> ExitCode {
         let arguments: arguments::Arguments = parse::arguments();
         (arguments.global.clone(), arguments)
     };
-    program(parse, commands::run)
+    program(parse, |arguments, screen| arguments.command.run(screen))
 }

@@ -5,10 +5,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use crate::{
-    arguments::Global,
-    exit::{self, Verdict},
-    file_size, interrupt, panics,
-    present::{Screen, log},
+    exit::Verdict,
+    exit_code, file_size, interrupt, panics,
+    present::{Global, Screen, log},
     threads,
 };
 
@@ -29,5 +28,5 @@ pub fn program<A>(
     };
     panics::install();
     file_size::expect_errors();
-    exit::code(|| threads::with_stack(command)?)
+    exit_code::of(|| threads::with_stack(command)?)
 }

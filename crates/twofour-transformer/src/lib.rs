@@ -18,6 +18,7 @@ pub mod cuda;
 pub mod engine;
 mod error;
 mod loss;
+mod operands;
 pub mod parameter;
 pub mod random;
 pub mod weight;

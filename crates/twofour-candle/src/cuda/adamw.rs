@@ -24,7 +24,7 @@ use super::{
     memory::{Locked, Output, Read, read, write},
     not_on_the_cpu,
 };
-use crate::{Result, linear::float::expect_length};
+use crate::{Result, float::expect_length};
 
 /// The two moments of a parameter, f32 in device memory.
 #[derive(Debug)]

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     Result,
-    linear::tape::{Arguments, CudaArgument, Gradients, TapeOperator, record},
+    tape::{Arguments, CudaArgument, Gradients, TapeOperator, record},
 };
 
 const MASTER: &str = "the weight";

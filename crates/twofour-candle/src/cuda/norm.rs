@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     Result,
-    linear::tape::{Arguments, CudaArgument, Gradients, TapeOperator, record},
+    tape::{Arguments, CudaArgument, Gradients, TapeOperator, record},
 };
 
 /// [`crate::ops::layer_norm()`] for a CUDA tensor; shapes have been checked.

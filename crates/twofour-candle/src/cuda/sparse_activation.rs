@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Result,
-    linear::tape::{Arguments, CudaArgument, Gradients, TapeOperator, record},
+    tape::{Arguments, CudaArgument, Gradients, TapeOperator, record},
 };
 
 const INPUT: &str = "the input of a linear layer";

@@ -24,7 +24,6 @@
 //! are fixed as `candle_nn::Linear`, [`prune_on_load`] prunes their weights while they load.
 
 mod compressed;
-pub(crate) mod float;
 mod named;
 mod names;
 mod operand;
@@ -33,7 +32,6 @@ mod prune_on_load;
 mod sparse;
 mod sparse_activation;
 mod state;
-pub(crate) mod tape;
 mod trainable;
 mod weight;
 
@@ -229,7 +227,7 @@ impl AnyLinear {
                 sparse::check_parameters(linear.weight(), linear.bias())?;
                 let weight = linear.weight().to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
                 let (rows, cols) = weight.dims2()?;
-                float::with_elements::<f32, _>("the weight", &weight, |data| {
+                crate::float::with_elements::<f32, _>("the weight", &weight, |data| {
                     Compressed::from_dense(MatrixRef::new(rows, cols, data)?)?;
                     Ok(())
                 })?;

@@ -6,11 +6,9 @@ use candle_core::Tensor;
 use twofour::kernel::{Activation, Epilogue};
 use twofour::layer::{self, Accumulate};
 
-use super::{
-    float::{expect_length, with_elements},
-    weight::{self, Weight},
-};
+use super::weight::{self, Weight};
 use crate::Result;
+use crate::float::{expect_length, with_elements};
 
 /// A linear layer's products on f32 slices: what another operator runs inside its own forward and backward.
 ///

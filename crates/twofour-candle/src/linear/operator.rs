@@ -7,12 +7,9 @@ use twofour::{
 };
 use twofour_transformer::cpu::dense;
 
-use super::{
-    LinearOperand,
-    float::{Float, expect_cpu, for_float, with_elements},
-    tape::{Arguments, CpuArgument, Gradients, TapeOperator, record},
-    weight::Weight,
-};
+use super::{LinearOperand, weight::Weight};
+use crate::float::{Float, expect_cpu, for_float, with_elements};
+use crate::tape::{Arguments, CpuArgument, Gradients, TapeOperator, record};
 use crate::{Error, Result};
 
 const INPUT: &str = "the input of a linear layer";
@@ -63,8 +60,8 @@ impl LinearOperator {
         let mut y = vec![T::zero(); tokens * operand.out_features];
         match (&operand.product, dense) {
             // The storage that the tape has locked already, rather than locking it a second time.
-            (Weight::Dense(_), Some((w, w_layout))) => super::float::write_as::<T, f32>(&mut y, |y| {
-                let x = super::float::convert::<T, f32>(x);
+            (Weight::Dense(_), Some((w, w_layout))) => crate::float::write_as::<T, f32>(&mut y, |y| {
+                let x = crate::float::convert::<T, f32>(x);
                 Ok(dense::forward(&x, elements(w, w_layout)?, dims, epilogue, y)?)
             })?,
             (product, _) => product.forward(x, dims, epilogue, &mut y)?,

@@ -8,11 +8,9 @@ use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::{Init, VarBuilder, var_builder::SimpleBackend};
 use twofour::{Axis, MatrixRef, Pattern, select};
 
-use super::{
-    float::{for_float, with_elements},
-    names::Globs,
-};
+use super::names::Globs;
 use crate::Result;
+use crate::float::{for_float, with_elements};
 
 /// A source of parameters that prunes the chosen ones to a pattern, by magnitude along rows.
 ///

@@ -7,13 +7,8 @@ use candle_core::{DType, Device, Tensor};
 use twofour::layer::{InputGradient, MaskRule, SparseLinearSettings, WeightGradient};
 use twofour::{Arithmetic, Compressed, Mask, MatrixRef};
 
-use super::{
-    LinearOperand,
-    float::{expect_cpu, expect_device, not_a_float, with_elements},
-    operand::bias_values,
-    operator,
-    trainable::Trainable,
-};
+use super::{LinearOperand, operand::bias_values, operator, trainable::Trainable};
+use crate::float::{expect_cpu, expect_device, not_a_float, with_elements};
 use crate::{Error, Result};
 
 /// What a training forward pass does with the mask and the packed weight before it multiplies.

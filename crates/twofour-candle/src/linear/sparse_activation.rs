@@ -10,11 +10,11 @@ use twofour::{
 };
 
 use super::{
-    float::{Float, for_float, with_elements},
     operator::{elements, expect_input, rows, storage_dtype, with_last},
     sparse::check_parameters,
-    tape::{Arguments, CpuArgument, Gradients, TapeOperator, record},
 };
+use crate::float::{Float, for_float, with_elements};
+use crate::tape::{Arguments, CpuArgument, Gradients, TapeOperator, record};
 use crate::{Error, Result};
 
 const INPUT: &str = "the input of a linear layer";

@@ -9,7 +9,8 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Tensor};
 use twofour::Mask;
 
-use super::{AnyLinear, HasLinears, float::with_elements, sparse::Saved};
+use super::{AnyLinear, HasLinears, sparse::Saved};
+use crate::float::with_elements;
 use crate::{Error, Result};
 
 /// The masks and the counts of forward passes of all sparse layers, by name.

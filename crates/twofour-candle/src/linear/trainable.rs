@@ -8,12 +8,10 @@ use twofour::{
     layer::{SparseLinear, SparseLinearSettings},
 };
 
-use super::{
-    float::{Float, for_float, with_elements},
-    weight::{Stored, Weight, for_layer},
-};
+use super::weight::{Stored, Weight, for_layer};
 #[cfg(feature = "cuda")]
 use crate::cuda::linear as cuda;
+use crate::float::{Float, for_float, with_elements};
 use crate::{Error, Result};
 
 /// Mask and packed weight, shared with forward passes that wait for their backward pass.

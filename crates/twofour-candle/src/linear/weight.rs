@@ -10,7 +10,7 @@ use twofour::{
 };
 use twofour_transformer::cpu::dense;
 
-use super::float::{Float, convert, expect_length, with_elements, write_as};
+use crate::float::{Float, convert, expect_length, with_elements, write_as};
 use crate::{Error, Result};
 
 /// A weight `[out, in]` as the products below take it.

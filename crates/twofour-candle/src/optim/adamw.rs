@@ -16,7 +16,7 @@ use super::{
 };
 #[cfg(feature = "cuda")]
 use crate::cuda::adamw as cuda;
-use crate::{Error, Result, linear::float::for_float};
+use crate::{Error, Result, float::for_float};
 
 /// The names of the moments of a parameter in a saved state, after the parameter's own.
 const MOMENTS: [&str; 2] = ["first_moment", "second_moment"];

@@ -7,7 +7,7 @@ use twofour_transformer::cpu::adamw;
 use crate::cuda::adamw as cuda;
 use crate::{
     Error, Result,
-    linear::float::{convert, for_float, with_elements},
+    float::{convert, for_float, with_elements},
 };
 
 /// The first and the second moment of a parameter, f32.

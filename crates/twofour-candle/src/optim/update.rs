@@ -8,7 +8,7 @@ use twofour_transformer::{
     engine::AdamWStep,
 };
 
-use crate::linear::float::{Float, convert, update_as};
+use crate::float::{Float, convert, update_as};
 
 /// The update of one parameter. The operator is borrowed immutably while it runs, hence the lock around the moments.
 pub(super) struct Update<'a> {

@@ -1,10 +1,10 @@
 //! `twofour completions`.
 
 use anyhow::Result;
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::{arguments::Arguments, exit::Verdict, present::Screen};
+use crate::{exit::Verdict, present::Screen};
 
 /// Print a shell's completions
 #[derive(Debug, Args)]
@@ -19,10 +19,10 @@ pub(crate) struct Completions {
 }
 
 impl Completions {
-    /// Runs the command.
-    pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+    /// Runs the command; `program` is the whole command line.
+    pub(crate) fn run(self, mut program: Command, screen: &mut Screen) -> Result<Verdict> {
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut Arguments::command(), "twofour", &mut script);
+        clap_complete::generate(self.shell, &mut program, "twofour", &mut script);
         screen.raw(&script)?;
         Ok(Verdict::Yes)
     }

@@ -3,11 +3,10 @@
 use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result};
-use clap::{Args, Command, CommandFactory};
+use clap::{Args, Command};
 use twofour::file::{Overwrite, write_whole};
 
 use crate::{
-    arguments::Arguments,
     exit::Verdict,
     present::{Screen, escape, shell::word},
 };
@@ -21,11 +20,11 @@ pub(crate) struct Man {
 }
 
 impl Man {
-    /// Runs the command.
-    pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+    /// Runs the command; `program` is the whole command line.
+    pub(crate) fn run(self, program: Command, screen: &mut Screen) -> Result<Verdict> {
         let at = || self.directory.display().to_string();
         fs::create_dir_all(&self.directory).with_context(at)?;
-        let mut command = Arguments::command().disable_help_subcommand(true);
+        let mut command = program.disable_help_subcommand(true);
         command.build();
         self.write(command)?;
         screen.line(format!("man pages written to {}", escape::path(&self.directory)))?;

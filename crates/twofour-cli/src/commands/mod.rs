@@ -26,38 +26,3 @@ pub(crate) mod shrink;
 pub(crate) mod tensor;
 pub(crate) mod text;
 pub(crate) mod train;
-
-use anyhow::Result;
-
-use crate::{
-    arguments::{Arguments, Command},
-    exit::Verdict,
-    measure,
-    present::Screen,
-};
-
-/// Runs the command of the command line.
-pub(crate) fn run(arguments: Arguments, screen: &mut Screen) -> Result<Verdict> {
-    match arguments.command {
-        Command::Quickstart(command) => command.run(screen),
-        Command::Train(command) => command.run(screen),
-        Command::Eval(command) => command.run(screen),
-        Command::Generate(command) => command.run(screen),
-        Command::Check(command) => command.run(screen),
-
-        Command::Advise(command) => command.run(screen),
-        Command::Prune(command) => command.run(screen),
-        Command::Sensitivity(command) => command.run(screen),
-        Command::Shrink(command) => command.run(screen),
-        Command::Quantize(command) => command.run(screen),
-        Command::Compress(command) => command.run(screen),
-        Command::Decompress(command) => command.run(screen),
-        Command::Convert(command) => command.run(screen),
-        Command::Merge(command) => command.run(screen),
-        Command::Inspect(command) => command.run(screen),
-        Command::Kernels(command) => command.run(screen),
-        Command::Completions(command) => command.run(screen),
-        Command::Man(command) => command.run(screen),
-        Command::MeasureWorker => measure::work(),
-    }
-}

@@ -1,6 +1,7 @@
 //! What people and scripts see.
 
 pub mod escape;
+mod global;
 pub(crate) mod layers;
 pub mod log;
 pub mod progress;
@@ -12,6 +13,7 @@ mod terminal;
 pub mod units;
 mod wrap;
 
+pub use global::Global;
 pub use progress::Progress;
 pub use screen::Screen;
 pub(crate) use wrap::shortened;

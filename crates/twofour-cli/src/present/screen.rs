@@ -7,13 +7,12 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use super::{
-    escape,
+    Global, escape,
     progress::{self, Progress},
     style::{self, paint},
     terminal,
     wrap::wrapped,
 };
-use crate::arguments::Global;
 
 /// A command's output: text for people, or JSON for scripts, on stdout; warnings and progress on stderr.
 ///

@@ -3,7 +3,7 @@
 use twofour::kernel::Activation;
 
 use super::nonlinearity;
-use crate::engine::Nonlinearity;
+use crate::operands::Nonlinearity;
 
 /// Writes the activation of `x` to `y`.
 pub fn forward(activation: Activation, x: &[f32], y: &mut [f32]) {

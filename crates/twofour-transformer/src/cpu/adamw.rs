@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use twofour::Mask;
 
 use super::vector;
-use crate::engine::{AdamWStep, PrunedDecay, SecondMoment};
+use crate::operands::{AdamWStep, PrunedDecay, SecondMoment};
 
 /// Elements of one task; the norm and the sum of changes are taken task by task, so they do not depend on the number of
 /// threads.

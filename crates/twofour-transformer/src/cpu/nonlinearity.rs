@@ -3,7 +3,7 @@
 use twofour::Arithmetic;
 
 use super::{rows, vector};
-use crate::engine::Nonlinearity;
+use crate::operands::Nonlinearity;
 
 /// Twice the root of 2/π, and the cubic coefficient of GELU's approximation.
 const TANH_GELU: [f32; 2] = [1.595_769, 0.044_715];

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use twofour::Mask;
 
 use super::{adamw::is_kept, vector};
-use crate::engine::{PrunedDecay, SgdStep};
+use crate::operands::{PrunedDecay, SgdStep};
 
 /// Elements of one task.
 const TASK: usize = 1 << 14;

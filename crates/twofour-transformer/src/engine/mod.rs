@@ -31,7 +31,6 @@ mod layers;
 mod linear;
 mod memory;
 mod norm;
-mod operands;
 mod phase;
 mod sparse;
 mod step;
@@ -42,14 +41,14 @@ pub use layers::LayerOperations;
 pub use linear::LinearOperations;
 pub use memory::Memory;
 pub use norm::{NormGradients, NormInput, NormParameters, NormStatistics};
-pub use operands::{
-    AdamWStep, Elementwise, Kept, LayerRefresh, LinearShape, Nonlinearity, OptimizerStep, ParameterState, PrunedDecay,
-    SecondMoment, SgdStep, SparsePrecision, StepFindings, StepLimits,
-};
 pub use phase::StepPhase;
 pub use sparse::{SparseActivation, SparseLayer};
 pub use step::StepOperations;
 
+pub use crate::operands::{
+    AdamWStep, Elementwise, Kept, LayerRefresh, LinearShape, Nonlinearity, OptimizerStep, ParameterState, PrunedDecay,
+    SecondMoment, SgdStep, SparsePrecision, StepFindings, StepLimits,
+};
 pub use crate::{AttentionShape, DistillationWeights, ErrorMeasure, ScoreOptions, cpu::masking::mask_words_of_row};
 
 /// Memory and operations of a device.

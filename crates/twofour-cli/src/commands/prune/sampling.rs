@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     fn screen() -> Screen {
-        Screen::new(&crate::arguments::Global { quiet: true, json: false, verbose: 0, color: Default::default() })
+        Screen::new(&crate::present::Global { quiet: true, json: false, verbose: 0, color: Default::default() })
     }
 
     fn sampling(folder: &tempfile::TempDir, text: &[u8], length: usize, seed: u64) -> Sampling {

@@ -1,13 +1,13 @@
 //! The end of a training step on the CPU.
 
 use super::{CpuBuffer, CpuEngine, CpuSparseLinear, buffer::expect_length};
+use crate::operands::{expect_no_moment_decay, expect_second, expect_unscaled};
 use crate::{
     Result,
     cpu::{self, adamw::AdamWSlices, sgd::SgdSlices},
     engine::{
         AdamWStep, Buffer as _, LayerRefresh, Memory as _, OptimizerStep, ParameterState, SgdStep, SparseLayer as _,
         StepFindings, StepLimits, StepOperations, clip_factor,
-        operands::{expect_no_moment_decay, expect_second, expect_unscaled},
     },
 };
 

@@ -4,13 +4,11 @@ use twofour::{DataType, adamw_step::ChangeMean};
 use twofour_cuda::layer::{DeviceBuffer, LayerContext};
 
 use super::{CudaBuffer, CudaSparseLinear, CudaStepGuard, Pool};
+use crate::operands::{expect_no_moment_decay, expect_second, expect_unscaled};
 use crate::{
     Result, cuda as kernels,
     cuda::{AdamWPhase, AdamWSettings, AdamWTensors, ClippedGradients, GradientClip, StepSchedule},
-    engine::{
-        AdamWStep, Buffer as _, ParameterState, PrunedDecay, SecondMoment,
-        operands::{expect_no_moment_decay, expect_second, expect_unscaled},
-    },
+    engine::{AdamWStep, Buffer as _, ParameterState, PrunedDecay, SecondMoment},
 };
 
 /// The norm of all gradients together. Waits.

@@ -9,7 +9,8 @@ use super::{
 use crate::{
     Result, cuda as kernels,
     cuda::{SgdSettings, SgdTensors},
-    engine::{ParameterState, SgdStep, operands::expect_unscaled},
+    engine::{ParameterState, SgdStep},
+    operands::expect_unscaled,
 };
 
 /// A step of parameters.

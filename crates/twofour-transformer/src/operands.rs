@@ -187,7 +187,7 @@ pub struct ParameterState<'a, B, S> {
 }
 
 /// Returns the second moment of a parameter that AdamW updates.
-pub(super) fn expect_second<'a, B>(engine: &'static str, second: Option<&'a mut B>) -> Result<&'a mut B> {
+pub(crate) fn expect_second<'a, B>(engine: &'static str, second: Option<&'a mut B>) -> Result<&'a mut B> {
     second.ok_or_else(|| Error::Unsupported {
         engine,
         what: "AdamW without second moments".to_owned(),
@@ -196,7 +196,7 @@ pub(super) fn expect_second<'a, B>(engine: &'static str, second: Option<&'a mut 
 }
 
 /// An error unless a gradient's own scale is 1: a guard has the factor.
-pub(super) fn expect_unscaled(engine: &'static str, gradient_scale: f32) -> Result<()> {
+pub(crate) fn expect_unscaled(engine: &'static str, gradient_scale: f32) -> Result<()> {
     if gradient_scale == 1.0 {
         return Ok(());
     }
@@ -205,7 +205,7 @@ pub(super) fn expect_unscaled(engine: &'static str, gradient_scale: f32) -> Resu
 }
 
 /// Refuses a decay in the place of moments.
-pub(super) fn expect_no_moment_decay(engine: &'static str, decay: PrunedDecay) -> Result<()> {
+pub(crate) fn expect_no_moment_decay(engine: &'static str, decay: PrunedDecay) -> Result<()> {
     match decay {
         PrunedDecay::Moment { .. } => Err(Error::Unsupported {
             engine,

@@ -111,7 +111,7 @@ macro_rules! for_float {
                 type $T = half::f16;
                 $body
             }
-            found => Err($crate::linear::float::not_a_float($what, found)),
+            found => Err($crate::float::not_a_float($what, found)),
         }
     };
 }
