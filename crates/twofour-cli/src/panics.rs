@@ -4,8 +4,8 @@ use std::panic;
 
 use crate::allocator;
 
-/// From here on a panic that becomes an error is shown as that error alone, and the standard library's panic where a
-/// new thread is refused the memory of its signal stack ends the command as other refused memory does.
+/// Installs a hook. A panic that becomes an error prints nothing more, and one of a thread without memory for its
+/// signal stack ends the command as other refused allocations do.
 pub(crate) fn install() {
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {

@@ -253,7 +253,7 @@ fn every_method_with_what_follows_it_prunes_on_a_gpu() {
     let statistic = Statistic::Hessian(hessian(cols, 300));
     let mut cross = CrossProducts::new(DenseSide::Inputs, cols).unwrap();
     cross.add(&inputs(cols, 300, 78), &inputs(cols, 300, 77)).unwrap();
-    for name in METHODS.map(|method| method.name()) {
+    for name in METHODS.iter().map(|method| method.name()) {
         let pruning = Pruning { swaps: 4, compensation: 0.5, ..Pruning::new(method(name).unwrap(), Pattern::TWO_FOUR) };
         let of = |backend: &dyn Backend| -> Vec<f64> {
             let found = pruning.prune_all(backend, &matrices, Some(&statistic), Some(&cross)).unwrap();

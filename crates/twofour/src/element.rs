@@ -199,8 +199,8 @@ impl Arithmetic for F8E5M2 {
 }
 
 /// Evaluates an expression with `T` naming the Rust type of a data type of weights: all but i32. The expression is
-/// generic over [`Element`](crate::Element) and returns a `Result` whose error can be made from [`Error`](crate::Error); i32 is
-/// [`Error::UnsupportedDType`](crate::Error::UnsupportedDType).
+/// generic over [`Element`](crate::Element) and returns a `Result` whose error can be made from
+/// [`Error`](crate::Error); i32 is [`Error::UnsupportedDType`](crate::Error::UnsupportedDType).
 ///
 /// ```
 /// use twofour::{DataType, Element, match_element};

@@ -4,6 +4,8 @@
 //! `w ≈ q · scale`, without zero points, so what is pruned stays zero. The mask stays, too: a kept value that rounds to
 //! zero keeps its place, as an integer 0 that is stored.
 
+use std::ops::RangeInclusive;
+
 use half::f16;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -227,6 +229,16 @@ impl<I: Integers> Quantized<I> {
     }
 }
 
+/// Returns the integer of a range that is nearest to `value / scale`, ties to even; 0 where the scale is 0, NaN for
+/// NaN.
+pub fn nearest(value: f32, scale: f32, range: RangeInclusive<f32>) -> f32 {
+    if scale == 0.0 {
+        return 0.0;
+    }
+    // Dividing, not multiplying by the inverse: the inverse of a subnormal scale is infinite.
+    (value / scale).round_ties_even().clamp(*range.start(), *range.end())
+}
+
 /// The range of an integer type and the type of its scales.
 #[derive(Debug, Clone, Copy)]
 pub struct IntegerRange {
@@ -245,11 +257,7 @@ impl IntegerRange {
     }
 
     fn round(self, value: f32, scale: f32) -> i8 {
-        if scale == 0.0 {
-            return 0;
-        }
-        // Dividing, not multiplying by the inverse: the inverse of a subnormal scale is infinite.
-        (value / scale).round_ties_even().clamp(f32::from(self.lowest), f32::from(self.largest)) as i8
+        nearest(value, scale, f32::from(self.lowest)..=f32::from(self.largest)) as i8
     }
 
     /// The scale of some values, whose largest magnitude is `amax`.

@@ -1,7 +1,7 @@
 //! Loops that the compiler turns into vector instructions, compiled for the vectors of the machine.
 
-/// Work that [`widest`] compiles anew. `run` must be marked `#[inline(always)]` and made of functions that are; a closure
-/// is such work, but a large one may be compiled as a function of its own, without those vectors.
+/// Work that [`widest`] compiles anew. `run` must be marked `#[inline(always)]` and made of functions that are; a
+/// closure is such work, but a large one may be compiled as a function of its own, without those vectors.
 pub trait Inlined {
     /// What the work returns.
     type Output;

@@ -29,7 +29,7 @@ use crate::{
 
 /// Store 2:4 weights compressed, bit for bit
 ///
-/// A bf16 weight shrinks to 9/16, an f32 one to 17/32, an i8 one to 5/8. `decompress` restores every bit, with one
+/// A bf16 weight shrinks to 9/16, an f32 one to 17/32, an int8 one to 5/8. `decompress` restores every bit, with one
 /// exception: the compressed form has one zero, so -0.0 comes back as +0.0, and their number is shown.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\

@@ -91,7 +91,7 @@ enum Head {
 pub(super) enum Integer {
     /// -127 to 127
     Int8,
-    /// -8 to 7, two in a byte
+    /// 4 bits, two in a byte
     Int4,
 }
 

@@ -49,7 +49,7 @@ pub(crate) struct Quickstart {
     output: PathBuf,
 
     /// Begin anew in the directory, whatever it holds; files that the quickstart does not write stay
-    #[arg(long)]
+    #[arg(long, short)]
     force: bool,
 
     /// About how long it may take [default: 3]

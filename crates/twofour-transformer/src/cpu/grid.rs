@@ -1,6 +1,7 @@
 //! Weights rounded to integers times scales, as a quantized layer computes with them.
 
 use rayon::prelude::*;
+use twofour::quantization::nearest;
 
 /// Elements that a thread rounds at a time.
 const PART: usize = 1 << 14;
@@ -13,13 +14,9 @@ pub fn round(largest: f32, scales: &[f32], weight: &[f32], rounded: &mut [f32]) 
     let parts = rounded.par_chunks_mut(PART).zip(weight.par_chunks(PART)).zip(scales.par_chunks(PART));
     parts.for_each(|((rounded, weight), scales)| {
         for ((rounded, weight), scale) in rounded.iter_mut().zip(weight).zip(scales) {
-            *rounded = nearest(largest, *scale, *weight);
+            *rounded = nearest(*weight, *scale, -largest..=largest) * scale;
         }
     });
-}
-
-fn nearest(largest: f32, scale: f32, weight: f32) -> f32 {
-    if scale == 0.0 { 0.0 } else { (weight / scale).round_ties_even().clamp(-largest, largest) * scale }
 }
 
 #[cfg(test)]

@@ -81,8 +81,8 @@ pub fn mask<T: Element>(matrix: MatrixRef<'_, T>, criterion: &dyn Criterion, spa
     }
 }
 
-/// Returns the mask of a weight whose layer sums along `axis`: that of [`mask`] for a weight `[out, in]`
-/// ([`Axis::Row`]), and for one that is stored as `[in, out]` ([`Axis::Column`]) that of its transpose, transposed.
+/// Returns the mask along the axis that the layer sums: rows of a weight stored as `[out, in]` ([`Axis::Row`]), columns
+/// of one stored as `[in, out]` ([`Axis::Column`]).
 ///
 /// # Errors
 /// Those of [`mask`], with places in the stored matrix.

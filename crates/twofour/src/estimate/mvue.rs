@@ -51,9 +51,10 @@ fn draw(magnitudes: [f32; 4], without: Option<usize>, target: f32) -> usize {
     last.unwrap_or(if without == Some(0) { 1 } else { 0 })
 }
 
-/// What is kept, and with which values, given a uniform number. Magnitudes lie one after the other on a line, each cut
-/// to what the others have together; what a point and the one half the line on fall to is kept, and stands for half the
-/// line, or for itself where it is more: it was cut then, takes half the line and is always kept.
+/// Returns which two elements are kept, and their values, for a uniform number `u`: systematic sampling. The magnitudes
+/// lie side by side on a line, each clipped to the sum of the others. The elements under `u` and under `u` plus half
+/// the length are kept, each worth half the length. A clipped element covers half the line: it is always kept, with its
+/// own magnitude.
 pub(super) fn exact(four: [f32; 4], uniform: f32) -> (u8, [f32; 4]) {
     let magnitudes = four.map(|v| v.abs() * 0.125);
     let (_, others) = sums(magnitudes);

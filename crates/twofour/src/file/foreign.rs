@@ -2,8 +2,8 @@
 
 use std::{fs, path::Path};
 
-/// Returns what a file is that is neither safetensors nor JSON, from its first bytes, with what to do, as far as they
-/// tell. Half a kilobyte is enough.
+/// Identifies a file that is neither safetensors nor JSON by its first bytes, of which 512 are enough, and says what to
+/// do with it.
 ///
 /// ```
 /// let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n";
@@ -11,7 +11,7 @@ use std::{fs, path::Path};
 /// assert_eq!(twofour::file::what_else(br#"{"model_type": "llama"}"#), None);
 /// ```
 pub fn what_else(bytes: &[u8]) -> Option<&'static str> {
-    const KINDS: [(&[u8], &str); 8] = [
+    const KINDS: &[(&[u8], &str)] = &[
         (
             b"version https://git-lfs",
             "a pointer of git lfs, not the file itself; run `git lfs pull` in its repository, or download the file \
@@ -35,7 +35,7 @@ pub fn what_else(bytes: &[u8]) -> Option<&'static str> {
 }
 
 /// Files of weights that are no safetensors: the end of their names, what they are, and what to do.
-const FORMATS: [(&str, &str); 10] = [
+const FORMATS: &[(&str, &str)] = &[
     (".bin", TORCH),
     (".pt", TORCH),
     (".pth", TORCH),

@@ -45,7 +45,7 @@
 //!
 //! ```
 //! use std::{collections::BTreeMap, ops::ControlFlow};
-//! use twofour::{Selector, file::{Compress, Convert, Overwrite, PlannedTensor, Progress, Prune, Reader, StoredDType, Writer}, };
+//! use twofour::{Selector, file::{Compress, Convert, Overwrite, PlannedTensor, Progress, Prune, Reader, StoredDType, Writer}};
 //! let directory = tempfile::tempdir()?;
 //! let at = |name: &str| directory.path().join(name);
 //! let plan = vec![PlannedTensor::new("up.weight", StoredDType::F32, [1, 4])];

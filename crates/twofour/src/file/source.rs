@@ -58,7 +58,7 @@ pub trait Source: fmt::Debug + Send + Sync {
 type Format = (&'static [u8], fn(FileBytes) -> Result<Box<dyn Source>>);
 
 /// The formats that have a mark; a file without one is safetensors, or an error of its header.
-const FORMATS: [Format; 2] = [(b"GGUF", |file| Ok(Box::new(Gguf::open(file)?))), (b"PK\x03\x04", archive::open)];
+const FORMATS: &[Format] = &[(b"GGUF", |file| Ok(Box::new(Gguf::open(file)?))), (b"PK\x03\x04", archive::open)];
 
 /// Opens a file in the format that its first bytes tell.
 pub(super) fn open(file: FileBytes) -> Result<Box<dyn Source>> {

@@ -1,7 +1,7 @@
 //! A block-sparse weight, for one engine.
 //!
-//! Blocks lie one after another, as block sparse rows have them: a weight that somebody else holds is multiplied where it
-//! lies. Few tokens are multiplied with a block as with a dense weight, many tokens in the tiles of one.
+//! Blocks lie one after another, as block sparse rows have them: a weight that somebody else holds is multiplied where
+//! it lies. Few tokens are multiplied with a block as with a dense weight, many tokens in the tiles of one.
 
 use std::{
     ops::{Deref, Range},
@@ -89,8 +89,8 @@ impl<'a, T: KernelElement> BlockSparseRef<'a, T> {
         BlockSparse::of_store(weight, weight.values(), Engine::best()?)
     }
 
-    /// From parts, for one engine. They are those of [`Bsr::from_parts`]: where each row of blocks begins, the column of
-    /// every stored block, and the blocks, `[blocks, height, width]`. What lies beyond the matrix must be zero.
+    /// From parts, for one engine. They are those of [`Bsr::from_parts`]: where each row of blocks begins, the column
+    /// of every stored block, and the blocks, `[blocks, height, width]`. What lies beyond the matrix must be zero.
     ///
     /// # Errors
     /// Those of [`Bsr::from_parts`], but for values beyond the matrix; [`crate::Error::Engine`] where this machine

@@ -1,8 +1,8 @@
 //! Turning scores into a mask that obeys a pattern.
 //!
 //! [`magnitude`] prunes along one axis; [`Sparsity`] names every pattern, whose masks [`crate::criterion::mask`]
-//! chooses by any criterion. [`tile`] holds the transposable selectors, whose masks are 2:4
-//! along rows and along columns at once, so that a weight and its transpose can both be multiplied sparse. [`Selector`](crate::Selector)
+//! chooses by any criterion. [`tile`] holds the transposable selectors, whose masks are 2:4 along rows and along
+//! columns at once, so that a weight and its transpose can both be multiplied sparse. [`Selector`](crate::Selector)
 //! names any of them.
 
 pub(crate) mod band;

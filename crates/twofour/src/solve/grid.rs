@@ -1,6 +1,6 @@
 //! The integers that a solver rounds to: symmetric, so that zero stays zero.
 
-use crate::{Error, Result};
+use crate::{Error, Result, quantization::nearest};
 
 /// The width of the integers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -59,9 +59,6 @@ impl Grid {
 
     /// The integer nearest to a value, ties to even; zero where the scale is zero.
     pub(super) fn round(self, value: f32, scale: f32) -> f32 {
-        if scale == 0.0 {
-            return 0.0;
-        }
-        (value / scale).round_ties_even().clamp(-self.bits.largest(), self.bits.largest())
+        nearest(value, scale, -self.bits.largest()..=self.bits.largest())
     }
 }

@@ -56,11 +56,11 @@ pub trait Method: Debug + Sync {
 }
 
 /// All methods.
-pub static METHODS: [&dyn Method; 5] = [&MAGNITUDE, &WANDA, &RIA, &BySparseGpt, &ByAlps];
+pub static METHODS: &[&dyn Method] = &[&MAGNITUDE, &WANDA, &RIA, &BySparseGpt, &ByAlps];
 
 /// Returns the method of a name.
 pub fn method(name: &str) -> Option<&'static dyn Method> {
-    METHODS.into_iter().find(|method| method.name() == name)
+    METHODS.iter().copied().find(|method| method.name() == name)
 }
 
 /// What a method found.
@@ -421,7 +421,7 @@ mod tests {
         let (statistic, _) = inputs(cols);
         let w = random(rows * cols, 8);
         let matrix = MatrixRef::new(rows, cols, &w).unwrap();
-        for found in METHODS {
+        for found in METHODS.iter().copied() {
             let name = found.name();
             assert_eq!(method(name).map(Method::name), Some(name));
             assert!(!found.about().ends_with('.') && name == name.to_lowercase());
@@ -473,7 +473,7 @@ mod tests {
         let (statistic, hessian) = inputs(cols);
         let w = random(rows * cols, 14);
         let matrix = MatrixRef::new(rows, cols, &w).unwrap();
-        for found in METHODS {
+        for found in METHODS.iter().copied() {
             for (swaps, refit) in [(0, 0), (20, 10)] {
                 let error = |text: &str| {
                     let pruning = Pruning { swaps, refit, ..Pruning::new(found, text.parse::<Sparsity>().unwrap()) };
@@ -501,7 +501,7 @@ mod tests {
         let (statistic, hessian) = inputs(cols);
         let w = random(rows * cols, 9);
         let matrix = MatrixRef::new(rows, cols, &w).unwrap();
-        for found in METHODS {
+        for found in METHODS.iter().copied() {
             let error = |swaps, refit| {
                 let pruning = Pruning { swaps, refit, ..Pruning::new(found, pattern) };
                 assert!(pruning.requires() >= if refit > 0 { StatisticKind::Hessian } else { found.requires() });
@@ -541,7 +541,7 @@ mod tests {
             x.chunks(cols).flat_map(|token| -> Vec<f32> { of(token) }).collect()
         };
         let expected = outputs(&w, &dense);
-        for found in METHODS {
+        for found in METHODS.iter().copied() {
             for refit in [0, 10] {
                 let error = |compensation| {
                     let pruning = Pruning { compensation, refit, ..Pruning::new(found, Pattern::TWO_FOUR) };
@@ -563,7 +563,7 @@ mod tests {
         let (statistic, _) = inputs(cols);
         let w = random(17 * cols, 12);
         let [a, b] = [(0, 12), (12, 17)].map(|(i, j)| MatrixRef::new(j - i, cols, &w[i * cols..j * cols]).unwrap());
-        for found in METHODS {
+        for found in METHODS.iter().copied() {
             // What ALPS keeps depends on all rows: its penalty follows them.
             if found.name() == "alps" {
                 continue;

@@ -12,9 +12,9 @@ pub(super) struct PlaceOptions {
     /// Where the model runs on the calibration's text and weights are pruned and tuned: cpu, cuda, or cuda:NUMBER
     ///
     /// On a GPU the model computes in f32, block by block, and so do --method alps, --compensate, --refit and tuning.
-    /// Other methods, --swaps and --quantize choose on the CPU, by what the GPU gathered. Sums are rounded otherwise than on
-    /// the CPU, so masks may differ where elements are nearly equal. What --calibration self writes and what --eval
-    /// measures is computed on the CPU.
+    /// Other methods, --swaps and --quantize choose on the CPU, by what the GPU gathered. Sums are rounded otherwise
+    /// than on the CPU, so masks may differ where elements are nearly equal. What --calibration self writes and what
+    /// --eval measures is computed on the CPU.
     #[arg(long, value_name = "DEVICE", requires = "calibration", default_value = "cpu")]
     device: ComputeDevice,
 }

@@ -206,9 +206,8 @@ impl BlockTuner {
         TuningAnswer { passes, samples: texts.min(self.samples), learning_rate, errors: errors.to_vec() }
     }
 
-    /// Tunes the weights that were pruned in the block in front of which the texts were, rounds them and tunes their
-    /// integers where that is asked for, and takes the texts back there. Returns the mean error of a token before and
-    /// after.
+    /// Tunes the pruned weights of the block that the texts have passed, rounds them and tunes the integers if asked,
+    /// then rewinds the texts to that block's input. Returns the mean error of a token before and after.
     pub(super) fn tune<R: Runner>(
         &self,
         solver: &Solver<'_, R>,

@@ -114,7 +114,7 @@ pub(crate) struct Sensitivity {
     picture: Option<PathBuf>,
 
     /// Replace files that exist
-    #[arg(long)]
+    #[arg(long, short)]
     force: bool,
 }
 

@@ -21,9 +21,8 @@ const KEY: &str = "twofour.tokens";
 /// The metadata key with a hash of the tokens.
 const SUM: &str = "twofour.tokens.sum";
 
-/// The text as tokens: of bytes, the bytes; by a tokenizer's file, what the folder has from before, where it is whole
-/// and of the same text and tokenizer, and otherwise by encoding the text, with the tokens that the tokenizer adds
-/// around it.
+/// Returns the text's tokens: its bytes, or those of a tokenizer, with the tokens that it adds around the text. Tokens
+/// of the same text and tokenizer are read from the folder if it holds them all, and encoded otherwise.
 ///
 /// # Errors
 /// A tokenizer or a folder that cannot be read or written; [`crate::interrupt::Interrupted`].

@@ -1,4 +1,5 @@
-//! What decides about a step's update, in device memory.
+//! Flags in device memory by which a step's update is applied or skipped: a loss that is not finite, the gradients'
+//! norm.
 
 use twofour::DataType;
 use twofour_cuda::layer::{DeviceBuffer, DeviceSlice, LayerContext, flip_counts};

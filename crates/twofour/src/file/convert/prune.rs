@@ -24,9 +24,9 @@ pub struct Prune<F> {
 
 impl<F: FnMut(&TensorInfo) -> Option<Selector>> Prune<F> {
     /// `choose` is asked once for every tensor of two to five dimensions with elements of a dtype that twofour knows;
-    /// `None` keeps it as it is. Of more than two dimensions is the weight of a convolution, where the selector's axes
-    /// are those of its [`Kernel`](crate::role::Kernel)'s matrix, or a stack of matrices, as of experts, each of which
-    /// is pruned.
+    /// `None` keeps it as it is. A tensor of more than two dimensions is a convolution's weight, where the selector's
+    /// axes are those of its [`Kernel`](crate::role::Kernel)'s matrix, or a stack of matrices, such as experts, each of
+    /// which is pruned.
     pub fn new(choose: F) -> Self {
         Prune { choose }
     }

@@ -34,8 +34,8 @@ pub(in crate::kernel) fn multiply<T: DenseFormat>(
     })
 }
 
-/// All rows, multiplied with all tokens, `stride` apart: `[strip, token, ROWS]`. Nothing need follow what the last token
-/// is multiplied with.
+/// All rows, multiplied with all tokens, `stride` apart: `[strip, token, ROWS]`. Nothing need follow what the last
+/// token is multiplied with.
 pub(in crate::kernel) struct Walk<'a, T: DenseFormat> {
     pub(in crate::kernel) weight: Rows<'a, T::Stored>,
     pub(in crate::kernel) x: &'a [T::Activation],

@@ -61,7 +61,7 @@ impl Experience {
     }
 }
 
-/// Whether the calling thread's last calls on an executor's threads were worth it, or long ago.
+/// Returns true unless this thread's recent calls on an executor's threads were slower than computing alone.
 pub(super) fn is_worth_trying() -> bool {
     EXPERIENCE.get().is_good()
 }
