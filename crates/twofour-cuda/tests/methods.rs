@@ -9,7 +9,7 @@ use twofour_cuda::{
 };
 
 /// Multiprocessors of small and large devices, and of impossible ones.
-const MULTIPROCESSORS: [u32; 4] = [1, 20, 132, 1000];
+const SMS: [u32; 4] = [1, 20, 132, 1000];
 
 fn sizes() -> impl Strategy<Value = (usize, usize, usize)> {
     let tokens = prop_oneof![1usize..=8, 1usize..=64, 1usize..=16384];
@@ -39,8 +39,8 @@ proptest! {
                 prop_assert!(matches!(element, E4M3 | E5M2) && architecture < Architecture::SM_89, "{problem:?} on {architecture}");
                 continue;
             }
-            for multiprocessors in MULTIPROCESSORS {
-                let best = GemmMethod::best(problem, architecture, multiprocessors).unwrap();
+            for sms in SMS {
+                let best = GemmMethod::best(problem, architecture, sms).unwrap();
                 prop_assert!(all.contains(&best), "{best:?} for {problem:?} on {architecture}");
             }
         }
@@ -59,7 +59,7 @@ proptest! {
     }
 
     #[test]
-    fn four_bits((features, _, reduction) in sizes(), tokens in 1usize..=int4::MOST_TOKENS, by_row: bool) {
+    fn four_bits((features, _, reduction) in sizes(), tokens in 1usize..=int4::MAX_TOKENS, by_row: bool) {
         let granularity = if by_row { Granularity::Row } else { Granularity::Group };
         let problem = Int4Problem {
             element: DataType::F16,
@@ -71,8 +71,8 @@ proptest! {
             order: Order::TokensFirst,
             epilogue: None,
         };
-        for (architecture, multiprocessors) in Architecture::ALL.into_iter().flat_map(|a| MULTIPROCESSORS.map(|m| (a, m))) {
-            let best = int4::Int4Method::best(problem, architecture, multiprocessors);
+        for (architecture, sms) in Architecture::ALL.into_iter().flat_map(|a| SMS.map(|m| (a, m))) {
+            let best = int4::Int4Method::best(problem, architecture, sms);
             prop_assert!(best.is_some_and(|best| int4::Int4Method::all(problem, architecture).contains(&best)), "{best:?} on {architecture}");
         }
     }

@@ -6,7 +6,7 @@ use super::{Dispatcher, Int4Trial, Measured, MeasuredChoice};
 use crate::{
     Error, Result,
     problem::Int4Problem,
-    raw::gemm::int4::{Int4Method, MOST_TOKENS},
+    raw::gemm::int4::{Int4Method, MAX_TOKENS},
 };
 
 /// The best time of one kind of methods.
@@ -44,7 +44,7 @@ impl Dispatcher {
     /// Those of [`Dispatcher::choose_int4`].
     pub fn choose_int4_by(&self, trial: &Int4Trial) -> Result<Int4Choice> {
         let problem = trial.problem();
-        let many = Error::Dimension { what: "tokens", size: problem.tokens, most: MOST_TOKENS };
+        let many = Error::Dimension { what: "tokens", size: problem.tokens, most: MAX_TOKENS };
         self.0.int4.of_or_by(problem, || trial.measure())?.ok_or(many)
     }
 }

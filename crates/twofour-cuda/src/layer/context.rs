@@ -26,8 +26,8 @@ use crate::{
         dequantize::Dequantizer,
         elementwise::Elementwise,
         estimate::DenseEstimator,
-        flips::Flips,
         gemm::{Gemm, copies::Copies, int4::Int4Gemm},
+        mask_changes::MaskChanges,
         prune::Pruner,
         quantize::Quantizer,
         unpack::Unpacker,
@@ -359,7 +359,7 @@ impl LayerContext {
         pub(super) int4(problem: Int4Problem) -> Int4Gemm;
         /// Returns the kernels that copy rows.
         pub(super) copies() -> Copies;
-        /// Returns the kernel that reads the flips of several layers.
-        pub(crate) flip_counters() -> Flips;
+        /// Returns the kernel that reads the mask changes of several layers.
+        pub(crate) mask_change_counters() -> MaskChanges;
     }
 }

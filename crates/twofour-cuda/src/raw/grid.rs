@@ -7,7 +7,7 @@ use crate::{
 };
 
 /// Most CTAs along a grid's second axis.
-pub const MOST_GRID_ROWS: usize = 65_535;
+pub const MAX_GRID_ROWS: usize = 65_535;
 
 /// Elements along a side of the largest square that a CTA handles.
 pub const SIDE: usize = 128;

@@ -18,7 +18,7 @@ use crate::{
     device::{Kernel, Launch},
     raw::{
         DenseWeight, MetaOrder, Packed,
-        grid::{BLOCK, MOST_GRID_ROWS, blocks, shape},
+        grid::{BLOCK, MAX_GRID_ROWS, blocks, shape},
         headers,
         prune::{TYPES, expect_types, types},
         weight::RawMeta,
@@ -185,7 +185,7 @@ impl Compressor {
         let grid = match axis {
             Axis::Row => (blocks(padded_lines as u64 * words as u64, dense)?, 1),
             // A CTA writes four words of metadata of 64 columns.
-            Axis::Column if words.div_ceil(4) <= MOST_GRID_ROWS => {
+            Axis::Column if words.div_ceil(4) <= MAX_GRID_ROWS => {
                 (padded_lines.div_ceil(64) as u32, words.div_ceil(4) as u32)
             }
             Axis::Column => return Err(Error::TooLarge { rows: dense.rows, cols: dense.cols }),

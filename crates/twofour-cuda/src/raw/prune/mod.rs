@@ -25,7 +25,7 @@ use crate::{
     once_map::OnceMap,
     raw::{
         DenseWeight, MetaOrder, Packed,
-        grid::{BLOCK, MOST_GRID_ROWS, SIDE, blocks, shape},
+        grid::{BLOCK, MAX_GRID_ROWS, SIDE, blocks, shape},
         headers,
         weight::RawMeta,
     },
@@ -316,7 +316,7 @@ impl Pruner {
         }
         if let ([raw], true) = (whole.as_slice(), others.is_empty()) {
             let (rows, cols) = (raw.rows.div_ceil(SIDE as u32), raw.cols.div_ceil(SIDE as u32));
-            if rows as usize <= MOST_GRID_ROWS {
+            if rows as usize <= MAX_GRID_ROWS {
                 let launch = Launch::simple((cols, rows), BLOCK);
                 // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed
                 // this call, and the stream is of the device, as this function requires.

@@ -119,7 +119,7 @@ impl CachedAttention {
         shape.validate()?;
         let kernels = raw::CachedAttention::of(context, dtype, shape.head_dim)?;
         let tiling = Tiling::of(dtype, shape.head_dim);
-        let ctas = tiling.ctas * context.device().multiprocessors() as usize;
+        let ctas = tiling.ctas * context.device().sms() as usize;
         let rows = ctas * tiling.most_rows();
         let partial = DeviceBuffer::zeros(context, DataType::F32, rows * partial_of(shape.head_dim))?;
         let arrived = DeviceBuffer::zeros(context, DataType::I32, ctas)?;

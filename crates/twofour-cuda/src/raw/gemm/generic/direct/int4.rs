@@ -54,8 +54,8 @@ impl KernelFamily<Int4Problem> for DirectShape {
     }
 
     /// The shape that was the fastest on an H200; beyond four tokens, warp pipelines are faster where they are.
-    fn preferred(problem: Int4Problem, architecture: Architecture, multiprocessors: u32) -> Option<DirectShape> {
-        let few_rows = problem.has_few_rows(multiprocessors);
+    fn preferred(problem: Int4Problem, architecture: Architecture, sms: u32) -> Option<DirectShape> {
+        let few_rows = problem.has_few_rows(sms);
         let best = match few_rows {
             true if problem.steps() > LONG => FEW_LONG_ROWS,
             true => FEW_ROWS,
@@ -66,7 +66,7 @@ impl KernelFamily<Int4Problem> for DirectShape {
         (is_fastest && Self::methods(problem, architecture).contains(&best)).then_some(best)
     }
 
-    fn launch(self, problem: Int4Problem, _multiprocessors: u32) -> Launch {
+    fn launch(self, problem: Int4Problem, _sms: u32) -> Launch {
         self.launch_of(problem.features, self.shared_bytes_of_int4(problem) as u32)
     }
 

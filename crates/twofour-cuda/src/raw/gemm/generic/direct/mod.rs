@@ -139,9 +139,9 @@ impl KernelFamily<GemmProblem> for DirectShape {
         shapes.iter().copied().filter(|shape| known && fits(shape)).collect()
     }
 
-    fn preferred(problem: GemmProblem, architecture: Architecture, multiprocessors: u32) -> Option<DirectShape> {
+    fn preferred(problem: GemmProblem, architecture: Architecture, sms: u32) -> Option<DirectShape> {
         let all = Self::methods(problem, architecture);
-        let few_rows = problem.features <= (2 * ROWS * multiprocessors) as usize;
+        let few_rows = problem.features <= (2 * ROWS * sms) as usize;
         let best = if few_rows { FEW_ROWS } else { MANY_ROWS };
         all.contains(&best).then_some(best).or(all.first().copied())
     }
@@ -157,7 +157,7 @@ impl KernelFamily<GemmProblem> for DirectShape {
         cost::microseconds(&work, problem, architecture)
     }
 
-    fn launch(self, problem: GemmProblem, _multiprocessors: u32) -> Launch {
+    fn launch(self, problem: GemmProblem, _sms: u32) -> Launch {
         self.launch_of(problem.features, self.shared_bytes_of(problem) as u32)
     }
 

@@ -29,7 +29,7 @@ struct Parameters {
     u32 output;
     // Rows of W, padding included: a multiple of 64.
     u32 rows, tokens, steps;
-    Panels panels;
+    Rasterization rasterization;
     u32 features;
 };
 
@@ -169,7 +169,7 @@ __device__ __forceinline__ void finish(const Parameters& p, const Sum (&sums)[M_
 extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm(const __grid_constant__ Parameters p) {
     extern __shared__ __align__(128) u8 memory[];
     const u32 shared = (u32)__cvta_generic_to_shared(memory);
-    const Tile tile = p.panels.tile(blockIdx.x);
+    const Tile tile = p.rasterization.tile(blockIdx.x);
     const u32 feature = tile.feature * FEATURES, token = tile.token * TOKENS, warp = threadIdx.x / 32;
     const u32 warp_feature = warp / 2 * WARP_FEATURES, warp_token = warp % 2 * WARP_TOKENS;
     Sum sums[M_TILES][N_TILES][4] = {};
