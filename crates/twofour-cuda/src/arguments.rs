@@ -2,7 +2,8 @@
 
 use crate::{
     DataType, DevicePtr, Error, Result,
-    layer::{DeviceSlice, DeviceSliceMut, LayerContext},
+    context::LayerContext,
+    memory::{DeviceSlice, DeviceSliceMut},
 };
 
 /// Most elements along a dimension: kernels count them in 32 bits.

@@ -13,7 +13,7 @@ use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use crate::{
     Architecture, Error, Result, TileScheduler, cache::Cache, compile_time::counted, libraries::loader,
-    once_map::OnceMap, raw::grid::MAX_GRID_ROWS, source::Source,
+    once_map::OnceMap, source::Source,
 };
 
 /// An address in device memory.
@@ -347,6 +347,9 @@ impl Launch {
         if is_within { Ok(()) } else { Err(Error::Launch { grid, block, shared, cluster, architecture }) }
     }
 }
+
+/// Most CTAs along a grid's second axis.
+pub const MAX_GRID_ROWS: usize = 65_535;
 
 /// Most CTAs along a grid's first axis.
 const MAX_GRID_COLUMNS: u32 = i32::MAX as u32;

@@ -34,6 +34,7 @@
 mod choice;
 pub(crate) mod copies;
 mod cost;
+pub(crate) mod digest;
 mod epilogue;
 mod families;
 mod family;

@@ -6,7 +6,11 @@ use crate::{
     arguments::expect_dimension,
     problem::{GemmProblem, XOrder},
     raw::MetaOrder,
+    source::Support,
 };
+
+/// What kernels whose warps each have a pipeline of TMA copies require of an architecture.
+pub(super) const WARP_PIPELINES: Support = Support::WGMMA;
 
 /// Output types of each element type.
 pub(super) const TYPES: &[(DataType, &[DataType])] = &[

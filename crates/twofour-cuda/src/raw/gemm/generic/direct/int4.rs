@@ -8,8 +8,8 @@ use crate::{
     raw::gemm::{
         Epilogue,
         family::KernelFamily,
-        hopper::warp_pipelines,
         int4::{Int4Operands, Int4Parameters, Int4Types, UNIT},
+        supported,
     },
     source::{File, Source, Support},
 };
@@ -62,7 +62,7 @@ impl KernelFamily<Int4Problem> for DirectShape {
             false if problem.tokens > 4 => MANY_ROWS_MORE_TOKENS,
             false => MANY_ROWS,
         };
-        let is_fastest = problem.tokens <= 4 || !warp_pipelines::SUPPORT.includes(architecture);
+        let is_fastest = problem.tokens <= 4 || !supported::WARP_PIPELINES.includes(architecture);
         (is_fastest && Self::methods(problem, architecture).contains(&best)).then_some(best)
     }
 

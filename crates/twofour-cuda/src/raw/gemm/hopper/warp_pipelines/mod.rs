@@ -17,7 +17,7 @@ use crate::{
             cost::{self, CtaWork, FamilyTimes, kernel},
             epilogue,
             family::KernelFamily,
-            mma,
+            mma, supported,
             tensor_map::{Swizzle, TensorMap},
             tile_k,
         },
@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// What the kernels require of an architecture.
-pub(in crate::raw::gemm) const SUPPORT: Support = Support::WGMMA;
+const SUPPORT: Support = supported::WARP_PIPELINES;
 
 /// The parts that the kernels of both formats of weights share.
 const PIPELINES: File = File::new("gemm/hopper/warp_pipelines/warp_pipelines.cuh", include_str!("warp_pipelines.cuh"));
