@@ -145,8 +145,8 @@ impl PackedGemm {
     /// Those of [`Gemm::run`]; [`Error::Vendor`].
     ///
     /// # Safety
-    /// That of [`Gemm::run`], with the workspace of [`PackedGemm::place`] for these addresses, that way and the same
-    /// `parts`, which keeps memory that it has returned valid until the stream has passed this call.
+    /// As [`Gemm::run`] requires. `way` and the workspace are what [`PackedGemm::place`] returned for these addresses
+    /// and this `parts`, which keeps the memory it returns alive until the stream has passed the call.
     pub(super) unsafe fn run<T>(
         &self,
         context: &LayerContext,

@@ -71,9 +71,8 @@ pub struct BothWays {
 /// Kernels that are compiled together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Part {
-    /// Those of one number of [`rule_of`], for shapes and addresses that allow vector loads of whole tiles: for several
-    /// weights, and for one, which take its parameters from the launch itself: several weights are told apart by loads
-    /// that cost each CTA time.
+    /// Kernels of one rule, for aligned whole tiles. That for one weight takes its parameters from the launch; that for
+    /// several loads them, which costs each CTA time.
     Rule(u32),
     /// That of every rule, shape and address.
     Any,

@@ -126,9 +126,8 @@ impl KernelFamily<GemmProblem> for DirectShape {
         [DataType::F16, DataType::BF16].into_iter().flat_map(of).collect()
     }
 
-    /// None for too many tokens, for elements that are not of 16 bits, and where X does not fit in shared memory. On
-    /// Hopper, where other families do as well as the shape for many rows, there is the one for few rows, and none
-    /// where X would have to be copied that other kernels read in place.
+    /// No method for more than 8 tokens, an MN-major X, elements other than 16-bit, or X larger than shared memory. On
+    /// Hopper only the shape for few rows, and none if X must be copied.
     fn methods(problem: GemmProblem, architecture: Architecture) -> Vec<DirectShape> {
         let features = architecture.features();
         let few = problem.tokens <= TOKENS && problem.x == XOrder::TokensFirst;
