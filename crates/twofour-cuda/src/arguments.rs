@@ -116,9 +116,8 @@ mod tests {
         ));
         assert!(expect_dimension("tokens", 64, 64).is_ok());
         for size in [0, 65] {
-            assert!(
-                matches!(expect_dimension("tokens", size, 64), Err(Error::Dimension { size: found, .. }) if found == size)
-            );
+            let found = expect_dimension("tokens", size, 64);
+            assert!(matches!(found, Err(Error::Dimension { size: found, .. }) if found == size));
         }
         assert!(expect_pointers(&[("X", 32, 16), ("bias", 2, 2)]).is_ok());
         for address in [0, 24] {

@@ -14,7 +14,7 @@
 //! | [`problem`] | GEMM problems: shapes, data types and memory orders |
 //! | [`libraries`] | cuBLASLt and NCCL |
 //! | [`raw`] | the kernels, over raw pointers: pruning, compression, GEMM, element-wise passes, AdamW |
-//! | [`layer`] | the sparse layer, a safe API over length-checked device memory, owned or borrowed from another framework |
+//! | [`layer`] | the sparse layer, a safe API over length-checked device memory, owned or borrowed |
 //! | [`solve`] | the GPU as a backend of pruning's solvers, and the statistics of inputs that they require |
 //! | [`compare`] | comparing GEMM engines by measurement |
 //! | [`kernels`] | the list of all kernels' sources |

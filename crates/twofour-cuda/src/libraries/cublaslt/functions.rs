@@ -45,8 +45,8 @@ functions! {
         Object, Object, Object, Object, Object, Object, Object, c_int, *mut Found, *mut c_int
     );
     multiply: b"cublasLtMatmul" (
-        Object, Object, *const c_void, DevicePtr, Object, DevicePtr, Object, *const c_void, DevicePtr, Object, DevicePtr, Object,
-        *const Algorithm, DevicePtr, usize, cudarc::driver::sys::CUstream
+        Object, Object, *const c_void, DevicePtr, Object, DevicePtr, Object, *const c_void, DevicePtr, Object,
+        DevicePtr, Object, *const Algorithm, DevicePtr, usize, cudarc::driver::sys::CUstream
     );
 }
 

@@ -1,12 +1,13 @@
 //! Compresses dense tensors on the device along one axis, by a rule for groups of four ([`twofour::estimate`]) or by a
 //! mask. The bytes are those of the `twofour` crate, bit for bit.
 //!
-//! | result | groups | rule |
-//! |---|---|---|
-//! | W for `X Wᵀ`, by magnitude | along rows | [`Estimator::Magnitude`] |
-//! | W for training with S-STE | along rows | [`Estimator::SoftThreshold`], with [`twofour::estimate::soft_threshold_scale`] as scale |
-//! | the output gradient of a layer, for the weight gradient | along tokens: columns of `[tokens, features]` | [`Estimator::Mvue`] |
-//! | a tensor under an existing mask | along rows or along columns | [`CompressRule::Given`] with the tiles of [`crate::raw::prune::Pruner::both_ways`] |
+//! - W for `X Wᵀ`, by magnitude: along rows, by [`Estimator::Magnitude`].
+//! - W for training with S-STE: along rows, by [`Estimator::SoftThreshold`] with
+//!   [`twofour::estimate::soft_threshold_scale`] as scale.
+//! - The output gradient of a layer, for the weight gradient: along tokens, which are columns of `[tokens, features]`,
+//!   by [`Estimator::Mvue`].
+//! - A tensor under an existing mask: along rows or along columns, by [`CompressRule::Given`] with the tiles of
+//!   [`crate::raw::prune::Pruner::both_ways`].
 //!
 //! Calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them.
 

@@ -3,7 +3,7 @@
 //! | result | call |
 //! |---|---|
 //! | 2:4 along rows or along columns, by magnitude or by an estimator | [`crate::raw::compress`] |
-//! | a transposable mask, or one along rows, with compressed `W` and `Wᵀ`, from one read of `W` | [`Pruner::both_ways`] |
+//! | a transposable or a row mask, with compressed `W` and `Wᵀ`, from one read of `W` | [`Pruner::both_ways`] |
 //! | compressed `W` and `Wᵀ` under an existing mask | [`Pruner::both_ways`] with [`MaskChoice::Given`] |
 //! | a dense tensor with zeros where a mask prunes | [`Pruner::apply_mask`] |
 //!
