@@ -7,22 +7,22 @@ use crate::{
 };
 
 /// Most elements along a dimension: kernels count them in 32 bits.
-pub const MOST: usize = i32::MAX as usize;
+pub const MAX_DIMENSION: usize = i32::MAX as usize;
 
 /// Returns a dimension as kernels take it.
 ///
 /// # Errors
-/// [`Error::Dimension`] above [`MOST`].
+/// [`Error::Dimension`] above [`MAX_DIMENSION`].
 pub fn side(what: &'static str, size: usize) -> Result<u32> {
-    if size <= MOST { Ok(size as u32) } else { Err(Error::Dimension { what, size, most: MOST }) }
+    if size <= MAX_DIMENSION { Ok(size as u32) } else { Err(Error::Dimension { what, size, most: MAX_DIMENSION }) }
 }
 
 /// Returns a dimension of at least 1.
 ///
 /// # Errors
-/// [`Error::Dimension`] for 0 and above [`MOST`].
+/// [`Error::Dimension`] for 0 and above [`MAX_DIMENSION`].
 pub fn positive(what: &'static str, size: usize) -> Result<u32> {
-    expect_dimension(what, size, MOST)?;
+    expect_dimension(what, size, MAX_DIMENSION)?;
     Ok(size as u32)
 }
 

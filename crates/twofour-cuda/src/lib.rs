@@ -10,6 +10,7 @@
 //! | [`architecture`] | the compute capability of a GPU |
 //! | [`source`], [`compiler`], [`cache`] | compiling kernels, and the cache of machine code |
 //! | [`device`] | a device and its loaded kernels |
+//! | [`layer`]'s context and memory | a stream with its workspace, plans and loaded kernels; slices of device memory |
 //! | [`arguments`] | validation of what calls are given |
 //! | [`problem`] | GEMM problems: shapes, data types and memory orders |
 //! | [`libraries`] | cuBLASLt and NCCL |

@@ -15,7 +15,7 @@ use super::{
     epilogue::{self, expect_epilogue},
     family::Plan,
     mma,
-    supported::MOST,
+    supported::MAX_GEMM_DIMENSION,
 };
 use crate::{
     Architecture, DataType, Device, DevicePtr, Error, Result, Stream,
@@ -65,8 +65,8 @@ impl Int4Problem {
 
 /// Checks that kernels read an int4 weight of this shape.
 pub(crate) fn expect_shape(features: usize, reduction: usize) -> Result<()> {
-    expect_dimension("features", features, MOST)?;
-    expect_dimension("reduction", reduction, MOST)?;
+    expect_dimension("features", features, MAX_GEMM_DIMENSION)?;
+    expect_dimension("reduction", reduction, MAX_GEMM_DIMENSION)?;
     expect_multiple("features of an int4 weight", features, UNIT.0)?;
     expect_multiple("reduction of an int4 weight", reduction, UNIT.1)
 }

@@ -76,12 +76,12 @@ __device__ __forceinline__ void add_step(
     u32 codes[M_TILES][CODE_WORDS];
     #pragma unroll
     for (u32 m = 0; m < M_TILES; m++) {
-        const u32 sixteen = stage + AT_META + (warp_feature / 16 + m) * (ATOM_BYTES / 4);
+        const u32 fragment = stage + AT_META + (warp_feature / 16 + m) * (ATOM_BYTES / 4);
         #pragma unroll
         for (u32 i = 0; i < CODE_WORDS; i++)
             asm volatile("ld.shared.u32 %0, [%1];"
                 : "=r"(codes[m][i])
-                : "r"(sixteen + 4 * code_word(lane) + 8 * i)
+                : "r"(fragment + 4 * code_word(lane) + 8 * i)
                 : "memory");
     }
     unrolled<2>([&](auto which) {

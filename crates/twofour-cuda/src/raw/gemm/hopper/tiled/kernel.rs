@@ -161,7 +161,7 @@ impl HopperKernel {
     pub(super) fn chunk(&self) -> u32 {
         // With split-K each CTA stores a share of the chunks, so there should be many.
         let most = if self.tile.split.is_some() { 4 } else { 8 };
-        let chunks = (1..=most).rev().map(|eights| 8 * eights);
+        let chunks = (1..=most).rev().map(|vectors| 8 * vectors);
         // TMA can swizzle rows of 16, 32 or 64 tokens.
         let known = |chunk: u32| self.store != HopperStore::MnMajor || matches!(chunk, 16 | 32 | 64);
         let fits = |chunk: &u32| {

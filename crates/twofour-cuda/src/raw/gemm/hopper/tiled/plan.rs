@@ -157,7 +157,7 @@ impl KernelFamily<GemmProblem> for HopperTile {
 
 /// Returns the last token at which a tile may start, so that the last of several tiles is full: one that is not slows
 /// the others down, too (docs/explanation/kernels/cuda-gemm-tiled.md). A tile whose results are added to the output has
-/// its own tokens alone, and boxes of X across start at multiples of their size.
+/// its own tokens alone, and boxes of an MN-major X start at multiples of their size.
 fn last_token(problem: GemmProblem, x_rows: u32) -> u32 {
     let overlaps = !problem.accumulate && problem.x == XOrder::TokensFirst;
     if overlaps { (problem.tokens as u32).saturating_sub(x_rows) } else { u32::MAX }

@@ -131,7 +131,7 @@ fn k_step(element: DataType) -> u32 {
 }
 
 /// Returns the bytes of metadata of 16 rows in half a step.
-fn sixteen_codes(element: DataType) -> u32 {
+fn fragment_meta_bytes(element: DataType) -> u32 {
     16 * (k_step(element) / 2) / 8
 }
 
@@ -139,7 +139,7 @@ impl WarpPipelinesShape {
     /// Returns the bytes of a step of W and X of a data type.
     fn step_bytes(self, element: DataType) -> u32 {
         let WarpPipelinesShape { height, tokens, .. } = self;
-        16 * height * ROW + 2 * tokens * ROW + 2 * height * sixteen_codes(element)
+        16 * height * ROW + 2 * tokens * ROW + 2 * height * fragment_meta_bytes(element)
     }
 
     /// Returns the source of the kernel for W and X of a data type.
@@ -229,7 +229,7 @@ impl KernelFamily<GemmProblem> for WarpPipelinesShape {
         let WarpPipelinesShape { height, tokens: room, .. } = self;
         // Metadata is in half steps, each for all features. Its units are eight bytes, because a TMA box is 256 units
         // wide at most.
-        let units = sixteen_codes(element) / 8;
+        let units = fragment_meta_bytes(element) / 8;
         let meta = (columns / tile_k(element).columns(), rows / 16 * units as usize);
         let wide = Swizzle::Bytes128;
         Ok(WarpPipelinesParameters {
