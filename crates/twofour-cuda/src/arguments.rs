@@ -2,26 +2,27 @@
 
 use crate::{
     DataType, DevicePtr, Error, Result,
-    layer::{DeviceSlice, DeviceSliceMut, LayerContext},
+    context::LayerContext,
+    memory::{DeviceSlice, DeviceSliceMut},
 };
 
 /// Most elements along a dimension: kernels count them in 32 bits.
-pub const MOST: usize = i32::MAX as usize;
+pub const MAX_DIMENSION: usize = i32::MAX as usize;
 
 /// Returns a dimension as kernels take it.
 ///
 /// # Errors
-/// [`Error::Dimension`] above [`MOST`].
+/// [`Error::Dimension`] above [`MAX_DIMENSION`].
 pub fn side(what: &'static str, size: usize) -> Result<u32> {
-    if size <= MOST { Ok(size as u32) } else { Err(Error::Dimension { what, size, most: MOST }) }
+    if size <= MAX_DIMENSION { Ok(size as u32) } else { Err(Error::Dimension { what, size, most: MAX_DIMENSION }) }
 }
 
 /// Returns a dimension of at least 1.
 ///
 /// # Errors
-/// [`Error::Dimension`] for 0 and above [`MOST`].
+/// [`Error::Dimension`] for 0 and above [`MAX_DIMENSION`].
 pub fn positive(what: &'static str, size: usize) -> Result<u32> {
-    expect_dimension(what, size, MOST)?;
+    expect_dimension(what, size, MAX_DIMENSION)?;
     Ok(size as u32)
 }
 
@@ -115,9 +116,8 @@ mod tests {
         ));
         assert!(expect_dimension("tokens", 64, 64).is_ok());
         for size in [0, 65] {
-            assert!(
-                matches!(expect_dimension("tokens", size, 64), Err(Error::Dimension { size: found, .. }) if found == size)
-            );
+            let found = expect_dimension("tokens", size, 64);
+            assert!(matches!(found, Err(Error::Dimension { size: found, .. }) if found == size));
         }
         assert!(expect_pointers(&[("X", 32, 16), ("bias", 2, 2)]).is_ok());
         for address in [0, 24] {

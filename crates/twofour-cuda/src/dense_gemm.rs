@@ -11,10 +11,10 @@ use crate::{
 /// features]`. For a row-major `[features, tokens]` result the operands are exchanged.
 fn dense_of(problem: GemmProblem) -> DenseProblem {
     let GemmProblem { element, features, tokens, reduction, x, order, .. } = problem;
-    let across = x == XOrder::ReductionFirst;
+    let mn_major = x == XOrder::ReductionFirst;
     let (rows, cols, a_transposed, b_transposed) = match order {
-        Order::TokensFirst => (features, tokens, true, across),
-        Order::FeaturesFirst => (tokens, features, !across, false),
+        Order::TokensFirst => (features, tokens, true, mn_major),
+        Order::FeaturesFirst => (tokens, features, !mn_major, false),
     };
     let accumulate = problem.accumulate && !needs_finish(problem);
     DenseProblem { element, output: dense_sums(problem), rows, cols, reduction, a_transposed, b_transposed, accumulate }

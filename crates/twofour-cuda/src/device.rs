@@ -13,7 +13,7 @@ use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use crate::{
     Architecture, Error, Result, TileScheduler, cache::Cache, compile_time::counted, libraries::loader,
-    once_map::OnceMap, raw::grid::MOST_GRID_ROWS, source::Source,
+    once_map::OnceMap, source::Source,
 };
 
 /// An address in device memory.
@@ -49,7 +49,7 @@ pub struct Device(Arc<Inner>);
 struct Inner {
     context: Arc<CudaContext>,
     architecture: Architecture,
-    multiprocessors: u32,
+    sms: u32,
     cache: Cache,
     /// Loaded modules, by the names of their sources.
     modules: OnceMap<String, Module>,
@@ -129,10 +129,10 @@ impl Device {
         use sys::CUdevice_attribute as Attribute;
         let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let sms = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let architecture = Architecture::of(major, minor)?;
         let (modules, schedules_tiles) = (OnceMap::default(), AtomicBool::new(false));
-        Ok(Self(Arc::new(Inner { context, architecture, multiprocessors, cache, modules, schedules_tiles })))
+        Ok(Self(Arc::new(Inner { context, architecture, sms, cache, modules, schedules_tiles })))
     }
 
     /// Returns the device's architecture.
@@ -161,8 +161,8 @@ impl Device {
     }
 
     /// Returns the number of SMs.
-    pub fn multiprocessors(&self) -> u32 {
-        self.0.multiprocessors
+    pub fn sms(&self) -> u32 {
+        self.0.sms
     }
 
     /// Returns how the tiles of large GEMMs are assigned to CTAs.
@@ -338,9 +338,9 @@ impl Launch {
     /// [`Error::Launch`].
     pub fn expect_within(self, architecture: Architecture) -> Result<()> {
         let (Launch { grid, block, shared, cluster }, features) = (self, architecture.features());
-        let is_within = (1..=MOST_GRID_COLUMNS).contains(&grid.0)
-            && (1..=MOST_GRID_ROWS as u32).contains(&grid.1)
-            && (1..=MOST_THREADS).contains(&block)
+        let is_within = (1..=MAX_GRID_COLUMNS).contains(&grid.0)
+            && (1..=MAX_GRID_ROWS as u32).contains(&grid.1)
+            && (1..=MAX_THREADS).contains(&block)
             && shared <= features.shared_bytes
             && (1..=features.cluster).contains(&cluster)
             && grid.0.is_multiple_of(cluster);
@@ -348,11 +348,14 @@ impl Launch {
     }
 }
 
+/// Most CTAs along a grid's second axis.
+pub const MAX_GRID_ROWS: usize = 65_535;
+
 /// Most CTAs along a grid's first axis.
-const MOST_GRID_COLUMNS: u32 = i32::MAX as u32;
+const MAX_GRID_COLUMNS: u32 = i32::MAX as u32;
 
 /// Most threads of a CTA.
-const MOST_THREADS: u32 = 1024;
+const MAX_THREADS: u32 = 1024;
 
 impl Kernel {
     /// Allows CTAs to use as much dynamic shared memory as the device has; required once for more than 48 KiB.
@@ -381,7 +384,7 @@ impl Kernel {
     ///
     /// # Errors
     /// [`Error::Driver`].
-    pub fn blocks_per_multiprocessor(&self, threads: u32, shared: u32) -> Result<u32> {
+    pub fn blocks_per_sm(&self, threads: u32, shared: u32) -> Result<u32> {
         self.device.bind()?;
         let mut blocks = 0;
         // SAFETY: the function is loaded in this context.

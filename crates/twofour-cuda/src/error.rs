@@ -101,9 +101,11 @@ pub enum Error {
     },
 
     /// No GEMM kernel has this combination of data types.
-    #[error("no GEMM kernel for {element} elements with {output} results{}; supported: f16 to f16 or f32, bf16 to bf16 \
-             or f32, e4m3 and e5m2 to f16, \
-             bf16 or f32, and i8 to f16, bf16 or (without an epilogue) i32", if *epilogue { " and an epilogue" } else { "" })]
+    #[error(
+        "no GEMM kernel for {element} elements with {output} results{}; supported: f16 to f16 or f32, bf16 to bf16 or \
+         f32, e4m3 and e5m2 to f16, bf16 or f32, and i8 to f16, bf16 or (without an epilogue) i32",
+        if *epilogue { " and an epilogue" } else { "" }
+    )]
     Product {
         /// Data type of the weight and X.
         element: DataType,

@@ -10,11 +10,12 @@
 //! | [`architecture`] | the compute capability of a GPU |
 //! | [`source`], [`compiler`], [`cache`] | compiling kernels, and the cache of machine code |
 //! | [`device`] | a device and its loaded kernels |
+//! | [`layer`]'s context and memory | a stream with its workspace, plans and loaded kernels; slices of device memory |
 //! | [`arguments`] | validation of what calls are given |
 //! | [`problem`] | GEMM problems: shapes, data types and memory orders |
 //! | [`libraries`] | cuBLASLt and NCCL |
 //! | [`raw`] | the kernels, over raw pointers: pruning, compression, GEMM, element-wise passes, AdamW |
-//! | [`layer`] | the sparse layer, a safe API over length-checked device memory, owned or borrowed from another framework |
+//! | [`layer`] | the sparse layer, a safe API over length-checked device memory, owned or borrowed |
 //! | [`solve`] | the GPU as a backend of pruning's solvers, and the statistics of inputs that they require |
 //! | [`compare`] | comparing GEMM engines by measurement |
 //! | [`kernels`] | the list of all kernels' sources |
@@ -31,14 +32,18 @@ pub mod cache;
 pub mod compare;
 mod compile_time;
 pub mod compiler;
+mod context;
 mod dense_gemm;
 pub mod device;
 mod error;
+mod freed;
 pub mod kernels;
 pub mod layer;
 pub mod libraries;
 mod marks;
+mod memory;
 mod once_map;
+mod plans;
 pub mod problem;
 pub mod raw;
 pub mod solve;

@@ -130,7 +130,7 @@ pub struct Int4Problem {
     pub granularity: Granularity,
     /// Rows of W: `out_features` of a layer, a multiple of 16.
     pub features: usize,
-    /// Rows of X, 1 to [`MOST_TOKENS`](crate::raw::gemm::int4::MOST_TOKENS).
+    /// Rows of X, 1 to [`MAX_TOKENS`](crate::raw::gemm::int4::MAX_TOKENS).
     pub tokens: usize,
     /// Columns of W and X: `in_features` of a layer, a multiple of 128.
     pub reduction: usize,

@@ -10,7 +10,7 @@ use twofour::{Axis, Compressed, MatrixRef, Pattern, int4::Granularity, select};
 use twofour_cuda::{
     Activation, DataType, Error,
     cache::Cache,
-    compare::{Dispatcher, Engine, Weight},
+    compare::{Dispatcher, Engine, Int4Trial, Weight},
     problem::{EpilogueKind, GemmProblem, Int4Problem, Order, XOrder},
     raw::gemm::{Epilogue, int4},
 };
@@ -72,13 +72,14 @@ fn a_choice_for_four_bits_is_remembered_too() {
             order: Order::TokensFirst,
             epilogue: (tokens == 40).then_some(EpilogueKind::Activation),
         };
-        let choice = Dispatcher::with_cache(&bench.device, &cache).choose_int4(problem).unwrap();
+        let trial = Int4Trial::random(&bench.device, problem).unwrap();
+        let choice = Dispatcher::with_cache(&bench.device, &cache).choose_int4_by(&trial).unwrap();
         assert!(choice.measured().windows(2).all(|pair| pair[0].us <= pair[1].us), "{choice}");
         assert_eq!(choice.problem(), problem);
         assert!(int4::Int4Gemm::with(&bench.device, problem, choice.best().how).is_ok());
-        assert_eq!(Dispatcher::with_cache(&bench.device, &cache).choose_int4(problem).unwrap(), choice);
+        assert_eq!(Dispatcher::with_cache(&bench.device, &cache).choose_int4_by(&trial).unwrap(), choice);
         let other = Int4Problem { tokens: 65, ..problem };
-        let refused = Dispatcher::with_cache(&bench.device, &cache).choose_int4(other);
+        let refused = Int4Trial::random(&bench.device, other);
         assert!(matches!(refused, Err(Error::Dimension { what: "tokens", .. })));
     }
 }

@@ -208,7 +208,7 @@ impl<'a> Given<'a> {
 /// By all methods that only Hopper has, or by all others, and by the one that a plan chooses.
 fn products(element: DataType, hopper: bool) {
     let Some(bench) = bench() else { return };
-    let is_of_hopper = |method: &Int4Method| matches!(method, Int4Method::Rings(_) | Int4Method::Streamed(_));
+    let is_of_hopper = |method: &Int4Method| matches!(method, Int4Method::WarpPipelines(_) | Int4Method::Cluster(_));
     for granularity in [Granularity::Group, Granularity::Row] {
         for (features, tokens, reduction) in [
             (16, 1, 128),
@@ -305,7 +305,7 @@ fn an_epilogue_of_another_kind_than_its_plans_is_computed() {
         for output in [DataType::F16, DataType::F32] {
             let problem = Int4Problem { epilogue: planned, output, ..problem };
             let mut methods = Int4Method::all(problem, bench.device.architecture());
-            methods.retain(|method| matches!(method, Int4Method::Streamed(_)));
+            methods.retain(|method| matches!(method, Int4Method::Cluster(_)));
             for after in afters.into_iter().filter(|after| after.kind() != planned) {
                 let given = Given::new(&bench, problem, after);
                 for method in &methods {
@@ -325,7 +325,7 @@ fn kernels_once(problem: Int4Problem, after: After, columns: impl Fn(&Int4Method
         for tokens in [1, 7, 13, 27, 60] {
             let problem = |reduction| Int4Problem { granularity, tokens, reduction, epilogue: after.kind(), ..problem };
             let mut methods = Int4Method::all(problem(256), bench.device.architecture());
-            methods.retain(|method| !matches!(method, Int4Method::Streamed(shape) if shape.split > 2));
+            methods.retain(|method| !matches!(method, Int4Method::Cluster(shape) if shape.split > 2));
             for reduction in methods.iter().map(&columns).collect::<BTreeSet<_>>() {
                 let given = Given::new(&bench, problem(reduction), after);
                 for method in methods.iter().filter(|method| columns(method) == reduction) {
@@ -346,13 +346,13 @@ fn plain(element: DataType, features: usize) -> Int4Problem {
     Int4Problem { element, output: element, granularity, features, tokens: 1, reduction: 256, order, epilogue: None }
 }
 
-/// With columns enough that buffers are filled again: `MOST_BUFFERS` of rings, `most_ahead` of a cluster's block, and
+/// With columns enough that buffers are filled again: `MAX_BUFFERS` of rings, `most_ahead` of a cluster's block, and
 /// eight are shared by warps.
 fn buffers_filled_again(element: DataType) {
     let columns = |method: &Int4Method| {
         let units = match method {
-            Int4Method::Rings(_) => 32,
-            Int4Method::Streamed(shape) => 20 * shape.split as usize,
+            Int4Method::WarpPipelines(_) => 32,
+            Int4Method::Cluster(shape) => 20 * shape.split as usize,
             Int4Method::Staged(shape) => 10 * shape.k_warps as usize,
             Int4Method::Direct(_) => 4,
         };

@@ -1,5 +1,5 @@
 //! Packs what a rule keeps of several weights, each as `pack` does: on a GPU in few launches, since a weight alone
-//! leaves multiprocessors idle at its end.
+//! leaves SMs idle at its end.
 
 use twofour::layer::MaskRule;
 use twofour_cuda::layer::borrowed::{self, MaskSlice, MasterSlice, PackTarget, PackedSliceMut};

@@ -28,7 +28,7 @@ pub fn gpu(device: &Device) -> Result<Gpu> {
     Ok(Gpu {
         gpu: device.name()?,
         architecture: device.architecture().to_string(),
-        multiprocessors: device.multiprocessors(),
+        multiprocessors: device.sms(),
         driver: format!("{major}.{minor}"),
         nvrtc: Compiler::find().map(|compiler| format!("{}.{}", compiler.version().0, compiler.version().1)),
     })

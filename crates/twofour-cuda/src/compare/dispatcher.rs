@@ -8,9 +8,8 @@ use super::{Engine, Libraries, Measured, Trial, choice_file::ChoiceFile};
 use crate::{
     Device, Error, Result,
     cache::Cache,
-    kernels::choice_digest,
     problem::{GemmProblem, Int4Problem},
-    raw::gemm::int4,
+    raw::gemm::{digest::choice_digest, int4},
 };
 
 /// The measurements of a problem: the best time of each engine, or of each kind of methods, fastest first.

@@ -6,7 +6,7 @@ use super::{Dispatcher, Int4Trial, Measured, MeasuredChoice};
 use crate::{
     Error, Result,
     problem::Int4Problem,
-    raw::gemm::int4::{Int4Method, MOST_TOKENS},
+    raw::gemm::int4::{Int4Method, MAX_TOKENS},
 };
 
 /// The best time of one kind of methods.
@@ -23,28 +23,14 @@ impl fmt::Display for Int4Measured {
 }
 
 impl Dispatcher {
-    /// Returns the fastest method for a problem with an int4 weight, from the cache, or measured on random data and
-    /// then cached. Measuring takes about a second, longer where kernels must be compiled, and memory for the problem's
-    /// tensors.
-    ///
-    /// # Errors
-    /// [`Error::Product`], [`Error::Multiple`] and [`Error::Dimension`] for a problem that no kernel supports; those of
-    /// planning and launching.
-    pub fn choose_int4(&self, problem: Int4Problem) -> Result<Int4Choice> {
-        if let Some(choice) = self.0.int4.of(problem) {
-            return Ok(choice);
-        }
-        self.choose_int4_by(&Int4Trial::random(&self.0.device, problem)?)
-    }
-
     /// Returns the fastest method for a trial's problem, from the cache, or measured with the trial's tensors and then
-    /// cached.
+    /// cached. Measuring takes about a second, longer where kernels must be compiled.
     ///
     /// # Errors
-    /// Those of [`Dispatcher::choose_int4`].
+    /// [`Error::Dimension`] for a problem that no kernel supports; those of planning and launching.
     pub fn choose_int4_by(&self, trial: &Int4Trial) -> Result<Int4Choice> {
         let problem = trial.problem();
-        let many = Error::Dimension { what: "tokens", size: problem.tokens, most: MOST_TOKENS };
+        let many = Error::Dimension { what: "tokens", size: problem.tokens, most: MAX_TOKENS };
         self.0.int4.of_or_by(problem, || trial.measure())?.ok_or(many)
     }
 }

@@ -1,9 +1,6 @@
 //! Work that was captured in a CUDA graph, and is replayed.
 
-use std::{
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::fmt;
 
 use cudarc::driver::{
     CudaGraph, CudaStream, result,
@@ -12,32 +9,6 @@ use cudarc::driver::{
 
 use super::LayerContext;
 use crate::{Error, Result};
-
-/// How often memory of a device was freed: a graph that was captured before may use it.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct FreeCount(Arc<Mutex<u64>>);
-
-impl FreeCount {
-    fn lock(&self) -> MutexGuard<'_, u64> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns a note that counts when it is dropped. An owner of memory holds it before the memory, so that the count
-    /// is raised before the memory is freed.
-    pub(crate) fn note(&self) -> FreeNote {
-        FreeNote(self.clone())
-    }
-}
-
-/// Raises the count of freed memory when it is dropped.
-#[derive(Debug)]
-pub struct FreeNote(FreeCount);
-
-impl Drop for FreeNote {
-    fn drop(&mut self) {
-        *self.0.lock() += 1;
-    }
-}
 
 /// Launches of calls of this crate that were captured in a CUDA graph on a context's stream.
 ///

@@ -18,7 +18,7 @@ use crate::{
         gemm::{
             Epilogue, GemmOperands,
             copies::Rows,
-            int4::{Int4Weight, MOST_TOKENS},
+            int4::{Int4Weight, MAX_TOKENS},
             packed_bytes,
         },
     },
@@ -125,7 +125,7 @@ impl Int4Place {
 
 /// Most tokens that are multiplied with integers, 64 at a time. More of them are multiplied with floats, which are then
 /// computed once.
-const MOST_OF_INTEGERS: usize = 256;
+const MAX_INTEGER_TOKENS: usize = 256;
 
 /// Launches `y = activation(x · Wᵀ + bias)` for `x` `[tokens, cols]` and `y` `[tokens, rows]` of f16 or bf16, with the
 /// weight's floats, rounded to that type, in the workspace.
@@ -154,7 +154,7 @@ fn dequantized_linear(
 }
 
 /// Launches `y = activation(x · Wᵀ + bias)` for `x` `[tokens, cols]` and `y` `[tokens, rows]` of f16 or bf16: up to
-/// [`MOST_OF_INTEGERS`] tokens with integers, 64 at a time, more with floats. Operands that are not aligned or not a
+/// [`MAX_INTEGER_TOKENS`] tokens with integers, 64 at a time, more with floats. Operands that are not aligned or not a
 /// multiple of the weight's padding are copied on the device.
 pub(super) fn int4_linear(
     context: &LayerContext,
@@ -167,12 +167,12 @@ pub(super) fn int4_linear(
     if tokens == 0 || rows == 0 || cols == 0 {
         return Ok(());
     }
-    if tokens > MOST_OF_INTEGERS {
+    if tokens > MAX_INTEGER_TOKENS {
         return dequantized_linear(context, weight, (x, dtype, tokens), epilogue, out);
     }
     let Int4Place { weight, granularity, .. } = weight;
     let (features, reduction) = padded((rows, cols))?;
-    let (stream, size, most) = (context.raw(), dtype.bytes(), tokens.min(MOST_TOKENS));
+    let (stream, size, most) = (context.raw(), dtype.bytes(), tokens.min(MAX_TOKENS));
     let is_aligned = |address: DevicePtr| address.is_multiple_of(ALIGNMENT);
     let copy_x = reduction != cols || !is_aligned(x);
     let copy_out = features != rows || !is_aligned(out);

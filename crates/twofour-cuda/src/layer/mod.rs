@@ -24,7 +24,6 @@
 
 pub mod borrowed;
 mod captured;
-mod context;
 mod dense;
 mod dense_linear;
 mod dense_plans;
@@ -32,25 +31,21 @@ mod forward;
 mod gradient;
 mod host_form;
 mod int4;
+mod kernels;
 mod mask;
-mod memory;
 mod packed;
 mod packed_gemm;
-mod plans;
 mod quantized;
 mod random;
 mod sparse_activation;
 mod sparse_linear;
 mod weight;
 
-pub use captured::{CapturedWork, FreeNote};
-pub use context::{LayerContext, Work};
+pub use captured::CapturedWork;
 pub use dense_linear::DenseLinear;
 pub use forward::{Forward, activation_gradient};
 pub use gradient::{activation_and_bias_gradient, bias_gradient};
-pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 pub use packed::PackedLinear;
-pub use plans::Plans;
 #[doc(hidden)]
 pub use random::{RandomForm, random_buffer};
 pub use sparse_activation::{PackedActivation, SparseActivationLinear};
@@ -61,6 +56,12 @@ pub use twofour::layer::{
 };
 
 use crate::{Error, Result};
+pub use crate::{
+    context::{LayerContext, Work},
+    freed::FreeNote,
+    memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut},
+    plans::Plans,
+};
 
 /// Returns `rows * cols`, checked.
 fn elements(rows: usize, cols: usize) -> Result<usize> {

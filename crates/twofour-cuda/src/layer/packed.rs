@@ -26,7 +26,10 @@ use crate::{Activation, DataType, Error, Result, problem::GemmProblem, raw::gemm
 /// | f16, bf16 | as they are |
 /// | 8-bit floats, a scale for each row | quantized with one scale for each call, on the device |
 /// | 8-bit integers, a scale for each row | quantized with a scale for each token, on the device |
-/// | int4, scales for rows or groups | as they are; up to 256 tokens 64 at a time, and more with the weight's floats, which are computed once |
+/// | int4, scales for rows or groups | as they are |
+///
+/// An int4 weight multiplies up to 256 tokens 64 at a time. More are multiplied with the weight's floats, which are
+/// computed once.
 ///
 /// From 512 tokens on, the GEMM of floats or int4 is a dense one with the weight unpacked to the context's workspace
 /// where the first call for a shape measures that to be faster.

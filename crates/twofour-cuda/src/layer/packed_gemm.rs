@@ -27,7 +27,7 @@ use crate::{
 
 /// Fewest tokens for which a dense GEMM is timed. Unpacking reads 9/16 of the dense weight's bytes and writes all of
 /// them; with fewer tokens a dense GEMM moves little more than that, so that both together are no faster.
-const FEWEST_TOKENS: usize = 512;
+const MIN_TOKENS: usize = 512;
 
 /// The dense GEMM is chosen where it takes, unpacking included, at most this share of the sparse GEMM's time: less is
 /// noise.
@@ -81,7 +81,7 @@ fn similar(problem: GemmProblem) -> Similar {
 /// hold, and those of 8-bit integers would need a buffer as large as the result in i32.
 fn is_considered(problem: GemmProblem) -> bool {
     let scales_8_bits = problem.element.bytes() == 1 && (problem.epilogue.is_some() || problem.output.bytes() < 4);
-    problem.tokens >= FEWEST_TOKENS
+    problem.tokens >= MIN_TOKENS
         && !scales_8_bits
         && problem.reduction > 0
         && !problem.is_mixed()
@@ -145,8 +145,8 @@ impl PackedGemm {
     /// Those of [`Gemm::run`]; [`Error::Vendor`].
     ///
     /// # Safety
-    /// That of [`Gemm::run`], with the workspace of [`PackedGemm::place`] for these addresses, that way and the same
-    /// `parts`, which keeps memory that it has returned valid until the stream has passed this call.
+    /// As [`Gemm::run`] requires. `way` and the workspace are what [`PackedGemm::place`] returned for these addresses
+    /// and this `parts`, which keeps the memory it returns alive until the stream has passed the call.
     pub(super) unsafe fn run<T>(
         &self,
         context: &LayerContext,
@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn a_dense_gemm_is_considered_for_many_tokens_of_one_type_and_one_choice_is_for_similar_numbers_of_them() {
         let problem = |tokens| GemmProblem::plain(DataType::BF16, DataType::BF16, 768, tokens, 3072);
-        assert!(!is_considered(problem(FEWEST_TOKENS - 1)) && is_considered(problem(FEWEST_TOKENS)));
+        assert!(!is_considered(problem(MIN_TOKENS - 1)) && is_considered(problem(MIN_TOKENS)));
         assert!(!is_considered(GemmProblem { accumulate: true, ..problem(4096) }));
         assert!(!is_considered(GemmProblem { x: XOrder::ReductionFirst, ..problem(4096) }));
         assert!(!is_considered(GemmProblem { order: Order::FeaturesFirst, ..problem(4096) }));

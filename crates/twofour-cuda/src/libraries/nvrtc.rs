@@ -12,7 +12,9 @@ type Handle = *mut std::ffi::c_void;
 
 functions! {
     version: b"nvrtcVersion" (*mut c_int, *mut c_int);
-    create: b"nvrtcCreateProgram" (*mut Handle, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char);
+    create: b"nvrtcCreateProgram" (
+        *mut Handle, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char
+    );
     destroy: b"nvrtcDestroyProgram" (*mut Handle);
     compile: b"nvrtcCompileProgram" (Handle, c_int, *const *const c_char);
     log_size: b"nvrtcGetProgramLogSize" (Handle, *mut usize);

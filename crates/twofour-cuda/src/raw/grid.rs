@@ -1,13 +1,11 @@
 //! Grids of kernels whose threads each handle a part of a matrix.
 
 use super::DenseWeight;
+pub use crate::device::MAX_GRID_ROWS;
 use crate::{
     Error, Result, Stream,
     device::{Kernel, Launch},
 };
-
-/// Most CTAs along a grid's second axis.
-pub const MOST_GRID_ROWS: usize = 65_535;
 
 /// Elements along a side of the largest square that a CTA handles.
 pub const SIDE: usize = 128;

@@ -31,11 +31,11 @@ pub mod compress;
 pub mod dequantize;
 pub mod elementwise;
 pub mod estimate;
-pub(crate) mod flips;
 pub mod float_types;
 pub mod gemm;
 pub mod grid;
 pub mod headers;
+pub(crate) mod mask_changes;
 pub mod prune;
 pub mod quantize;
 pub mod soft_threshold;
@@ -53,6 +53,7 @@ pub(crate) fn sources() -> Vec<Source> {
     let weights = prune::sources().into_iter().chain(compress::sources()).chain(unpack::sources());
     let weights = weights.chain(dequantize::sources()).chain(block_sparse::sources());
     let floats = [soft_threshold::SOURCE, estimate::SOURCE, quantize::SOURCE, elementwise::SOURCE, column_sums::SOURCE];
-    let others = weights.chain(adamw::sources()).chain([flips::source(), solve::source()]).chain(gemm::sources());
+    let others =
+        weights.chain(adamw::sources()).chain([mask_changes::source(), solve::source()]).chain(gemm::sources());
     floats.iter().flat_map(FloatSource::all).chain(others).collect()
 }

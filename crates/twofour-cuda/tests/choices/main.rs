@@ -60,12 +60,12 @@ fn add<M: Serialize>(hash: &mut Fnv, best: &str, sets: [Vec<M>; 2]) {
     }
 }
 
-fn best(problem: GemmProblem, (architecture, multiprocessors): (Architecture, u32)) -> String {
+fn best(problem: GemmProblem, (architecture, sms): (Architecture, u32)) -> String {
     // Ampere has no instruction for 8-bit floats.
     if GemmMethod::all(problem, architecture).is_empty() {
         return "none".into();
     }
-    GemmMethod::best(problem, architecture, multiprocessors).map_or_else(|error| error.to_string(), |best| text(&best))
+    GemmMethod::best(problem, architecture, sms).map_or_else(|error| error.to_string(), |best| text(&best))
 }
 
 /// A line for each common problem, and a hash of all others.
@@ -106,7 +106,7 @@ fn gemms(out: &mut String) {
 }
 
 fn int4(out: &mut String) {
-    for (architecture, multiprocessors) in GPUS {
+    for (architecture, sms) in GPUS {
         let mut all = Fnv::default();
         for granularity in [Granularity::Row, Granularity::Group] {
             for (features, reduction) in [(4096, 4096), (28_672, 4096), (1024, 14_336), (768, 768), (16, 128)] {
@@ -122,7 +122,7 @@ fn int4(out: &mut String) {
                         order,
                         epilogue: None,
                     };
-                    let best = Int4Method::best(problem, architecture, multiprocessors);
+                    let best = Int4Method::best(problem, architecture, sms);
                     let best = best.map_or("none".into(), |best| text(&best));
                     if granularity == Granularity::Group && is_listed((features, reduction), tokens) {
                         writeln!(out, "{architecture} int4 [{features}, {reduction}] {tokens}: {best}").unwrap();

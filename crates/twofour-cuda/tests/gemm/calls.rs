@@ -8,7 +8,7 @@ use twofour_cuda::{
         Packed,
         gemm::{
             Epilogue, Gemm, GemmMethod, GemmOperands,
-            hopper::cluster::{StreamShape, StreamTile},
+            hopper::cluster::{ClusterShape, ClusterTile},
         },
     },
 };
@@ -71,7 +71,7 @@ fn calls_can_be_captured_in_a_graph() {
     let w = weight::<bf16>(&mut random, features, reduction);
     let (values, meta) = (bench.up(&bytes_of(w.values())), bench.up(&bf16::meta(&w)));
     let packed = Packed { values: bench.at(&values), meta: bench.at(&meta) };
-    let streamed = GemmMethod::Streamed(StreamShape { tile: StreamTile { features: 224, tokens: 64 }, split: 2 });
+    let streamed = GemmMethod::Cluster(ClusterShape { tile: ClusterTile { features: 224, tokens: 64 }, split: 2 });
     for (tokens, method) in [(2, None), (5, None), (40, None), (40, Some(streamed)), (400, None)] {
         let problem = GemmProblem::plain(DataType::BF16, DataType::BF16, features, tokens, reduction);
         let gemm = planned(&bench, problem, method);

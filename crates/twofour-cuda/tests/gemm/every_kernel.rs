@@ -46,7 +46,7 @@ fn kernels_once<T: Number>(way: &Way, features: usize, columns: impl Fn(&GemmMet
         if x_order == XOrder::TokensFirst {
             methods.extend(MmaTile::all(T::ELEMENT, architecture).into_iter().map(GemmMethod::Mma));
         }
-        methods.retain(|method| !matches!(method, GemmMethod::Streamed(shape) if shape.split > 2));
+        methods.retain(|method| !matches!(method, GemmMethod::Cluster(shape) if shape.split > 2));
         for reduction in methods.iter().map(&columns).collect::<BTreeSet<_>>() {
             let given = Given::<T, T>::new(&bench, &case(reduction));
             for method in methods.iter().filter(|method| columns(method) == reduction) {
@@ -60,14 +60,14 @@ fn kernels_once<T: Number>(way: &Way, features: usize, columns: impl Fn(&GemmMet
     }
 }
 
-/// With columns enough that buffers are filled again: `MOST_BUFFERS` of rings, `most_ahead` of a cluster's block, tiles
+/// With columns enough that buffers are filled again: `MAX_BUFFERS` of rings, `most_ahead` of a cluster's block, tiles
 /// have five and those by `mma.sp` eight at most.
 fn buffers_filled_again<T: Number>(output: DataType) {
     let columns = |method: &GemmMethod| {
         // Steps of 256 bytes of X's rows.
         let steps = match method {
-            GemmMethod::Rings(_) => 32,
-            GemmMethod::Streamed(shape) => 10 * shape.split as usize,
+            GemmMethod::WarpPipelines(_) => 32,
+            GemmMethod::Cluster(shape) => 10 * shape.split as usize,
             // Two of a tile's.
             _ => 6,
         };

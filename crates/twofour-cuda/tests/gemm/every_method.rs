@@ -40,7 +40,7 @@ const HALF_A_STEP: [(usize, usize, usize); 2] = [(320, 7, 1216), (192, 40, 64)];
 
 /// Whether a method is for few tokens only.
 fn is_for_few(method: &GemmMethod) -> bool {
-    matches!(method, GemmMethod::Direct(_) | GemmMethod::Rings(_) | GemmMethod::Streamed(_))
+    matches!(method, GemmMethod::Direct(_) | GemmMethod::WarpPipelines(_) | GemmMethod::Cluster(_))
 }
 
 /// By all methods for few tokens, or by all others, and by the one that a plan chooses.

@@ -4,7 +4,7 @@ use cudarc::driver::{CudaSlice, DevicePtr as _};
 use twofour::adamw_step::ChangeMean;
 use twofour_cuda::{
     DataType, DevicePtr, Error, Result,
-    arguments::{MOST, Memory, at_if, expect_dimension, product},
+    arguments::{MAX_DIMENSION, Memory, at_if, expect_dimension, product},
     layer::{DeviceSlice, DeviceSliceMut, FreeNote, LayerContext, SparseLinear},
     raw::{
         adamw as raw,
@@ -270,7 +270,7 @@ pub fn adamw_in_phase(
     settings: AdamWSettings,
 ) -> Result<()> {
     let len = product(rows, cols)?;
-    expect_dimension("elements of the parameter, counted from 0,", len + 1, MOST)?;
+    expect_dimension("elements of the parameter, counted from 0,", len + 1, MAX_DIMENSION)?;
     let AdamWPhase { second_moment, pruned_decay } = phase;
     if let Some((layer, _)) = pruned_decay {
         let (what, expected) = ("the sparse layer of the masked decay", (layer.out_features(), layer.in_features()));
@@ -355,7 +355,7 @@ pub fn adamw_together(
     let (mut gradient_scale, mut skip) = (None, None);
     for (index, tensors) in parameters.iter().enumerate() {
         let len = tensors.weight.len();
-        expect_dimension("elements of the parameter, counted from 0,", len + 1, MOST)?;
+        expect_dimension("elements of the parameter, counted from 0,", len + 1, MAX_DIMENSION)?;
         if tensors.gradient.dtype() != dtype {
             let found = tensors.gradient.dtype();
             return Err(Error::SliceType { what: "the gradients of one launch", expected: dtype, found });

@@ -2,7 +2,7 @@
 
 use twofour_cuda::{
     DataType, Error, Result,
-    arguments::{MOST, Memory, at_if, expect_dimension, expect_multiple, product},
+    arguments::{MAX_DIMENSION, Memory, at_if, expect_dimension, expect_multiple, product},
     layer::{DeviceSlice, DeviceSliceMut, LayerContext, SparseLinear},
 };
 
@@ -53,7 +53,7 @@ pub fn sgd(
     settings: SgdSettings,
 ) -> Result<()> {
     let len = product(rows, cols)?;
-    expect_dimension("elements of the parameter, counted from 0,", len + 1, MOST)?;
+    expect_dimension("elements of the parameter, counted from 0,", len + 1, MAX_DIMENSION)?;
     let SgdSettings { learning_rate, momentum, weight_decay } = settings;
     let mut tiles = 0;
     let (mut pruned, mut left) = (0.0, 1.0);

@@ -2,7 +2,7 @@
 
 use twofour_cuda::{
     Error, Result,
-    arguments::{MOST, expect_multiple, positive, product, side},
+    arguments::{MAX_DIMENSION, expect_multiple, positive, product, side},
 };
 
 use crate::AttentionShape;
@@ -69,7 +69,7 @@ impl AttentionShape {
 
     /// Returns the window as kernels take it: more than all positions where there is none.
     pub(crate) fn window(&self) -> u32 {
-        self.scores.window.map_or(MOST, |window| window.min(MOST)) as u32
+        self.scores.window.map_or(MAX_DIMENSION, |window| window.min(MAX_DIMENSION)) as u32
     }
 
     /// Returns the soft cap as kernels take it: 0 where there is none.

@@ -2,7 +2,7 @@
 
 use twofour_cuda::{
     DataType, Result,
-    arguments::{MOST, Memory, product, side},
+    arguments::{MAX_DIMENSION, Memory, product, side},
     layer::{DeviceSlice, DeviceSliceMut, LayerContext},
 };
 
@@ -64,7 +64,7 @@ fn run(
         lse,
         positions,
         scale: 1.0,
-        window: MOST as u32,
+        window: MAX_DIMENSION as u32,
         ..SoftmaxParameters::default()
     };
     // SAFETY: the slices have been found to be as long as the shape requires, the workspace has room for a number of

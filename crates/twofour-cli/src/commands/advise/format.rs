@@ -35,7 +35,7 @@ impl WeightFormat {
             }
             WeightFormat::Plain(data_type) => OnGpu::Plain { sparse: data_type, dense: data_type },
             WeightFormat::Int4 => {
-                let most = twofour_cuda::raw::gemm::int4::MOST_TOKENS;
+                let most = twofour_cuda::raw::gemm::int4::MAX_TOKENS;
                 if let Some(many) = tokens.iter().find(|tokens| **tokens as usize > most) {
                     bail!(Usage(format!("--tokens {many}: with int4 {most} at most; try --tokens 1,16,{most}")))
                 }

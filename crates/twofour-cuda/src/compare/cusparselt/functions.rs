@@ -43,7 +43,9 @@ functions! {
     forget_plan: b"cusparseLtMatmulPlanDestroy" (Object);
     workspace: b"cusparseLtMatmulGetWorkspace" (Object, Object, *mut usize);
     compressed_size: b"cusparseLtSpMMACompressedSize" (Object, Object, *mut usize, *mut usize);
-    compress: b"cusparseLtSpMMACompress" (Object, Object, DevicePtr, DevicePtr, DevicePtr, cudarc::driver::sys::CUstream);
+    compress: b"cusparseLtSpMMACompress" (
+        Object, Object, DevicePtr, DevicePtr, DevicePtr, cudarc::driver::sys::CUstream
+    );
     multiply: b"cusparseLtMatmul" (
         Object, Object, *const f32, DevicePtr, DevicePtr, *const f32, DevicePtr, DevicePtr, DevicePtr,
         *mut cudarc::driver::sys::CUstream, i32

@@ -165,7 +165,8 @@ mod tests {
             compressed_size(Object, Object, *mut usize, *mut usize) => 0;
             compress(Object, Object, DevicePtr, DevicePtr, DevicePtr, CudaStream) => 0;
             multiply(
-                Object, Object, *const f32, DevicePtr, DevicePtr, *const f32, DevicePtr, DevicePtr, DevicePtr, *mut CudaStream, i32
+                Object, Object, *const f32, DevicePtr, DevicePtr, *const f32, DevicePtr, DevicePtr, DevicePtr,
+                *mut CudaStream, i32
             ) => 0;
         }
     }

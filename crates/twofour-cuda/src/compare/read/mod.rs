@@ -35,7 +35,7 @@ impl Reader {
     /// # Errors
     /// Those of compiling and loading.
     pub fn new(device: &Device) -> Result<Self> {
-        Ok(Self { kernel: device.kernel(&source(), "read_all")?, blocks: 4 * device.multiprocessors() })
+        Ok(Self { kernel: device.kernel(&source(), "read_all")?, blocks: 4 * device.sms() })
     }
 
     /// Reads `bytes` bytes, rounded down to a multiple of 16. `sink` is the address of four bytes that may be written.

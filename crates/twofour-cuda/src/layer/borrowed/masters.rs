@@ -174,7 +174,7 @@ fn choice_of(rule: MaskRule) -> Result<MaskChoice> {
 }
 
 /// Launches [`remask`] of several master weights of one type by one rule, 24 in a launch, with the same bits: a weight
-/// alone leaves multiprocessors idle at its end.
+/// alone leaves SMs idle at its end.
 ///
 /// # Errors
 /// [`Error::SliceType`] for weights of several types, [`Error::NoMethod`] for the soft threshold; those of [`remask`].

@@ -27,5 +27,5 @@ pub fn flip_counts(context: &LayerContext, layers: &[&SparseLinear], to: DeviceS
     let counters: Vec<_> = layers.iter().map(|layer| layer.flips_at()).collect();
     // SAFETY: the counters are valid as long as the layers are borrowed, the result has been found to have room for
     // them, and the stream is of their device.
-    unsafe { context.flip_counters()?.gather(context.raw(), &counters, out) }
+    unsafe { context.mask_change_counters()?.gather(context.raw(), &counters, out) }
 }

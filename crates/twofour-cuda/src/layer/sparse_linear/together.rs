@@ -31,7 +31,7 @@ struct Group<'a> {
 
 /// Launches [`SparseLinear::remask_unless`] or [`SparseLinear::repack`] of several layers of one context, with the same
 /// bits. Layers of 16-bit weights that have a rule in common are passed over together, 24 in a launch: a layer alone
-/// leaves multiprocessors idle at its end.
+/// leaves SMs idle at its end.
 ///
 /// # Errors
 /// Those of [`SparseLinear::remask_unless`].

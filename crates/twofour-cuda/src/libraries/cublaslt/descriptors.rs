@@ -161,8 +161,8 @@ mod tests {
             set_preference(Object, c_int, Value, usize) => call();
             heuristics(Object, Object, Object, Object, Object, Object, Object, c_int, *mut Found, *mut c_int) => call();
             multiply(
-                Object, Object, Value, DevicePtr, Object, DevicePtr, Object, Value, DevicePtr, Object, DevicePtr, Object, *const Algorithm,
-                DevicePtr, usize, CudaStream
+                Object, Object, Value, DevicePtr, Object, DevicePtr, Object, Value, DevicePtr, Object, DevicePtr,
+                Object, *const Algorithm, DevicePtr, usize, CudaStream
             ) => call();
         }
     }

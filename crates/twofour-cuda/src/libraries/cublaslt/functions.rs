@@ -45,8 +45,8 @@ functions! {
         Object, Object, Object, Object, Object, Object, Object, c_int, *mut Found, *mut c_int
     );
     multiply: b"cublasLtMatmul" (
-        Object, Object, *const c_void, DevicePtr, Object, DevicePtr, Object, *const c_void, DevicePtr, Object, DevicePtr, Object,
-        *const Algorithm, DevicePtr, usize, cudarc::driver::sys::CUstream
+        Object, Object, *const c_void, DevicePtr, Object, DevicePtr, Object, *const c_void, DevicePtr, Object,
+        DevicePtr, Object, *const Algorithm, DevicePtr, usize, cudarc::driver::sys::CUstream
     );
 }
 
@@ -59,8 +59,8 @@ pub(super) const EPILOGUE_VECTOR: c_int = 8;
 pub(super) const BATCHES: c_int = 5;
 pub(super) const BATCH_STRIDE: c_int = 6;
 /// The first of the least alignments of A, B, C and D.
-pub(super) const LEAST_ALIGNMENT: c_int = 5;
-pub(super) const MOST_WORKSPACE: c_int = 1;
+pub(super) const MIN_ALIGNMENT: c_int = 5;
+pub(super) const MAX_WORKSPACE: c_int = 1;
 pub(super) const REDUCTION_SCHEMES: c_int = 3;
 
 const SEARCH: Search = Search {

@@ -13,7 +13,7 @@ use std::{
 
 use descriptors::{Owned, Parts};
 use functions::{
-    EPILOGUE, EPILOGUE_VECTOR, Found, Functions, LEAST_ALIGNMENT, MOST_WORKSPACE, NOTHING_FOUND, Object,
+    EPILOGUE, EPILOGUE_VECTOR, Found, Functions, MAX_WORKSPACE, MIN_ALIGNMENT, NOTHING_FOUND, Object,
     REDUCTION_SCHEMES, Versioned, functions, succeed,
 };
 
@@ -149,7 +149,7 @@ impl CublasLt {
         let workspace = WORKSPACE_BYTES;
         let value = ptr::from_ref(&workspace).cast();
         // SAFETY: the preference is valid, and the attribute is a usize.
-        let set = unsafe { (functions.set_preference)(preference.object, MOST_WORKSPACE, value, size_of::<usize>()) };
+        let set = unsafe { (functions.set_preference)(preference.object, MAX_WORKSPACE, value, size_of::<usize>()) };
         succeed("planning", set)?;
         let mask = sums.mask();
         let value = ptr::from_ref(&mask).cast();
@@ -158,7 +158,7 @@ impl CublasLt {
         succeed("planning", set)?;
         // Operands of a part of a batch, or of a framework, do not begin at the library's default of 256 bytes.
         for operand in (0..4).filter(|_| parts.batches > 1) {
-            let (attribute, value) = (LEAST_ALIGNMENT + operand, ptr::from_ref(&ALIGNMENT).cast());
+            let (attribute, value) = (MIN_ALIGNMENT + operand, ptr::from_ref(&ALIGNMENT).cast());
             // SAFETY: the preference is valid, and the attribute is a u32.
             let set = unsafe { (functions.set_preference)(preference.object, attribute, value, size_of::<u32>()) };
             succeed("planning", set)?;

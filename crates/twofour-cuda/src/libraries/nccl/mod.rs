@@ -21,10 +21,7 @@ use std::{
 
 use functions::{Handle, Nccl};
 
-use crate::{
-    DataType, Device, Result,
-    layer::{DeviceBuffer, LayerContext},
-};
+use crate::{DataType, Device, Result, context::LayerContext, memory::DeviceBuffer};
 
 pub use error::NcclError;
 pub use sums::StreamedSums;

@@ -8,10 +8,7 @@ use super::{
     Communicator, NcclError, Owned,
     functions::{F32, Nccl, SUM},
 };
-use crate::{
-    DataType, Error, Result,
-    layer::{DeviceSliceMut, LayerContext},
-};
+use crate::{DataType, Error, Result, context::LayerContext, memory::DeviceSliceMut};
 
 /// Sums of f32 buffers over a group of GPUs, in place, on a stream of their own, while the stream of a [`LayerContext`]
 /// goes on with other work.

@@ -7,7 +7,7 @@ use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
     arguments::expect_pointers,
     device::{Kernel, Launch},
-    raw::{grid::MOST_GRID_ROWS, headers},
+    raw::{grid::MAX_GRID_ROWS, headers},
     source::{File, Source, Support},
 };
 
@@ -45,7 +45,7 @@ pub struct BlockSparseWeight {
 #[derive(Debug, Clone)]
 pub struct BlockSparseProduct {
     unit: usize,
-    multiprocessors: u32,
+    sms: u32,
     tiles: [(Tile, Kernel); 3],
 }
 
@@ -141,7 +141,7 @@ impl BlockSparseProduct {
             kernel.allow_shared()?;
             Ok((tile, kernel))
         };
-        Ok(Self { unit, multiprocessors: device.multiprocessors(), tiles: [load(few)?, load(some)?, load(many)?] })
+        Ok(Self { unit, sms: device.sms(), tiles: [load(few)?, load(some)?, load(many)?] })
     }
 
     /// Launches `y = x · Wᵀ` for `x` `[tokens, cols]` and `y` `[tokens, rows]`. Indices that no block or column has
@@ -193,7 +193,7 @@ impl BlockSparseProduct {
         let [blocks, block, ..] = sizes.map(|size| size as u32);
         let shared = tile.shared_bytes(self.unit);
         // A grid has a limited number of tiles of tokens.
-        let most = MOST_GRID_ROWS * tile.tokens as usize;
+        let most = MAX_GRID_ROWS * tile.tokens as usize;
         for first in (0..tokens).step_by(most) {
             let part = most.min(tokens - first);
             let (wide, high) = tile.grid(rows, part);
@@ -208,13 +208,13 @@ impl BlockSparseProduct {
         Ok(())
     }
 
-    /// The largest tile of which there are two for each multiprocessor; for few tokens that of few.
+    /// The largest tile of which there are two for each SM; for few tokens that of few.
     fn tile(&self, rows: usize, tokens: usize) -> &(Tile, Kernel) {
         let [few, some, many] = &self.tiles;
         let (wide, high) = many.0.grid(rows, tokens);
         if tokens <= 2 * few.0.tokens as usize {
             few
-        } else if wide.saturating_mul(high) < 2 * self.multiprocessors as usize {
+        } else if wide.saturating_mul(high) < 2 * self.sms as usize {
             some
         } else {
             many

@@ -10,7 +10,7 @@ use crate::{
     device::{Kernel, Launch},
     raw::{
         float_types::{FloatSource, expect_float_type},
-        grid::{BLOCK, MOST_GRID_ROWS},
+        grid::{BLOCK, MAX_GRID_ROWS},
         headers,
     },
     source::File,
@@ -20,7 +20,7 @@ use crate::{
 const COLUMNS_OF_CHUNKS: u32 = 32;
 
 /// The fewest rows of a chunk.
-const LEAST_CHUNK: usize = 64;
+const MIN_CHUNK: usize = 64;
 
 /// Columns that a CTA sums: 16 bytes for each of 32 lanes.
 fn columns(dtype: DataType) -> usize {
@@ -84,7 +84,7 @@ impl ColumnSums {
         let kernel = SOURCE.load(device, dtype)?;
         Ok(Self {
             dtype,
-            blocks: 8 * device.multiprocessors() as usize,
+            blocks: 8 * device.sms() as usize,
             sum_chunks: kernel("sum_chunks")?,
             gradient_chunks: [kernel("relu_chunks")?, kernel("gelu_chunks")?, kernel("silu_chunks")?],
             sum_of_chunks: kernel("sum_of_chunks")?,
@@ -94,7 +94,7 @@ impl ColumnSums {
     /// Returns the rows of a chunk, and the number of chunks.
     fn chunks(&self, rows: usize, cols: usize) -> (usize, usize) {
         let wanted = self.blocks.div_ceil(cols.div_ceil(columns(self.dtype)).max(1));
-        let chunk = rows.div_ceil(wanted).next_multiple_of(8).max(LEAST_CHUNK).max(rows.div_ceil(MOST_GRID_ROWS));
+        let chunk = rows.div_ceil(wanted).next_multiple_of(8).max(MIN_CHUNK).max(rows.div_ceil(MAX_GRID_ROWS));
         (chunk, rows.div_ceil(chunk))
     }
 

@@ -1,12 +1,13 @@
 //! Compresses dense tensors on the device along one axis, by a rule for groups of four ([`twofour::estimate`]) or by a
 //! mask. The bytes are those of the `twofour` crate, bit for bit.
 //!
-//! | result | groups | rule |
-//! |---|---|---|
-//! | W for `X Wᵀ`, by magnitude | along rows | [`Estimator::Magnitude`] |
-//! | W for training with S-STE | along rows | [`Estimator::SoftThreshold`], with [`twofour::estimate::soft_threshold_scale`] as scale |
-//! | the output gradient of a layer, for the weight gradient | along tokens: columns of `[tokens, features]` | [`Estimator::Mvue`] |
-//! | a tensor under an existing mask | along rows or along columns | [`CompressRule::Given`] with the tiles of [`crate::raw::prune::Pruner::both_ways`] |
+//! - W for `X Wᵀ`, by magnitude: along rows, by [`Estimator::Magnitude`].
+//! - W for training with S-STE: along rows, by [`Estimator::SoftThreshold`] with
+//!   [`twofour::estimate::soft_threshold_scale`] as scale.
+//! - The output gradient of a layer, for the weight gradient: along tokens, which are columns of `[tokens, features]`,
+//!   by [`Estimator::Mvue`].
+//! - A tensor under an existing mask: along rows or along columns, by [`CompressRule::Given`] with the tiles of
+//!   [`crate::raw::prune::Pruner::both_ways`].
 //!
 //! Calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them.
 
@@ -18,7 +19,7 @@ use crate::{
     device::{Kernel, Launch},
     raw::{
         DenseWeight, MetaOrder, Packed,
-        grid::{BLOCK, MOST_GRID_ROWS, blocks, shape},
+        grid::{BLOCK, MAX_GRID_ROWS, blocks, shape},
         headers,
         prune::{TYPES, expect_types, types},
         weight::RawMeta,
@@ -185,7 +186,7 @@ impl Compressor {
         let grid = match axis {
             Axis::Row => (blocks(padded_lines as u64 * words as u64, dense)?, 1),
             // A CTA writes four words of metadata of 64 columns.
-            Axis::Column if words.div_ceil(4) <= MOST_GRID_ROWS => {
+            Axis::Column if words.div_ceil(4) <= MAX_GRID_ROWS => {
                 (padded_lines.div_ceil(64) as u32, words.div_ceil(4) as u32)
             }
             Axis::Column => return Err(Error::TooLarge { rows: dense.rows, cols: dense.cols }),

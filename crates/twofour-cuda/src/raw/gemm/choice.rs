@@ -12,7 +12,7 @@ pub(super) trait Methods: Copy {
     fn all(problem: Self::Problem, architecture: Architecture) -> Vec<Self>;
 
     /// Returns the method of the first family that prefers one.
-    fn preferred(problem: Self::Problem, architecture: Architecture, multiprocessors: u32) -> Option<Self>;
+    fn preferred(problem: Self::Problem, architecture: Architecture, sms: u32) -> Option<Self>;
 
     /// Returns the method, whichever its family.
     fn method(&self) -> &dyn Method<Self::Problem>;
@@ -20,14 +20,14 @@ pub(super) trait Methods: Copy {
 
 /// Returns the method with the least time according to the model, or the preferred one where the model has no
 /// coefficients; `None` where there is none.
-pub(super) fn best<M: Methods>(problem: M::Problem, architecture: Architecture, multiprocessors: u32) -> Option<M> {
+pub(super) fn best<M: Methods>(problem: M::Problem, architecture: Architecture, sms: u32) -> Option<M> {
     let timed = timed::<M>(problem, architecture).into_iter().min_by(|a, b| a.1.total_cmp(&b.1));
-    timed.map(|(method, _)| method).or_else(|| M::preferred(problem, architecture, multiprocessors))
+    timed.map(|(method, _)| method).or_else(|| M::preferred(problem, architecture, sms))
 }
 
 /// Methods are measured if the model's time is at most this many times the least one; at most this many methods.
 const LIKELY: f64 = 1.5;
-const MOST_LIKELY: usize = 24;
+const MAX_LIKELY: usize = 24;
 
 /// Returns the methods that may be the fastest according to the model, or all where the model has no coefficients.
 pub(super) fn likely<M: Methods>(problem: M::Problem, architecture: Architecture) -> Vec<M> {
@@ -35,7 +35,7 @@ pub(super) fn likely<M: Methods>(problem: M::Problem, architecture: Architecture
     let mut times: Vec<f64> = timed.iter().map(|(_, time)| *time).collect();
     times.sort_by(f64::total_cmp);
     let Some(least) = times.first() else { return M::all(problem, architecture) };
-    let most = (LIKELY * least).min(times[times.len().min(MOST_LIKELY) - 1]);
+    let most = (LIKELY * least).min(times[times.len().min(MAX_LIKELY) - 1]);
     timed.into_iter().filter(|(_, time)| *time <= most).map(|(method, _)| method).collect()
 }
 

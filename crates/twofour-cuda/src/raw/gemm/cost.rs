@@ -14,8 +14,8 @@ use crate::{
     problem::{EpilogueKind, GemmProblem},
 };
 
-/// Clusters of 1 to 8 CTAs that a Hopper GPU of 132 multiprocessors holds concurrently: the fewest of those measured,
-/// because they depend on which multiprocessors a GPU has.
+/// Clusters of 1 to 8 CTAs that a Hopper GPU of 132 SMs holds concurrently: the fewest of those measured,
+/// because they depend on which SMs a GPU has.
 const CLUSTERS: [u32; 8] = [132, 66, 39, 30, 21, 17, 14, 14];
 
 /// The coefficients of a family. Times are in microseconds, rates in bytes per microsecond.

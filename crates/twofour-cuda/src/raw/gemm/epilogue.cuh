@@ -9,16 +9,22 @@ struct Output {
     u64 stride_feature, stride_token;
     float alpha;
     u32 activation;
-    // One of `Ending`.
-    u32 ending;
+    // One of `StoreKind`.
+    u32 store_kind;
     const void* token_bias;  // bias of each token
     // Whether results are added to the output: each is rounded first, and then the sum of both.
     u32 accumulate;
 };
 
-// PLAIN: without an epilogue. BIAS: its only operation is to add a bias of features. FINISHED: any other. In eights:
-// eight features can be stored at once where they are contiguous. Odd ones are plain.
-enum Ending { FINISHED_EACH = 0, PLAIN_EIGHTS = 1, BIAS_EIGHTS = 2, PLAIN_EACH = 3, FINISHED_EIGHTS = 4 };
+// PLAIN: without an epilogue. BIAS: its only operation is to add a bias of features. FINISHED: any other. In vectors of
+// 8: eight features can be stored at once where they are contiguous. Odd values are plain.
+enum StoreKind {
+    FINISHED_EACH = 0,
+    PLAIN_VECTORS_OF_8 = 1,
+    BIAS_VECTORS_OF_8 = 2,
+    PLAIN_EACH = 3,
+    FINISHED_VECTORS_OF_8 = 4
+};
 
 // The epilogues that a kernel has fast code for: it computes any other one result at a time. WITHOUT is for none.
 // LINEAR: scales, biases and ReLU. ACTIVATED: the same with GELU or SiLU. Kernels are compiled for one, because code
@@ -99,10 +105,10 @@ template <class F> __device__ __forceinline__ void by_activation(const Output& t
     else f(Int<NONE>());
 }
 
-__device__ __forceinline__ bool has_epilogue(const Output& to) { return to.ending % 2 == 0; }
-// Whether results have an epilogue and can be stored in eights of 16 bits.
-__device__ __forceinline__ bool is_finished_in_eights(const Output& to, u32 output) {
-    return (to.ending == BIAS_EIGHTS || to.ending == FINISHED_EIGHTS) && to.stride_feature == 1 &&
+__device__ __forceinline__ bool has_epilogue(const Output& to) { return to.store_kind % 2 == 0; }
+// Whether results have an epilogue and can be stored in vectors of 8 elements of 16 bits.
+__device__ __forceinline__ bool is_finished_in_vectors(const Output& to, u32 output) {
+    return (to.store_kind == BIAS_VECTORS_OF_8 || to.store_kind == FINISHED_VECTORS_OF_8) && to.stride_feature == 1 &&
            (output == F16 || output == BF16);
 }
 
@@ -195,8 +201,8 @@ __device__ __forceinline__ void store(const Output& to, u32 output, Sum sum, u32
     else store<false>(to, output, sum, f, t);
 }
 
-// Results that one vector store can write, in eights of contiguous features: with which epilogue and of which type; or
-// ANY for all others, and ANY_PLAIN for those without an epilogue.
+// Results that one vector store can write, in vectors of 8 contiguous features: with which epilogue and of which type;
+// or ANY for all others, and ANY_PLAIN for those without an epilogue.
 enum Kind { ANY, ANY_PLAIN, PLAIN_F16, PLAIN_BF16, PLAIN_32_BITS, BIAS_F16, BIAS_BF16, FINISHED_F16, FINISHED_BF16 };
 
 __device__ constexpr bool is_plain(int kind) { return kind == PLAIN_F16 || kind == PLAIN_BF16; }
@@ -207,14 +213,14 @@ __device__ constexpr bool is_of_f16(int kind) { return kind == PLAIN_F16 || kind
 // Calls `f` with the kind as a compile-time constant, so that it is tested once and not for every result, and so that a
 // call fetches the instructions of its kind only.
 template <class F> __device__ __forceinline__ void by_kind(const Output& to, u32 output, F f) {
-    const bool halves = output == F16 || output == BF16, plain = to.ending == PLAIN_EIGHTS;
-    if (to.stride_feature != 1 || to.ending == FINISHED_EACH || to.ending == PLAIN_EACH || (!halves && !plain))
+    const bool halves = output == F16 || output == BF16, plain = to.store_kind == PLAIN_VECTORS_OF_8;
+    if (to.stride_feature != 1 || to.store_kind == FINISHED_EACH || to.store_kind == PLAIN_EACH || (!halves && !plain))
         f(Int<ANY>());
     else if (!halves) f(Int<PLAIN_32_BITS>());
-    else if (to.ending == FINISHED_EIGHTS && output == F16) f(Int<FINISHED_F16>());
-    else if (to.ending == FINISHED_EIGHTS) f(Int<FINISHED_BF16>());
-    else if (to.ending == BIAS_EIGHTS && output == F16) f(Int<BIAS_F16>());
-    else if (to.ending == BIAS_EIGHTS) f(Int<BIAS_BF16>());
+    else if (to.store_kind == FINISHED_VECTORS_OF_8 && output == F16) f(Int<FINISHED_F16>());
+    else if (to.store_kind == FINISHED_VECTORS_OF_8) f(Int<FINISHED_BF16>());
+    else if (to.store_kind == BIAS_VECTORS_OF_8 && output == F16) f(Int<BIAS_F16>());
+    else if (to.store_kind == BIAS_VECTORS_OF_8) f(Int<BIAS_BF16>());
     else if (output == F16) f(Int<PLAIN_F16>());
     else f(Int<PLAIN_BF16>());
 }
@@ -228,26 +234,26 @@ template <int OF_F16, int OF_BF16, int A, class F> __device__ __forceinline__ vo
 // As `by_kind`, for a kernel with fast code for some epilogues: calls `f` with the kind, and with the activation, where
 // NONE stands for ReLU, too. What is rare is tested first: the compiler places what is tested last next to the main
 // loop.
-template <int COMPILED_FOR, class F> __device__ __forceinline__ void by_epilogue(const Output& to, u32 output, F f) {
-    const bool each = to.stride_feature != 1 || to.ending == FINISHED_EACH || to.ending == PLAIN_EACH,
+template <int KERNEL, class F> __device__ __forceinline__ void by_epilogue(const Output& to, u32 output, F f) {
+    const bool each = to.stride_feature != 1 || to.store_kind == FINISHED_EACH || to.store_kind == PLAIN_EACH,
                halves = output == F16 || output == BF16;
-    if constexpr (COMPILED_FOR == WITHOUT) {
+    if constexpr (KERNEL == WITHOUT) {
         if (each) f(Int<ANY_PLAIN>(), Int<NONE>());
         else if (!halves) f(Int<PLAIN_32_BITS>(), Int<NONE>());
         else by_half<PLAIN_F16, PLAIN_BF16, NONE>(output, f);
     } else {
         const bool fast =
-            (COMPILED_FOR != LINEAR || to.activation <= RELU) && (COMPILED_FOR != ACTIVATED || to.activation > RELU);
-        if (COMPILED_FOR == EVERY && to.ending == PLAIN_EIGHTS && !each && !halves)
+            (KERNEL != LINEAR || to.activation <= RELU) && (KERNEL != ACTIVATED || to.activation > RELU);
+        if (KERNEL == EVERY && to.store_kind == PLAIN_VECTORS_OF_8 && !each && !halves)
             return f(Int<PLAIN_32_BITS>(), Int<NONE>());
         if (each || !halves || !fast) return f(Int<ANY>(), Int<NONE>());
-        if constexpr (COMPILED_FOR != LINEAR) {
+        if constexpr (KERNEL != LINEAR) {
             if (to.activation == SILU) return by_half<FINISHED_F16, FINISHED_BF16, SILU>(output, f);
-            if (COMPILED_FOR == ACTIVATED || to.activation == GELU)
+            if (KERNEL == ACTIVATED || to.activation == GELU)
                 return by_half<FINISHED_F16, FINISHED_BF16, GELU>(output, f);
         }
-        if constexpr (COMPILED_FOR != ACTIVATED) {
-            if (to.ending == FINISHED_EIGHTS) return by_half<FINISHED_F16, FINISHED_BF16, NONE>(output, f);
+        if constexpr (KERNEL != ACTIVATED) {
+            if (to.store_kind == FINISHED_VECTORS_OF_8) return by_half<FINISHED_F16, FINISHED_BF16, NONE>(output, f);
             // Without an epilogue the bias is null.
             by_half<BIAS_F16, BIAS_BF16, NONE>(output, f);
         }

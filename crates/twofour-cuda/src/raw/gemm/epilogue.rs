@@ -82,7 +82,7 @@ impl KernelEpilogue {
         if self == Self::None { Self::None } else { Self::Every }
     }
 
-    /// Returns the name in the kernels, as `KernelEpilogue` in `headers/epilogue.cuh`.
+    /// Returns the name in the kernels, as `KernelEpilogue` in `gemm/epilogue.cuh`.
     pub(super) fn definition(self) -> &'static str {
         match self {
             Self::None => "WITHOUT",
@@ -103,42 +103,44 @@ impl KernelEpilogue {
     }
 }
 
-/// Which stores a kernel can use, as `Ending` in `headers/epilogue.cuh`. Those of eights are used where type and order
+/// Which stores a kernel can use, as `StoreKind` in `gemm/epilogue.cuh`. Those of vectors are used where type and order
 /// of the results allow it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-enum Ending {
+enum StoreKind {
     /// With any epilogue, one result at a time.
     FinishedEach = 0,
     /// Without one, eight features at once where they are contiguous.
-    PlainEights = 1,
-    /// As `PlainEights`, after a bias of features has been added.
-    BiasEights = 2,
+    PlainVectorsOf8 = 1,
+    /// As `PlainVectorsOf8`, after a bias of features has been added.
+    BiasVectorsOf8 = 2,
     /// Without one, one result at a time.
     PlainEach = 3,
-    /// As `PlainEights`, after any other epilogue.
-    FinishedEights = 4,
+    /// As `PlainVectorsOf8`, after any other epilogue.
+    FinishedVectorsOf8 = 4,
 }
 
-impl Ending {
+impl StoreKind {
     /// Returns that of a result that begins at a multiple of 16 bytes and whose tokens have a multiple of eight
     /// features each.
     fn of(epilogue: Epilogue) -> Self {
         let Epilogue { bias, .. } = epilogue;
         if epilogue == Epilogue::default() {
-            Ending::PlainEights
+            StoreKind::PlainVectorsOf8
         } else if epilogue == (Epilogue { bias, ..Epilogue::default() }) {
-            Ending::BiasEights
+            StoreKind::BiasVectorsOf8
         } else {
-            Ending::FinishedEights
+            StoreKind::FinishedVectorsOf8
         }
     }
 
     /// Returns that of any other result.
     fn one_by_one(self) -> Self {
         match self {
-            Ending::PlainEights | Ending::PlainEach => Ending::PlainEach,
-            Ending::BiasEights | Ending::FinishedEights | Ending::FinishedEach => Ending::FinishedEach,
+            StoreKind::PlainVectorsOf8 | StoreKind::PlainEach => StoreKind::PlainEach,
+            StoreKind::BiasVectorsOf8 | StoreKind::FinishedVectorsOf8 | StoreKind::FinishedEach => {
+                StoreKind::FinishedEach
+            }
         }
     }
 }
@@ -154,7 +156,7 @@ pub(super) struct RawOutput {
     stride_token: u64,
     alpha: f32,
     activation: u32,
-    ending: Ending,
+    store_kind: StoreKind,
     token_bias: DevicePtr,
     accumulate: u32,
 }
@@ -168,7 +170,7 @@ impl RawOutput {
         // A thread can store eight 16-bit results, or four 32-bit ones, at once where each token's results begin at a
         // multiple of 16 bytes.
         if accumulate || !features.is_multiple_of(8) || !data.is_multiple_of(16) {
-            output.ending = output.ending.one_by_one();
+            output.store_kind = output.store_kind.one_by_one();
         }
         output
     }
@@ -200,7 +202,7 @@ impl RawOutput {
                 Activation::Gelu => 2,
                 Activation::Silu => 3,
             },
-            ending: Ending::of(epilogue),
+            store_kind: StoreKind::of(epilogue),
             token_bias: epilogue.token_bias.unwrap_or(0),
             accumulate: 0,
         }

@@ -30,8 +30,8 @@ macro_rules! families {
                     all
                 }
 
-                fn preferred(problem: $Problem, architecture: Architecture, multiprocessors: u32) -> Option<Self> {
-                    $(if let Some(method) = <$Family>::preferred(problem, architecture, multiprocessors) {
+                fn preferred(problem: $Problem, architecture: Architecture, sms: u32) -> Option<Self> {
+                    $(if let Some(method) = <$Family>::preferred(problem, architecture, sms) {
                         return Some(Self::$Name(method));
                     })*
                     None
@@ -57,9 +57,9 @@ families! {
         /// `mma.sp`, the weight goes straight into registers; for at most eight tokens.
         Direct: generic::direct::DirectShape;
         /// `mma.sp` without clusters, every CTA computes all tokens of its rows of W; for small batches.
-        Rings: hopper::warp_pipelines::RingsShape;
+        WarpPipelines: hopper::warp_pipelines::WarpPipelinesShape;
         /// `wgmma.sp`, every CTA computes all tokens of its rows of W; for small batches.
-        Streamed: hopper::cluster::StreamShape;
+        Cluster: hopper::cluster::ClusterShape;
         /// `wgmma.sp`, a grid of tiles; for many tokens.
         Tiled: hopper::tiled::HopperTile;
         /// `mma.sp`, a grid of tiles. It runs on Hopper, too, below `wgmma.sp`'s throughput.
@@ -71,9 +71,9 @@ families! {
         /// W goes from memory straight into registers; for at most eight tokens.
         Direct: generic::direct::DirectShape;
         /// Clusters with split-K; on Hopper, for more than eight tokens.
-        Streamed: hopper::cluster::StreamShape;
+        Cluster: hopper::cluster::ClusterShape;
         /// A circular buffer of stages for each warp, filled by TMA; on Hopper.
-        Rings: hopper::warp_pipelines::RingsShape;
+        WarpPipelines: hopper::warp_pipelines::WarpPipelinesShape;
         /// `cp.async` pipelines through shared memory, on all architectures.
         Staged: generic::staged::StagedShape;
     }

@@ -58,7 +58,7 @@ pub(super) trait KernelFamily<P: Problem>: Copy + Debug + PartialEq + Send + Syn
 
     /// Returns the method that balances the work best over the SMs, or `None` for a problem that families further down
     /// in the table compute better. It is for what the model of time has no coefficients for.
-    fn preferred(_problem: P, _architecture: Architecture, _multiprocessors: u32) -> Option<Self> {
+    fn preferred(_problem: P, _architecture: Architecture, _sms: u32) -> Option<Self> {
         None
     }
 
@@ -75,7 +75,7 @@ pub(super) trait KernelFamily<P: Problem>: Copy + Debug + PartialEq + Send + Syn
     }
 
     /// Returns the launch configuration on a device with so many SMs.
-    fn launch(self, problem: P, multiprocessors: u32) -> Launch;
+    fn launch(self, problem: P, sms: u32) -> Launch;
 
     /// Returns the launch configuration for [`TileScheduler::Hardware`], where it is another one.
     fn launch_by_hardware(self, _problem: P) -> Option<Launch> {
@@ -161,7 +161,7 @@ pub(super) trait Method<P: Problem> {
     fn cost(&self, problem: P, architecture: Architecture) -> Option<f64>;
 
     /// Returns [`KernelFamily::launch`] and [`KernelFamily::launch_by_hardware`].
-    fn launches(&self, problem: P, multiprocessors: u32) -> (Launch, Option<Launch>);
+    fn launches(&self, problem: P, sms: u32) -> (Launch, Option<Launch>);
 
     /// Returns [`KernelFamily::READS_BY_TMA`].
     fn reads_by_tma(&self) -> bool;
@@ -181,8 +181,8 @@ impl<P: Problem, F: KernelFamily<P>> Method<P> for F {
         KernelFamily::cost(*self, problem, architecture)
     }
 
-    fn launches(&self, problem: P, multiprocessors: u32) -> (Launch, Option<Launch>) {
-        (self.launch(problem, multiprocessors), self.launch_by_hardware(problem))
+    fn launches(&self, problem: P, sms: u32) -> (Launch, Option<Launch>) {
+        (self.launch(problem, sms), self.launch_by_hardware(problem))
     }
 
     fn reads_by_tma(&self) -> bool {
@@ -196,11 +196,11 @@ impl<P: Problem, F: KernelFamily<P>> Method<P> for F {
     fn plan(&self, device: &Device, problem: P) -> Result<Arc<dyn Plan<P>>> {
         let method = *self;
         method.expect(problem, device.architecture())?;
-        let (launch, by_hardware) = self.launches(problem, device.multiprocessors());
+        let (launch, by_hardware) = self.launches(problem, device.sms());
         launch.expect_within(device.architecture())?;
         let kernel = device.kernel(&method.source(problem), F::ENTRY)?;
         kernel.allow_shared()?;
-        let at_once = || Ok(kernel.blocks_per_multiprocessor(launch.block, launch.shared)? * device.multiprocessors());
+        let at_once = || Ok(kernel.blocks_per_sm(launch.block, launch.shared)? * device.sms());
         let launch = method.resident(launch, at_once)?;
         Ok(Arc::new(Planned { problem, method, kernel, launch, by_hardware }))
     }

@@ -34,6 +34,7 @@
 mod choice;
 pub(crate) mod copies;
 mod cost;
+pub(crate) mod digest;
 mod epilogue;
 mod families;
 mod family;
@@ -43,7 +44,7 @@ pub mod hopper;
 pub mod int4;
 mod mma;
 mod operands;
-mod panels;
+mod rasterization;
 mod staging;
 mod supported;
 pub mod tensor_map;
@@ -102,9 +103,9 @@ impl GemmMethod {
     ///
     /// # Errors
     /// Those of [`Gemm::new`] for a problem that no kernel computes.
-    pub fn best(problem: GemmProblem, architecture: Architecture, multiprocessors: u32) -> Result<GemmMethod> {
+    pub fn best(problem: GemmProblem, architecture: Architecture, sms: u32) -> Result<GemmMethod> {
         problem.expect_known()?;
-        let best = choice::best(problem.computed(architecture), architecture, multiprocessors);
+        let best = choice::best(problem.computed(architecture), architecture, sms);
         best.map_or_else(
             || {
                 Support::FLOAT8.expect("GEMM by mma.sp with 8-bit floats", architecture)?;
@@ -134,7 +135,7 @@ impl Gemm {
     pub fn new(device: &Device, problem: GemmProblem) -> Result<Self> {
         // The model requires dimensions of at least 1.
         problem.expect_known()?;
-        Self::with(device, problem, GemmMethod::best(problem, device.architecture(), device.multiprocessors())?)
+        Self::with(device, problem, GemmMethod::best(problem, device.architecture(), device.sms())?)
     }
 
     /// Plans with a given method: one of [`GemmMethod::all`], or any of [`generic::tiled::MmaTile::all`].

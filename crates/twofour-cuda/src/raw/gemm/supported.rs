@@ -6,7 +6,11 @@ use crate::{
     arguments::expect_dimension,
     problem::{GemmProblem, XOrder},
     raw::MetaOrder,
+    source::Support,
 };
+
+/// What kernels whose warps each have a pipeline of TMA copies require of an architecture.
+pub(super) const WARP_PIPELINES: Support = Support::WGMMA;
 
 /// Output types of each element type.
 pub(super) const TYPES: &[(DataType, &[DataType])] = &[
@@ -30,7 +34,7 @@ impl GemmProblem {
             return Err(Error::MixedElements { element, x_element });
         }
         for (what, size) in [("features", features), ("tokens", tokens), ("reduction", reduction)] {
-            expect_dimension(what, size, MOST)?;
+            expect_dimension(what, size, MAX_GEMM_DIMENSION)?;
         }
         Ok(())
     }
@@ -75,4 +79,4 @@ fn is_float_8(element: DataType) -> bool {
 }
 
 /// The largest dimension that kernels support.
-pub(super) const MOST: usize = (1 << 30) - 1;
+pub(super) const MAX_GEMM_DIMENSION: usize = (1 << 30) - 1;

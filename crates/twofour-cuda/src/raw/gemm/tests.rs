@@ -6,10 +6,11 @@ use int4::Int4Method;
 use twofour::int4::Granularity;
 
 const ARCHITECTURES: [(u32, u32); 6] = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)];
-const FEATURES: [usize; 9] = [1, 16, 64, 384, 1000, 4096, 14_336, 1 << 20, supported::MOST];
-const TOKENS: [usize; 15] = [1, 7, 8, 9, 16, 33, 64, 65, 96, 200, 1025, 2048, 16_384, 1 << 20, supported::MOST];
-const REDUCTIONS: [usize; 8] = [1, 64, 384, 1024, 4096, 8192, 28_672, supported::MOST];
-const MULTIPROCESSORS: [u32; 3] = [1, 14, 132];
+const FEATURES: [usize; 9] = [1, 16, 64, 384, 1000, 4096, 14_336, 1 << 20, supported::MAX_GEMM_DIMENSION];
+const TOKENS: [usize; 15] =
+    [1, 7, 8, 9, 16, 33, 64, 65, 96, 200, 1025, 2048, 16_384, 1 << 20, supported::MAX_GEMM_DIMENSION];
+const REDUCTIONS: [usize; 8] = [1, 64, 384, 1024, 4096, 8192, 28_672, supported::MAX_GEMM_DIMENSION];
+const SMS: [u32; 3] = [1, 14, 132];
 
 fn problems(element: DataType, output: DataType) -> impl Iterator<Item = GemmProblem> {
     let shapes = FEATURES.into_iter().flat_map(|features| TOKENS.map(|tokens| (features, tokens)));
@@ -40,8 +41,8 @@ fn every_method_of_every_problem_is_within_what_devices_launch() {
                     let computed = GemmProblem { order, x, ..problem }.computed(architecture);
                     for method in GemmMethod::all(computed, architecture) {
                         let what = format!("{method:?} for {computed:?}");
-                        for multiprocessors in MULTIPROCESSORS {
-                            let (launch, by_hardware) = method.method().launches(computed, multiprocessors);
+                        for sms in SMS {
+                            let (launch, by_hardware) = method.method().launches(computed, sms);
                             for launch in [launch].into_iter().chain(by_hardware) {
                                 expect_launches(&what, launch, tiles_fit, architecture);
                             }
@@ -55,10 +56,10 @@ fn every_method_of_every_problem_is_within_what_devices_launch() {
 
 #[test]
 fn every_method_of_every_int4_problem_is_within_what_devices_launch() {
-    let multiple = |n: usize, of: usize| n.next_multiple_of(of).min(supported::MOST / of * of);
+    let multiple = |n: usize, of: usize| n.next_multiple_of(of).min(supported::MAX_GEMM_DIMENSION / of * of);
     for (major, minor) in ARCHITECTURES {
         let architecture = Architecture::of(major, minor).unwrap();
-        for plain in problems(DataType::BF16, DataType::BF16).filter(|problem| problem.tokens <= int4::MOST_TOKENS) {
+        for plain in problems(DataType::BF16, DataType::BF16).filter(|problem| problem.tokens <= int4::MAX_TOKENS) {
             for granularity in [Granularity::Group, Granularity::Row] {
                 let problem = Int4Problem {
                     element: plain.element,
@@ -71,7 +72,7 @@ fn every_method_of_every_int4_problem_is_within_what_devices_launch() {
                     epilogue: None,
                 };
                 for method in Int4Method::all(problem, architecture) {
-                    let (launch, _) = method.method().launches(problem, MULTIPROCESSORS[0]);
+                    let (launch, _) = method.method().launches(problem, SMS[0]);
                     expect_launches(&format!("{method:?} for {problem:?}"), launch, true, architecture);
                 }
             }

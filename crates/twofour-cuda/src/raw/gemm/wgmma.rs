@@ -33,14 +33,14 @@ fn product(
     let constraint = if element == DataType::I8 { "r" } else { "f" };
     // The last immediate is X's transpose bit (1: MN-major). The one before it is W's, which exists only for W in
     // shared memory.
-    let sixteen = match (weights, x) {
+    let flags_of_16_bit = match (weights, x) {
         (Weights::Shared, XOrder::TokensFirst) => ", 1, 1, 0, 0",
         (Weights::Shared, XOrder::ReductionFirst) => ", 1, 1, 0, 1",
         (Weights::Registers, XOrder::TokensFirst) => ", 1, 1, 0",
         (Weights::Registers, XOrder::ReductionFirst) => ", 1, 1, 1",
     };
     let (depth, types, tail) = match element {
-        DataType::F16 | DataType::BF16 => (32, format!("f32.{element}.{x_element}"), sixteen),
+        DataType::F16 | DataType::BF16 => (32, format!("f32.{element}.{x_element}"), flags_of_16_bit),
         DataType::E4M3 | DataType::E5M2 => (64, format!("f32.{element}.{x_element}"), ", 1, 1"),
         _ => (64, "s32.s8.s8".to_string(), ""),
     };

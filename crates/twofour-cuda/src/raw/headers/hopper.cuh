@@ -145,14 +145,14 @@ template <int LEFT> __device__ __forceinline__ void products_wait() {
 }
 // `wgmma` reads its metadata registers until it completes, which the compiler does not model. Called after the wait for
 // it, this keeps the registers from being reused before.
-template <int COUNT> __device__ __forceinline__ void held(const u32 (&codes)[COUNT]) {
+template <int COUNT> __device__ __forceinline__ void fence_operands(const u32 (&codes)[COUNT]) {
     #pragma unroll
     for (int i = 0; i < COUNT; i++) asm volatile("" ::"r"(codes[i]));
 }
 // Pins accumulators to their registers after `wgmma` completes. The compiler would otherwise move them earlier, and
 // serialize the instructions (C7514).
-__device__ __forceinline__ void settle(float& sum) { asm volatile("" : "+f"(sum)); }
-__device__ __forceinline__ void settle(int& sum) { asm volatile("" : "+r"(sum)); }
+__device__ __forceinline__ void fence_accumulator(float& sum) { asm volatile("" : "+f"(sum)); }
+__device__ __forceinline__ void fence_accumulator(int& sum) { asm volatile("" : "+r"(sum)); }
 // Returns the matrix descriptor of a K-major tile in shared memory: rows of 64 or 128 bytes with a swizzle of that
 // width, and groups of eight rows after each other.
 template <int ROW_BYTES> __device__ __forceinline__ u64 operand(u32 address) {
@@ -161,11 +161,11 @@ template <int ROW_BYTES> __device__ __forceinline__ u64 operand(u32 address) {
 }
 // Returns the matrix descriptor of an MN-major tile: boxes of 64 16-bit elements of all rows of the reduction, `piece`
 // bytes each, after each other.
-__device__ __forceinline__ u64 operand_across(u32 address, u32 piece) {
+__device__ __forceinline__ u64 operand_mn_major(u32 address, u32 piece) {
     return (u64)((address & 0x3FFFF) >> 4) | (u64)(piece >> 4) << 16 | (u64)(8 * 128 >> 4) << 32 | (u64)1 << 62;
 }
 // The same for rows of 32 elements, which are 64 bytes, swizzled by as many: one box.
-__device__ __forceinline__ u64 operand_across_narrow(u32 address) {
+__device__ __forceinline__ u64 operand_mn_major_narrow(u32 address) {
     return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)(8 * 64 >> 4) << 32 | (u64)2 << 62;
 }
 // Returns the descriptor `bytes` bytes further on.
@@ -203,7 +203,7 @@ __device__ __forceinline__ bool elected() {
 
 // Keeps a value in its register. Otherwise the compiler recomputes it in every step from the thread's index, and
 // reading that special register is slow.
-__device__ __forceinline__ u32 kept(u32 number) {
+__device__ __forceinline__ u32 pinned(u32 number) {
     asm volatile("" : "+r"(number));
     return number;
 }

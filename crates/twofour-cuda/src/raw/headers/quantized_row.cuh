@@ -5,7 +5,7 @@
 constexpr u32 KEPT = 2;
 
 // Most CTAs of a cluster.
-constexpr u32 MOST_CTAS = 8;
+constexpr u32 MAX_CTAS = 8;
 
 // The CTAs that have a row, and this one's place among them. All threads of all of them call every function.
 struct RowCtas {
@@ -93,7 +93,7 @@ template <int N, class Part> __device__ __forceinline__ void quantize_parts(
 // `float values[N]`: 1 or, where `vectors`, WIDTH at a multiple of WIDTH.
 template <class Part> __device__ __forceinline__ void quantize_row(
     const RowCtas& ctas, bool vectors, u32 width, u8* to, float* scale_to, Part part) {
-    __shared__ u32 of_warps[32], of_ctas[MOST_CTAS];
+    __shared__ u32 of_warps[32], of_ctas[MAX_CTAS];
     if (vectors && width % WIDTH == 0 && (u64)to % WIDTH == 0)
         quantize_parts<WIDTH>(ctas, width, to, scale_to, of_warps, of_ctas, part);
     else quantize_parts<1>(ctas, width, to, scale_to, of_warps, of_ctas, part);

@@ -322,7 +322,7 @@ __device__ __forceinline__ void both_ways(const BothWays& p, u32 square_row, u32
 }
 
 // Weights of a launch: blockIdx.y is that of a weight, blockIdx.x counts its squares, row after row, up to the most
-// squares of any weight. Weights alone would leave multiprocessors idle at the end of each.
+// squares of any weight. Weights alone would leave SMs idle at the end of each.
 constexpr u32 WEIGHTS = 24;
 struct Weights {
     BothWays of[WEIGHTS];

@@ -3,7 +3,7 @@
 //! | result | call |
 //! |---|---|
 //! | 2:4 along rows or along columns, by magnitude or by an estimator | [`crate::raw::compress`] |
-//! | a transposable mask, or one along rows, with compressed `W` and `Wᵀ`, from one read of `W` | [`Pruner::both_ways`] |
+//! | a transposable or a row mask, with compressed `W` and `Wᵀ`, from one read of `W` | [`Pruner::both_ways`] |
 //! | compressed `W` and `Wᵀ` under an existing mask | [`Pruner::both_ways`] with [`MaskChoice::Given`] |
 //! | a dense tensor with zeros where a mask prunes | [`Pruner::apply_mask`] |
 //!
@@ -25,7 +25,7 @@ use crate::{
     once_map::OnceMap,
     raw::{
         DenseWeight, MetaOrder, Packed,
-        grid::{BLOCK, MOST_GRID_ROWS, SIDE, blocks, shape},
+        grid::{BLOCK, MAX_GRID_ROWS, SIDE, blocks, shape},
         headers,
         weight::RawMeta,
     },
@@ -71,9 +71,8 @@ pub struct BothWays {
 /// Kernels that are compiled together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Part {
-    /// Those of one number of [`rule_of`], for shapes and addresses that allow vector loads of whole tiles: for several
-    /// weights, and for one, which take its parameters from the launch itself: several weights are told apart by loads
-    /// that cost each CTA time.
+    /// Kernels of one rule, for aligned whole tiles. That for one weight takes its parameters from the launch; that for
+    /// several loads them, which costs each CTA time.
     Rule(u32),
     /// That of every rule, shape and address.
     Any,
@@ -316,7 +315,7 @@ impl Pruner {
         }
         if let ([raw], true) = (whole.as_slice(), others.is_empty()) {
             let (rows, cols) = (raw.rows.div_ceil(SIDE as u32), raw.cols.div_ceil(SIDE as u32));
-            if rows as usize <= MOST_GRID_ROWS {
+            if rows as usize <= MAX_GRID_ROWS {
                 let launch = Launch::simple((cols, rows), BLOCK);
                 // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed
                 // this call, and the stream is of the device, as this function requires.

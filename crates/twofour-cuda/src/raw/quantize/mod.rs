@@ -20,7 +20,7 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct Quantizer {
     dtype: DataType,
-    multiprocessors: u32,
+    sms: u32,
     rows: RowCtas,
     rows_to_i8: Kernel,
     largest_magnitude: Kernel,
@@ -30,7 +30,7 @@ pub struct Quantizer {
 }
 
 /// Vectors of a row from which on another CTA is worth its share of a cluster's barriers, where they only are loaded.
-const LEAST_VECTORS: u32 = 512;
+const MIN_VECTORS: u32 = 512;
 
 /// The parameters of the kernel for rows, in its memory layout.
 #[repr(C)]
@@ -92,8 +92,8 @@ impl Quantizer {
         let floats = if has_floats { Some([kernel("to_e4m3")?, kernel("to_e5m2")?]) } else { None };
         Ok(Self {
             dtype,
-            multiprocessors: device.multiprocessors(),
-            rows: RowCtas::new(device, dtype, LEAST_VECTORS),
+            sms: device.sms(),
+            rows: RowCtas::new(device, dtype, MIN_VECTORS),
             rows_to_i8: kernel("rows_to_i8")?,
             largest_magnitude: kernel("largest_magnitude")?,
             scales_of_magnitude: kernel("scales_of_magnitude")?,
@@ -152,7 +152,7 @@ impl Quantizer {
     ) -> Result<()> {
         let parameters = self.whole(matrix, count, output, scale, 0)?;
         // Each thread reads several elements.
-        let blocks = (count as u64).div_ceil(4 * u64::from(BLOCK)).min(8 * u64::from(self.multiprocessors)) as u32;
+        let blocks = (count as u64).div_ceil(4 * u64::from(BLOCK)).min(8 * u64::from(self.sms)) as u32;
         if count > 0 {
             expect_pointers(&[("matrix", matrix, self.dtype.bytes() as u64)])?;
             let launch = Launch::simple((blocks, 1), BLOCK);

@@ -3,7 +3,7 @@
 use crate::{DataType, Device, device::Launch};
 
 /// Most threads of a CTA.
-const MOST_THREADS: u32 = 1024;
+const MAX_THREADS: u32 = 1024;
 
 /// CTAs of a cluster, most first; `headers/quantized_row.cuh` has room for as many.
 const CLUSTERS: [u32; 3] = [8, 4, 2];
@@ -12,7 +12,7 @@ const CLUSTERS: [u32; 3] = [8, 4, 2];
 /// each.
 #[derive(Debug, Clone, Copy)]
 pub struct RowCtas {
-    multiprocessors: u32,
+    sms: u32,
     has_clusters: bool,
     /// Elements of a vector.
     vector: u32,
@@ -25,16 +25,16 @@ impl RowCtas {
     /// each.
     pub fn new(device: &Device, dtype: DataType, least: u32) -> Self {
         let has_clusters = device.architecture().features().cluster >= CLUSTERS[0];
-        Self { multiprocessors: device.multiprocessors(), has_clusters, vector: 16 / dtype.bytes() as u32, least }
+        Self { sms: device.sms(), has_clusters, vector: 16 / dtype.bytes() as u32, least }
     }
 
     /// Returns the configuration for `rows` rows of `width` elements: a thread for each vector, as far as there are as
     /// many.
     pub fn launch(&self, rows: u32, width: u32) -> Launch {
         let vectors = width.div_ceil(self.vector);
-        let is_filled = |ctas: &u32| vectors / ctas >= self.least && rows <= self.multiprocessors / ctas;
+        let is_filled = |ctas: &u32| vectors / ctas >= self.least && rows <= self.sms / ctas;
         let cluster = CLUSTERS.into_iter().find(|ctas| self.has_clusters && is_filled(ctas)).unwrap_or(1);
-        let block = vectors.div_ceil(cluster).next_multiple_of(32).clamp(32, MOST_THREADS);
+        let block = vectors.div_ceil(cluster).next_multiple_of(32).clamp(32, MAX_THREADS);
         Launch { grid: (rows * cluster, 1), block, shared: 0, cluster }
     }
 }
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn rows_are_divided_while_sms_are_idle_and_ctas_are_filled() {
-        let rows = RowCtas { multiprocessors: 132, has_clusters: true, vector: 8, least: 128 };
+        let rows = RowCtas { sms: 132, has_clusters: true, vector: 8, least: 128 };
         let of = |rows: RowCtas, count, width| {
             let Launch { grid, block, cluster, .. } = rows.launch(count, width);
             (grid.0, block, cluster)

@@ -12,7 +12,7 @@ use crate::{
 pub(crate) const BASE: usize = 64;
 
 /// Most CTAs of a pass over elements, each of which takes several then.
-const MOST_BLOCKS: u64 = 1 << 16;
+const MAX_BLOCKS: u64 = 1 << 16;
 
 /// A kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,7 +100,7 @@ impl SolveKernels {
     /// name until the stream has passed this call; the stream is of this device.
     pub(crate) unsafe fn run(&self, stream: Stream, kernel: SolveKernel, parameters: &SolveParameters) -> Result<()> {
         let SolveParameters { elements, rows, cols, .. } = *parameters;
-        let of = |count: u64| count.div_ceil(u64::from(BLOCK)).min(MOST_BLOCKS) as u32;
+        let of = |count: u64| count.div_ceil(u64::from(BLOCK)).min(MAX_BLOCKS) as u32;
         let blocks = match kernel {
             SolveKernel::CopyBlock | SolveKernel::Largest => of(u64::from(rows) * u64::from(cols)),
             SolveKernel::ShiftDiagonal => of(u64::from(rows)),

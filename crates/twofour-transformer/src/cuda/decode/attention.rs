@@ -4,7 +4,7 @@ use std::f32::consts::LOG2_E;
 
 use twofour_cuda::{
     DataType, Error, Result,
-    arguments::{MOST, Memory, at_if, expect_dimension, expect_multiple, product, side},
+    arguments::{MAX_DIMENSION, Memory, at_if, expect_dimension, expect_multiple, product, side},
     layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext},
 };
 
@@ -49,10 +49,10 @@ impl CacheShape {
     }
 
     fn validate(&self) -> Result<()> {
-        expect_dimension("heads of keys and values", self.kv_heads, MOST)?;
-        expect_dimension("heads", self.heads, MOST)?;
-        expect_dimension("sequences", self.batch, MOST)?;
-        expect_dimension("the capacity of a cache", self.capacity, MOST - MOST_KEYS)?;
+        expect_dimension("heads of keys and values", self.kv_heads, MAX_DIMENSION)?;
+        expect_dimension("heads", self.heads, MAX_DIMENSION)?;
+        expect_dimension("sequences", self.batch, MAX_DIMENSION)?;
+        expect_dimension("the capacity of a cache", self.capacity, MAX_DIMENSION - MOST_KEYS)?;
         expect_multiple("heads, by those of keys and values", self.heads, self.kv_heads)?;
         self.len()?;
         Ok(())
@@ -119,7 +119,7 @@ impl CachedAttention {
         shape.validate()?;
         let kernels = raw::CachedAttention::of(context, dtype, shape.head_dim)?;
         let tiling = Tiling::of(dtype, shape.head_dim);
-        let ctas = tiling.ctas * context.device().multiprocessors() as usize;
+        let ctas = tiling.ctas * context.device().sms() as usize;
         let rows = ctas * tiling.most_rows();
         let partial = DeviceBuffer::zeros(context, DataType::F32, rows * partial_of(shape.head_dim))?;
         let arrived = DeviceBuffer::zeros(context, DataType::I32, ctas)?;
@@ -161,7 +161,7 @@ impl CachedAttention {
         if let Some((what, found, expected)) = scores.fault() {
             return Err(Error::Setting { what, found, expected });
         }
-        let window = scores.window.map_or(MOST, |window| window.min(MOST));
+        let window = scores.window.map_or(MAX_DIMENSION, |window| window.min(MAX_DIMENSION));
         let scale = scores.scale.map_or_else(|| LOG2_E / (head_dim as f32).sqrt(), |scale| LOG2_E * scale);
         let (splits, tiles) = self.splits(count.max(1));
         let parameters = CachedAttentionParameters {

@@ -143,8 +143,7 @@ impl<'a> GridTimer<'a> {
         let listed = begun.elapsed();
         let mut finalists = self.fastest(trial, of("twofour"), OURS)?;
         let ours = begun.elapsed();
-        let unmeasured =
-            Engine::TwoFour(GemmMethod::best(problem, self.device.architecture(), self.device.multiprocessors())?);
+        let unmeasured = Engine::TwoFour(GemmMethod::best(problem, self.device.architecture(), self.device.sms())?);
         if !finalists.iter().any(|candidate| candidate.engine == unmeasured) {
             let product = trial.product(unmeasured)?;
             let us = self.first_launches(trial, &product)?;

@@ -4,7 +4,7 @@
 use crate::{
     Device, DevicePtr, Result, Stream,
     device::{Kernel, Launch},
-    raw::{grid::MOST_GRID_ROWS, headers},
+    raw::{grid::MAX_GRID_ROWS, headers},
     source::{File, Source, Support},
 };
 
@@ -87,7 +87,7 @@ impl Copies {
             rows: rows as u32,
             length: (length / unit) as u32,
         };
-        let blocks = (length / unit).div_ceil(BLOCK_UNITS).clamp(1, MOST_GRID_ROWS);
+        let blocks = (length / unit).div_ceil(BLOCK_UNITS).clamp(1, MAX_GRID_ROWS);
         let launch = Launch::simple((rows as u32, blocks as u32), THREADS);
         // SAFETY: the structure has the kernel's layout; the rows are valid, and the stream is of the device, as this
         // function requires.
@@ -116,7 +116,7 @@ impl Copies {
             rows: cols as u32,
             length: length as u32,
         };
-        let grid = (cols.div_ceil(SIDE) as u32, length.div_ceil(SIDE).clamp(1, MOST_GRID_ROWS) as u32);
+        let grid = (cols.div_ceil(SIDE) as u32, length.div_ceil(SIDE).clamp(1, MAX_GRID_ROWS) as u32);
         let kernel = &self.transposes[usize::from(width == 2)];
         // SAFETY: the structure has the kernel's layout; the matrices are valid, and the stream is of the device, as
         // this function requires.

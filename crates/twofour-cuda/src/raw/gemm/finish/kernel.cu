@@ -10,9 +10,9 @@ struct Finish {
     Output to;
     // Data types of the accumulators and of the results.
     u32 sum_type, output;
-    // Rows, and the length of each. A row is a feature with its tokens where `across`, otherwise a token with its
-    // features.
-    u32 rows, length, across;
+    // Rows, and the length of each. A row is a feature with its tokens where `features_first`, otherwise a token with
+    // its features.
+    u32 rows, length, features_first;
     // Whether four accumulators, and four results, can be loaded and stored at once.
     u32 in_fours;
 };
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(256) finish(const __grid_constant__
     if (p.in_fours && !p.to.accumulate) {
         float results[4];
         unrolled<4>([&](auto i) {
-            const u32 f = p.across ? row : first + i.value, t = p.across ? first + i.value : row;
+            const u32 f = p.features_first ? row : first + i.value, t = p.features_first ? first + i.value : row;
             results[i.value] =
                 activated<F32>(p.to.activation, scaled(p.to, p.output, sum_of(p.sum_type, bits[i.value]), f, t));
         });
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(256) finish(const __grid_constant__
         return;
     }
     unrolled<4>([&](auto i) {
-        const u32 f = p.across ? row : first + i.value, t = p.across ? first + i.value : row;
+        const u32 f = p.features_first ? row : first + i.value, t = p.features_first ? first + i.value : row;
         if (first + i.value < p.length) store<false>(p.to, p.output, sum_of(p.sum_type, bits[i.value]), f, t);
     });
 }

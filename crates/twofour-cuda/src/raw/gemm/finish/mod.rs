@@ -24,7 +24,7 @@ struct Parameters {
     output: u32,
     rows: u32,
     length: u32,
-    across: u32,
+    features_first: u32,
     in_fours: u32,
 }
 
@@ -84,7 +84,7 @@ impl Finish {
             output: output as u32,
             rows: rows as u32,
             length: length as u32,
-            across: u32::from(order == Order::FeaturesFirst),
+            features_first: u32::from(order == Order::FeaturesFirst),
             in_fours: u32::from(in_fours),
         };
         // SAFETY: the structure has the kernel's layout; sums and results are valid, and the stream is of the device,

@@ -3,7 +3,7 @@
 //! W is in the order of [`twofour::layout::lanes`]. X has 16-bit elements. Kernels convert int4 values to X's type,
 //! which is exact, and accumulate in f32; scales multiply accumulators, not weights. With at most eight tokens W goes
 //! straight into registers ([`Int4Method::Direct`]). With more it goes through shared memory: on Hopper by a pipeline
-//! for each warp ([`Int4Method::Rings`]) or by clusters ([`Int4Method::Streamed`]), elsewhere by
+//! for each warp ([`Int4Method::WarpPipelines`]) or by clusters ([`Int4Method::Cluster`]), elsewhere by
 //! [`Int4Method::Staged`]. The families are those of other weights, each with a file `int4.rs` beside its kernels.
 
 mod maps;
@@ -15,7 +15,7 @@ use super::{
     epilogue::{self, expect_epilogue},
     family::Plan,
     mma,
-    supported::MOST,
+    supported::MAX_GEMM_DIMENSION,
 };
 use crate::{
     Architecture, DataType, Device, DevicePtr, Error, Result, Stream,
@@ -31,7 +31,7 @@ use choice::Methods;
 pub(super) use maps::Maps;
 
 /// Most tokens of a GEMM.
-pub const MOST_TOKENS: usize = 64;
+pub const MAX_TOKENS: usize = 64;
 
 /// Rows and columns of a unit, the part of W that a warp multiplies at a time.
 pub(super) const UNIT: (usize, usize) = (16, 128);
@@ -48,7 +48,7 @@ impl Int4Problem {
         {
             return Err(Error::Product { element, output, epilogue: true });
         }
-        expect_dimension("tokens", tokens, MOST_TOKENS)?;
+        expect_dimension("tokens", tokens, MAX_TOKENS)?;
         expect_shape(features, reduction)
     }
 
@@ -58,15 +58,15 @@ impl Int4Problem {
     }
 
     /// Returns whether the rows of W are at most three units for each SM.
-    pub(super) fn has_few_rows(self, multiprocessors: u32) -> bool {
-        self.features <= (3 * UNIT.0) * multiprocessors as usize
+    pub(super) fn has_few_rows(self, sms: u32) -> bool {
+        self.features <= (3 * UNIT.0) * sms as usize
     }
 }
 
 /// Checks that kernels read an int4 weight of this shape.
 pub(crate) fn expect_shape(features: usize, reduction: usize) -> Result<()> {
-    expect_dimension("features", features, MOST)?;
-    expect_dimension("reduction", reduction, MOST)?;
+    expect_dimension("features", features, MAX_GEMM_DIMENSION)?;
+    expect_dimension("reduction", reduction, MAX_GEMM_DIMENSION)?;
     expect_multiple("features of an int4 weight", features, UNIT.0)?;
     expect_multiple("reduction of an int4 weight", reduction, UNIT.1)
 }
@@ -176,8 +176,8 @@ impl Int4Method {
     }
 
     /// Returns the method that best balances the work over the SMs, as measured on an H200; `None` for too many tokens.
-    pub fn best(problem: Int4Problem, architecture: Architecture, multiprocessors: u32) -> Option<Int4Method> {
-        choice::best(problem, architecture, multiprocessors)
+    pub fn best(problem: Int4Problem, architecture: Architecture, sms: u32) -> Option<Int4Method> {
+        choice::best(problem, architecture, sms)
     }
 }
 
@@ -196,8 +196,8 @@ impl Int4Gemm {
     /// [`Error::Dimension`] for a shape; those of compiling and loading.
     pub fn new(device: &Device, problem: Int4Problem) -> Result<Self> {
         problem.expect_known()?;
-        let method = Int4Method::best(problem, device.architecture(), device.multiprocessors());
-        let many = Error::Dimension { what: "tokens", size: problem.tokens, most: MOST_TOKENS };
+        let method = Int4Method::best(problem, device.architecture(), device.sms());
+        let many = Error::Dimension { what: "tokens", size: problem.tokens, most: MAX_TOKENS };
         Self::with(device, problem, method.ok_or(many)?)
     }
 

@@ -69,30 +69,6 @@ template <u32 N> __device__ __forceinline__ void cap_scores(const Attention& p, 
 }
 __device__ __forceinline__ float unit(const Attention& p) { return OPTIONS && p.soft_cap > 0.0f ? 1.0f : p.scale; }
 
-// Stores the warp's 16 rows, each times a factor.
-__device__ __forceinline__ void store_rows(
-    Raw* to, u32 first, u32 positions, const float (&sums)[DIM / 8][4], float low, float high, u32 stride) {
-    const u32 lane = threadIdx.x % 32, row = first + lane / 4;
-    #pragma unroll
-    for (u32 i = 0; i < DIM / 8; i++) {
-        const u32 col = 8 * i + lane % 4 * 2;
-        if (row < positions)
-            *(u32*)(to + (u64)row * stride + col) = narrow_pair<ELEMENT>(sums[i][0] * low, sums[i][1] * low);
-        if (row + 8 < positions)
-            *(u32*)(to + (u64)(row + 8) * stride + col) = narrow_pair<ELEMENT>(sums[i][2] * high, sums[i][3] * high);
-    }
-}
-
-// Returns the sum, or the largest, of the four lanes that share a row.
-__device__ __forceinline__ float sum_of_row(float x) {
-    x += __shfl_xor_sync(0xFFFFFFFFu, x, 1);
-    return x + __shfl_xor_sync(0xFFFFFFFFu, x, 2);
-}
-__device__ __forceinline__ float largest_of_row(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 2));
-}
-
 // The tiles with the most columns come first.
 extern "C" __global__ void __launch_bounds__(2 * FORWARD_ROWS, FORWARD_CTAS)
     forward(const __grid_constant__ Attention p) {
@@ -170,13 +146,9 @@ extern "C" __global__ void __launch_bounds__(2 * FORWARD_ROWS, FORWARD_CTAS)
         __syncthreads();
     }
     total[0] = sum_of_row(total[0]), total[1] = sum_of_row(total[1]);
-    store_rows(p.to_out + head_at(p.results, head, p.heads), first + 16 * warp, p.positions, sums, 1.0f / total[0],
-        1.0f / total[1], p.results.row);
-    if (lane % 4 == 0) {
-        float* lse = p.to_lse + (u64)head * p.positions;
-        if (row < p.positions) lse[row] = largest[0] * unit(p) + logf(total[0]);
-        if (row + 8 < p.positions) lse[row + 8] = largest[1] * unit(p) + logf(total[1]);
-    }
+    store_rows(p.to_out + head_at(p.results, head, p.heads), p.results.row, row, p.positions, sums, 1.0f / total[0],
+        1.0f / total[1]);
+    store_lse(p.to_lse + (u64)head * p.positions, row, p.positions, largest, total, unit(p));
 }
 
 // A warp sums out dout of a query.
@@ -299,8 +271,8 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
         multiply_weighted<SOME>(dx, gradients, stage);
         __syncthreads();
     }
-    store_rows((KEYS ? p.dk : p.dq) + own_at, first + 16 * warp, p.positions, dx, p.scale, p.scale, own_layout.row);
-    if constexpr (KEYS) store_rows(p.dv + own_at, first + 16 * warp, p.positions, dy, 1.0f, 1.0f, own_layout.row);
+    store_rows((KEYS ? p.dk : p.dq) + own_at, own_layout.row, row, p.positions, dx, p.scale, p.scale);
+    if constexpr (KEYS) store_rows(p.dv + own_at, own_layout.row, row, p.positions, dy, 1.0f, 1.0f);
 }
 
 extern "C" __global__ void __launch_bounds__(128, KEYS_CTAS) backward_keys(const __grid_constant__ Attention p) {

@@ -15,6 +15,9 @@ use super::{ALIGNMENT, DIMS, FusedAttentionParameters, TYPES, launch, products};
 /// Tiles in shared memory.
 pub(super) const TILES: File = File::new("attention/tiles.cuh", include_str!("tiles.cuh"));
 
+/// What the kernels share of the softmax and of storing results.
+pub(super) const SOFTMAX: File = File::new("attention/softmax.cuh", include_str!("softmax.cuh"));
+
 /// Rows of a CTA's tile in the backward pass; it has two threads for each.
 const BACKWARD_ROWS: u32 = 64;
 
@@ -95,7 +98,7 @@ fn source(instruction: Instruction, dtype: DataType, (dim, options): (u32, bool)
         .define(definitions)
         .with([headers::COMMON])
         .with(files)
-        .with([file("attention/kernel.cu", include_str!("kernel.cu"))])
+        .with([SOFTMAX, file("attention/kernel.cu", include_str!("kernel.cu"))])
         .with_fma()
 }
 

@@ -24,9 +24,9 @@ template <u32 ROWS, u32 N> __device__ __forceinline__ void issue_rows(float (&sc
         product(scores, operand_after(a, step_at<ROWS>(step)), operand_after(b, step_at<N>(step)), step > 0);
 }
 
-template <u32 COUNT> __device__ __forceinline__ void settle_all(float (&sums)[COUNT][4]) {
+template <u32 COUNT> __device__ __forceinline__ void fence_accumulators(float (&sums)[COUNT][4]) {
     #pragma unroll
-    for (u32 i = 0; i < 4 * COUNT; i++) settle(sums[i / 4][i % 4]);
+    for (u32 i = 0; i < 4 * COUNT; i++) fence_accumulator(sums[i / 4][i % 4]);
 }
 
 template <u32 ROWS, u32 N>
@@ -35,7 +35,7 @@ __device__ __forceinline__ void multiply_rows(float (&scores)[N / 8][4], const H
     issue_rows<ROWS, N>(scores, rows.tile, tile);
     products_commit();
     products_wait<0>();
-    settle_all(scores);
+    fence_accumulators(scores);
 }
 
 // Two such products.
@@ -46,8 +46,8 @@ template <u32 ROWS, u32 N, u32 AT_ONCE> __device__ __forceinline__ void multiply
     issue_rows<ROWS, N>(second, second_rows, second_tile);
     products_commit();
     products_wait<0>();
-    settle_all(first);
-    settle_all(second);
+    fence_accumulators(first);
+    fence_accumulators(second);
 }
 
 // sums += weights · tile, for weights of N columns that are rounded, and a tile of N rows.
@@ -56,16 +56,16 @@ template <u32 N> __device__ __forceinline__ void multiply_weighted(
     u32 a[N / 16][4];
     #pragma unroll
     for (u32 step = 0; step < N / 16; step++) narrow_step<N>(a[step], weights, step);
-    const u64 b = DIM < 64 ? operand_across_narrow(uniform(tile)) : operand_across(uniform(tile), N * ROW_BYTES);
-    settle_all(sums);
+    const u64 b = DIM < 64 ? operand_mn_major_narrow(uniform(tile)) : operand_mn_major(uniform(tile), N * ROW_BYTES);
+    fence_accumulators(sums);
     products_begin();
     #pragma unroll
     for (u32 step = 0; step < N / 16; step++) product(sums, a[step], operand_after(b, step * 16 * ROW_BYTES));
     products_commit();
     products_wait<0>();
-    settle_all(sums);
+    fence_accumulators(sums);
     #pragma unroll
-    for (u32 step = 0; step < N / 16; step++) held(a[step]);
+    for (u32 step = 0; step < N / 16; step++) fence_operands(a[step]);
 }
 
 // Makes this thread's copies visible to `wgmma`.

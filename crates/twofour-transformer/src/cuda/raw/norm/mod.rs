@@ -5,7 +5,7 @@ use twofour_cuda::{
     device::{Kernel, Launch},
     raw::{
         float_types::FloatSource,
-        grid::{BLOCK, MOST_GRID_ROWS, threads_of_row},
+        grid::{BLOCK, MAX_GRID_ROWS, threads_of_row},
     },
     source::File,
 };
@@ -81,7 +81,7 @@ impl Norms {
                 parameters: kernel("parameters")?,
             })
         };
-        let blocks = 8 * device.multiprocessors() as usize;
+        let blocks = 8 * device.sms() as usize;
         let (layer, rms) = (kernels("layer")?, kernels("rms")?);
         Ok(Self { dtype, blocks, layer, rms, add_chunks: kernel("add_chunks")? })
     }
@@ -103,7 +103,7 @@ impl Norms {
     /// Returns the rows of a chunk, and the number of chunks.
     fn chunks(&self, rows: usize, width: usize) -> (usize, usize) {
         let wanted = self.blocks.div_ceil(width.div_ceil(self.columns()).max(1));
-        let chunk = rows.div_ceil(wanted).next_multiple_of(8).max(LEAST_CHUNK).max(rows.div_ceil(MOST_GRID_ROWS));
+        let chunk = rows.div_ceil(wanted).next_multiple_of(8).max(LEAST_CHUNK).max(rows.div_ceil(MAX_GRID_ROWS));
         (chunk, rows.div_ceil(chunk))
     }
 

@@ -8,8 +8,8 @@ use crate::{
     raw::gemm::{
         Epilogue,
         family::KernelFamily,
-        hopper::warp_pipelines,
         int4::{Int4Operands, Int4Parameters, Int4Types, UNIT},
+        supported,
     },
     source::{File, Source, Support},
 };
@@ -54,19 +54,19 @@ impl KernelFamily<Int4Problem> for DirectShape {
     }
 
     /// The shape that was the fastest on an H200; beyond four tokens, warp pipelines are faster where they are.
-    fn preferred(problem: Int4Problem, architecture: Architecture, multiprocessors: u32) -> Option<DirectShape> {
-        let few_rows = problem.has_few_rows(multiprocessors);
+    fn preferred(problem: Int4Problem, architecture: Architecture, sms: u32) -> Option<DirectShape> {
+        let few_rows = problem.has_few_rows(sms);
         let best = match few_rows {
             true if problem.steps() > LONG => FEW_LONG_ROWS,
             true => FEW_ROWS,
             false if problem.tokens > 4 => MANY_ROWS_MORE_TOKENS,
             false => MANY_ROWS,
         };
-        let is_fastest = problem.tokens <= 4 || !warp_pipelines::SUPPORT.includes(architecture);
+        let is_fastest = problem.tokens <= 4 || !supported::WARP_PIPELINES.includes(architecture);
         (is_fastest && Self::methods(problem, architecture).contains(&best)).then_some(best)
     }
 
-    fn launch(self, problem: Int4Problem, _multiprocessors: u32) -> Launch {
+    fn launch(self, problem: Int4Problem, _sms: u32) -> Launch {
         self.launch_of(problem.features, self.shared_bytes_of_int4(problem) as u32)
     }
 

@@ -126,9 +126,8 @@ impl KernelFamily<GemmProblem> for DirectShape {
         [DataType::F16, DataType::BF16].into_iter().flat_map(of).collect()
     }
 
-    /// None for too many tokens, for elements that are not of 16 bits, and where X does not fit in shared memory. On
-    /// Hopper, where other families do as well as the shape for many rows, there is the one for few rows, and none
-    /// where X would have to be copied that other kernels read in place.
+    /// No method for more than 8 tokens, an MN-major X, elements other than 16-bit, or X larger than shared memory. On
+    /// Hopper only the shape for few rows, and none if X must be copied.
     fn methods(problem: GemmProblem, architecture: Architecture) -> Vec<DirectShape> {
         let features = architecture.features();
         let few = problem.tokens <= TOKENS && problem.x == XOrder::TokensFirst;
@@ -139,9 +138,9 @@ impl KernelFamily<GemmProblem> for DirectShape {
         shapes.iter().copied().filter(|shape| known && fits(shape)).collect()
     }
 
-    fn preferred(problem: GemmProblem, architecture: Architecture, multiprocessors: u32) -> Option<DirectShape> {
+    fn preferred(problem: GemmProblem, architecture: Architecture, sms: u32) -> Option<DirectShape> {
         let all = Self::methods(problem, architecture);
-        let few_rows = problem.features <= (2 * ROWS * multiprocessors) as usize;
+        let few_rows = problem.features <= (2 * ROWS * sms) as usize;
         let best = if few_rows { FEW_ROWS } else { MANY_ROWS };
         all.contains(&best).then_some(best).or(all.first().copied())
     }
@@ -157,7 +156,7 @@ impl KernelFamily<GemmProblem> for DirectShape {
         cost::microseconds(&work, problem, architecture)
     }
 
-    fn launch(self, problem: GemmProblem, _multiprocessors: u32) -> Launch {
+    fn launch(self, problem: GemmProblem, _sms: u32) -> Launch {
         self.launch_of(problem.features, self.shared_bytes_of(problem) as u32)
     }
 

@@ -22,7 +22,7 @@ const TOKENS: [u32; 4] = [8, 16, 32, 64];
 const WARPS: u32 = 8;
 
 /// Most pipeline stages.
-const MOST_STAGES: u32 = 8;
+const MAX_STAGES: u32 = 8;
 
 /// Bytes of a unit of int4 weights with a scale for every lane, and of the exchange of partial sums in a CTA.
 const UNIT_BYTES: u32 = 32 * (16 + 8 + 4);
@@ -70,7 +70,7 @@ impl StagedShape {
     /// Returns the stages that fit where X is streamed.
     fn stages(self) -> u32 {
         let stage = self.chunk_bytes(self.tokens) + self.stage_bytes();
-        ((SHARED_BYTES - EXCHANGE_BYTES) / stage).min(MOST_STAGES)
+        ((SHARED_BYTES - EXCHANGE_BYTES) / stage).min(MAX_STAGES)
     }
 
     /// Returns whether all of X stays in shared memory, and the bytes of shared memory.
@@ -119,14 +119,14 @@ impl KernelFamily<Int4Problem> for StagedShape {
 
     /// The most rows to a CTA, and so the fewest reads of X, that leave CTAs for 70 % of the SMs, as measured on an
     /// H200.
-    fn preferred(problem: Int4Problem, _architecture: Architecture, multiprocessors: u32) -> Option<StagedShape> {
+    fn preferred(problem: Int4Problem, _architecture: Architecture, sms: u32) -> Option<StagedShape> {
         let all = StagedShape::all(problem.tokens);
-        let enough = |shape: &&StagedShape| shape.blocks(problem.features) * 10 >= 7 * multiprocessors;
+        let enough = |shape: &&StagedShape| shape.blocks(problem.features) * 10 >= 7 * sms;
         all.iter().find(enough).or(all.last()).copied()
     }
 
     /// A CTA for each group of rows.
-    fn launch(self, problem: Int4Problem, _multiprocessors: u32) -> Launch {
+    fn launch(self, problem: Int4Problem, _sms: u32) -> Launch {
         let (grid, shared) = ((self.blocks(problem.features), 1), self.shared(problem).1);
         Launch { grid, block: WARPS * 32, shared, cluster: 1 }
     }

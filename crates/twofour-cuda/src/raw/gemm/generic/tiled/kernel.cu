@@ -29,7 +29,7 @@ struct Parameters {
     u32 output;
     // Rows of W, padding included: a multiple of 64.
     u32 rows, tokens, steps;
-    Panels panels;
+    Rasterization rasterization;
     u32 features;
 };
 
@@ -76,12 +76,12 @@ __device__ __forceinline__ void add_step(
     u32 codes[M_TILES][CODE_WORDS];
     #pragma unroll
     for (u32 m = 0; m < M_TILES; m++) {
-        const u32 sixteen = stage + AT_META + (warp_feature / 16 + m) * (ATOM_BYTES / 4);
+        const u32 fragment = stage + AT_META + (warp_feature / 16 + m) * (ATOM_BYTES / 4);
         #pragma unroll
         for (u32 i = 0; i < CODE_WORDS; i++)
             asm volatile("ld.shared.u32 %0, [%1];"
                 : "=r"(codes[m][i])
-                : "r"(sixteen + 4 * code_word(lane) + 8 * i)
+                : "r"(fragment + 4 * code_word(lane) + 8 * i)
                 : "memory");
     }
     unrolled<2>([&](auto which) {
@@ -169,7 +169,7 @@ __device__ __forceinline__ void finish(const Parameters& p, const Sum (&sums)[M_
 extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm(const __grid_constant__ Parameters p) {
     extern __shared__ __align__(128) u8 memory[];
     const u32 shared = (u32)__cvta_generic_to_shared(memory);
-    const Tile tile = p.panels.tile(blockIdx.x);
+    const Tile tile = p.rasterization.tile(blockIdx.x);
     const u32 feature = tile.feature * FEATURES, token = tile.token * TOKENS, warp = threadIdx.x / 32;
     const u32 warp_feature = warp / 2 * WARP_FEATURES, warp_token = warp % 2 * WARP_TOKENS;
     Sum sums[M_TILES][N_TILES][4] = {};

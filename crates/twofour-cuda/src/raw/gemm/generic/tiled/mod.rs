@@ -15,7 +15,7 @@ use crate::{
             Epilogue, GemmOperands, RawOutput, epilogue,
             family::{KernelFamily, not_computed},
             mma,
-            panels::{self, Panels},
+            rasterization::{self, Rasterization},
             supported::{elements, elements_name},
             tile_k,
         },
@@ -55,8 +55,8 @@ impl MmaTile {
     }
 
     /// Returns the tiles of a problem.
-    fn panels(self, problem: GemmProblem) -> Panels {
-        Panels::new(problem, (self.features, self.tokens), PANEL_FEATURES)
+    fn rasterization(self, problem: GemmProblem) -> Rasterization {
+        Rasterization::new(problem, (self.features, self.tokens), PANEL_FEATURES)
     }
 
     fn name(self) -> String {
@@ -80,7 +80,7 @@ impl MmaTile {
         Source::new(name, self.support(element)).with([headers::COMMON]).define(instruction + &tile).with([
             mma::SOURCE,
             epilogue::SOURCE,
-            panels::SOURCE,
+            rasterization::SOURCE,
             kernel,
         ])
     }
@@ -111,7 +111,7 @@ pub(in crate::raw::gemm) struct MmaParameters {
     rows: u32,
     tokens: u32,
     steps: u32,
-    panels: Panels,
+    rasterization: Rasterization,
     features: u32,
 }
 
@@ -133,11 +133,11 @@ impl KernelFamily<GemmProblem> for MmaTile {
 
     /// The tile with the least time by a model of its own: the number of waves, each as long as the slower of its math
     /// and its reads.
-    fn preferred(problem: GemmProblem, architecture: Architecture, multiprocessors: u32) -> Option<MmaTile> {
+    fn preferred(problem: GemmProblem, architecture: Architecture, sms: u32) -> Option<MmaTile> {
         let time = |tile: &MmaTile| {
             let tiles =
                 problem.features.div_ceil(tile.features as usize) * problem.tokens.div_ceil(tile.tokens as usize);
-            let rounds = tiles.div_ceil(multiprocessors.max(1) as usize) as f64;
+            let rounds = tiles.div_ceil(sms.max(1) as usize) as f64;
             // Cycles of a step: an SM multiplies about 4096 pairs of bytes and reads about 64 bytes in a cycle.
             let products = f64::from(tile.features * tile.tokens * STEP_BYTES) / 4096.0;
             let reads = f64::from(tile.features * STEP_BYTES * 9 / 16 + tile.tokens * STEP_BYTES) / 64.0;
@@ -152,8 +152,8 @@ impl KernelFamily<GemmProblem> for MmaTile {
         if is_there && problem.x == XOrder::TokensFirst { Ok(()) } else { Err(not_computed(self, problem)) }
     }
 
-    fn launch(self, problem: GemmProblem, _multiprocessors: u32) -> Launch {
-        let (grid, shared) = ((self.panels(problem).tiles(), 1), self.shared_bytes(problem.element));
+    fn launch(self, problem: GemmProblem, _sms: u32) -> Launch {
+        let (grid, shared) = ((self.rasterization(problem).tiles(), 1), self.shared_bytes(problem.element));
         Launch { grid, block: THREADS, shared, cluster: 1 }
     }
 
@@ -177,7 +177,7 @@ impl KernelFamily<GemmProblem> for MmaTile {
             rows: rows as u32,
             tokens: tokens as u32,
             steps: (columns / tile_k(element).columns()) as u32,
-            panels: self.panels(problem),
+            rasterization: self.rasterization(problem),
             features: features as u32,
         })
     }

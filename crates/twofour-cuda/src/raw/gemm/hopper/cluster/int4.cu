@@ -1,4 +1,4 @@
-// act(alpha * scales * W X^T + bias) with an int4 2:4 W, 16-bit X and small batches on sm_90a: see stream.cuh,
+// act(alpha * scales * W X^T + bias) with an int4 2:4 W, 16-bit X and small batches on sm_90a: see cluster.cuh,
 // maps_int4.cuh and int4.cuh.
 //
 // A step is a unit of 128 columns for every 16 rows, in the order of `twofour::layout::lanes`, and two tiles of X. A
@@ -45,7 +45,7 @@ struct Work {
     }
     // Returns the unit of a warp's tile. Where the last warpgroup has fewer rows, its surplus warps load the last unit
     // again.
-    static __device__ __forceinline__ u32 unit(u32 tile) { return min(sixteen(tile), UNITS - 1); }
+    static __device__ __forceinline__ u32 unit(u32 tile) { return min(row_fragment(tile), UNITS - 1); }
 
     static __device__ __forceinline__ void take(Item& to, const Buffers& from, u32 lane) {
         u32 values[4];
@@ -75,7 +75,7 @@ struct Work {
     // Waits until all but the last `LEFT` items are complete, and adds the item's scaled accumulators.
     template <int LEFT> static __device__ __forceinline__ void end(Sum (&sums)[TOKENS / 2], Item& item) {
         products_wait<LEFT>();
-        held(item.codes);
+        fence_operands(item.codes);
         float low = 1.0f, high = 1.0f;
         if (!BY_ROW) scales_of(item.scales, low, high);
         #pragma unroll
@@ -101,7 +101,7 @@ struct Work {
         #pragma unroll
         for (u32 h = 0; h < HEIGHT; h++)
             lanes[h] =
-                h != 0 && UNITS % (4 * HEIGHT) == 0 ? lanes[0] + h * 4 * 32 : kept(unit(h) * 32 + threadIdx.x % 32);
+                h != 0 && UNITS % (4 * HEIGHT) == 0 ? lanes[0] + h * 4 * 32 : pinned(unit(h) * 32 + threadIdx.x % 32);
         Item items[2];
         // Before the first item there is nothing to add.
         items[1].scales = items[1].codes[0] = items[1].codes[1] = 0;
@@ -111,7 +111,7 @@ struct Work {
         // The number of items. Where a step has two items, the last item is always a second one, but the compiler must
         // not know this: it tracks accumulators in flight only where either may be, and would otherwise insert a wait
         // before each item.
-        u32 left = uniform(kept((part.end - part.begin) * HEIGHT));
+        u32 left = uniform(pinned((part.end - part.begin) * HEIGHT));
         // Begins a tile of this step and ends the item before it. That is the step's tile before, or the last tile of
         // the step before.
         const auto pass = [&](auto tile, Item& item, Item& other) {

@@ -1,7 +1,7 @@
-// act(alpha * scales * W X^T + bias) with a 2:4 W and small batches on sm_90a: see stream.cuh.
+// act(alpha * scales * W X^T + bias) with a 2:4 W and small batches on sm_90a: see cluster.cuh.
 //
 // A step of 128 bytes of W's rows needs 256 bytes of X's rows, as two tiles of 128, and two atoms of metadata for every
-// 64 features, in the order of gemm/sm90/kernel.cu.
+// 64 features, in the order of gemm/hopper/tiled/kernel.cu.
 //
 // Defined outside: ELEMENT, and `first_product` and `product` for ELEMENT and TOKENS.
 
@@ -36,17 +36,17 @@ struct Work {
         const u64 weight = operand<ROW>(from.shared + group * 64 * ROW), x = operand<ROW>(from.shared + AT_X);
         // The thread's metadata of an atom: see the orders in `twofour::layout::sm90`.
         // Where the last warpgroup has fewer rows, its surplus warps load the last rows' metadata again.
-        const u32 row = min(sixteen(0), SIXTEENS - 1) * 16 + lane % 2 * 8 + lane / 4,
+        const u32 row = min(row_fragment(0), ROW_FRAGMENTS - 1) * 16 + lane % 2 * 8 + lane / 4,
                   word = (ELEMENT_BYTES == 2 ? 2 : 4) * row + lane / 2 % 2;
-        const u32 meta = kept(from.shared + AT_META + 4 * word);
+        const u32 meta = pinned(from.shared + AT_META + 4 * word);
         constexpr int WORDS = ELEMENT_BYTES == 2 ? 1 : 2;
         // Computes one step. With enough stages it is complete only when the next one has begun, so that instructions
         // of both steps overlap.
         constexpr bool AHEAD = STAGES > 4;
         u32 before = 0;
         const auto hold = [](const u32 (&codes)[2][WORDS]) {
-            held(codes[0]);
-            held(codes[1]);
+            fence_operands(codes[0]);
+            fence_operands(codes[1]);
         };
         const auto add_step = [&](auto first, u32 (&codes)[2][WORDS], const u32 (&codes_before)[2][WORDS]) {
             constexpr bool FIRST = decltype(first)::value;

@@ -1,6 +1,6 @@
 //! The kernels and their sources.
 
-use super::{STREAM, Step, StreamTile};
+use super::{CLUSTER, ClusterTile, Step};
 use crate::{
     DataType as Element,
     problem::{GemmProblem, XOrder},
@@ -52,35 +52,35 @@ pub(super) fn atom_bytes(element: Element) -> u32 {
 }
 
 /// Returns a step of a tile's kernels.
-pub(super) fn step(element: Element, tile: StreamTile) -> Step {
-    let StreamTile { features, tokens } = tile;
+pub(super) fn step(element: Element, tile: ClusterTile) -> Step {
+    let ClusterTile { features, tokens } = tile;
     let meta = features / 16 * 2 * (atom_bytes(element) / 4);
     Step { bytes: features * ROW + 2 * tokens * ROW + meta, most_ahead: 8, height: 1 }
 }
 
 /// A kernel: data types, rows of W and of X, and an epilogue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct StreamKernel {
+pub struct ClusterKernel {
     /// Data type of W and X.
     pub element: Element,
     /// Rows of W and of X.
-    pub tile: StreamTile,
+    pub tile: ClusterTile,
     /// Data type of the result.
     pub output: Element,
     /// The epilogues that the kernel is for.
     pub epilogue: KernelEpilogue,
 }
 
-impl StreamKernel {
+impl ClusterKernel {
     /// Returns every kernel that a problem can need.
-    pub fn all() -> Vec<StreamKernel> {
+    pub fn all() -> Vec<ClusterKernel> {
         let mut all = Vec::new();
         for (element, outputs) in TYPES {
             let tiles =
-                |tokens| features(*element, tokens).iter().map(move |&features| StreamTile { features, tokens });
+                |tokens| features(*element, tokens).iter().map(move |&features| ClusterTile { features, tokens });
             for tile in TOKENS.into_iter().flat_map(tiles) {
                 for (&output, epilogue) in outputs.iter().flat_map(|output| KernelEpilogue::ALL.map(|e| (output, e))) {
-                    let kernel = StreamKernel { element: *element, tile, output, epilogue };
+                    let kernel = ClusterKernel { element: *element, tile, output, epilogue };
                     all.extend(kernel.is_needed().then_some(kernel));
                 }
             }
@@ -99,11 +99,11 @@ impl StreamKernel {
     }
 
     /// Returns the kernel of a tile for a problem.
-    pub(super) fn of(problem: GemmProblem, tile: StreamTile) -> StreamKernel {
+    pub(super) fn of(problem: GemmProblem, tile: ClusterTile) -> ClusterKernel {
         let GemmProblem { element, output, .. } = problem;
         let epilogue = KernelEpilogue::of(problem.epilogue);
         let epilogue = if output.bytes() == 2 { epilogue } else { epilogue.merged() };
-        StreamKernel { element, tile, output, epilogue }
+        ClusterKernel { element, tile, output, epilogue }
     }
 
     /// Returns the kernel's name.
@@ -118,8 +118,8 @@ impl StreamKernel {
 
     fn definitions(&self) -> String {
         let (element, output) = (self.element.definition(), self.output.definition());
-        let (endings, tile) = (self.epilogue.definition(), self.tile.definitions(step(self.element, self.tile)));
-        format!("#define ELEMENT {element}\n#define OUTPUT {output}\n#define COMPILED_FOR {endings}\n{tile}")
+        let (epilogue, tile) = (self.epilogue.definition(), self.tile.definitions(step(self.element, self.tile)));
+        format!("#define ELEMENT {element}\n#define OUTPUT {output}\n#define KERNEL_EPILOGUE {epilogue}\n{tile}")
     }
 
     pub(super) fn source(&self) -> Source {
@@ -131,7 +131,7 @@ impl StreamKernel {
             headers::HOPPER,
             products,
             epilogue::SOURCE,
-            STREAM,
+            CLUSTER,
             kernel,
         ])
     }

@@ -1,5 +1,5 @@
 //! GEMM of small batches by `wgmma.sp` on Hopper, by clusters with split-K. It reads every byte of the weight once and
-//! is bound by HBM bandwidth. Kernels are named `stream`.
+//! is bound by HBM bandwidth. Kernels keep the name `stream`, by which bench/results has them.
 
 mod int4;
 mod kernel;
@@ -9,11 +9,11 @@ mod tile;
 
 use crate::source::File;
 
-pub use kernel::StreamKernel;
+pub use kernel::ClusterKernel;
 use plan::RawProblem;
-pub use shape::StreamShape;
+pub use shape::ClusterShape;
+pub use tile::ClusterTile;
 use tile::Step;
-pub use tile::StreamTile;
 
 /// The parts that the kernels of both formats of weights share.
-const STREAM: File = File::new("gemm/hopper/cluster/stream.cuh", include_str!("stream.cuh"));
+const CLUSTER: File = File::new("gemm/hopper/cluster/cluster.cuh", include_str!("cluster.cuh"));

@@ -1,7 +1,7 @@
 //! Weights of one element type: the kernels' parameters, the choice of a shape and its cost.
 
 use super::{
-    StreamKernel, StreamShape, StreamTile,
+    ClusterKernel, ClusterShape, ClusterTile,
     kernel::{atom_bytes, features as rows_of_w, k_step, step},
 };
 use crate::{
@@ -28,7 +28,7 @@ pub(super) struct RawProblem {
     x_rows: u32,
     split: u32,
     steps_each: Share,
-    sixteens_each: Share,
+    fragments_each: Share,
 }
 
 /// An even division among the CTAs of a cluster: `each` for every one, and one more for the first `more`.
@@ -51,7 +51,7 @@ impl RawProblem {
         output: Element,
         (features, tokens): (usize, usize),
         steps: usize,
-        shape: StreamShape,
+        shape: ClusterShape,
     ) -> Self {
         let (output, split) = (output as u32, shape.split);
         Self {
@@ -63,14 +63,14 @@ impl RawProblem {
             x_rows: shape.tile.x_rows(tokens),
             split,
             steps_each: Share::of(steps as u32, split),
-            sixteens_each: Share::of(shape.tile.features / 16, split),
+            fragments_each: Share::of(shape.tile.features / 16, split),
         }
     }
 }
 
 /// The kernel's parameters, in their memory layout.
 #[repr(C)]
-pub(in crate::raw::gemm) struct StreamParameters {
+pub(in crate::raw::gemm) struct ClusterParameters {
     weight: TensorMap,
     x: TensorMap,
     meta: TensorMap,
@@ -106,46 +106,46 @@ const TIMES: FamilyTimes = FamilyTimes {
     ],
 };
 
-impl KernelFamily<GemmProblem> for StreamShape {
+impl KernelFamily<GemmProblem> for ClusterShape {
     const ENTRY: &'static str = "stream";
     const SUPPORT: Support = Support::WGMMA;
     const READS_BY_TMA: bool = true;
     const TIMES: &'static [&'static FamilyTimes] = &[&TIMES];
-    type Parameters = StreamParameters;
+    type Parameters = ClusterParameters;
 
     fn sources() -> Vec<Source> {
-        StreamKernel::all().iter().map(StreamKernel::source).collect()
+        ClusterKernel::all().iter().map(ClusterKernel::source).collect()
     }
 
-    fn methods(problem: GemmProblem, architecture: Architecture) -> Vec<StreamShape> {
+    fn methods(problem: GemmProblem, architecture: Architecture) -> Vec<ClusterShape> {
         let GemmProblem { element, features, tokens, reduction, .. } = problem;
         if !architecture.features().wgmma || problem.x == XOrder::ReductionFirst || problem.is_mixed() {
             return Vec::new();
         }
         let steps = reduction.div_ceil(k_step(element) as usize) as u32;
-        StreamShape::of(|tokens| rows_of_w(element, tokens), (features, tokens), steps, |tile| step(element, tile))
+        ClusterShape::of(|tokens| rows_of_w(element, tokens), (features, tokens), steps, |tile| step(element, tile))
     }
 
     fn cost(self, problem: GemmProblem, architecture: Architecture) -> Option<f64> {
-        let StreamShape { tile: StreamTile { features, tokens }, split } = self;
+        let ClusterShape { tile: ClusterTile { features, tokens }, split } = self;
         let work = CtaWork::new(&TIMES, [features, tokens, 0, 0], (features, tokens), problem);
         let resident = self.tile.blocks();
         cost::microseconds(&CtaWork { split, together: 2, resident, ..work }, problem, architecture)
     }
 
-    fn launch(self, problem: GemmProblem, _multiprocessors: u32) -> Launch {
+    fn launch(self, problem: GemmProblem, _sms: u32) -> Launch {
         self.launch_of((problem.features, problem.tokens), step(problem.element, self.tile))
     }
 
     fn source(self, problem: GemmProblem) -> Source {
-        StreamKernel::of(problem, self.tile).source()
+        ClusterKernel::of(problem, self.tile).source()
     }
 
     fn kernel(self, problem: GemmProblem) -> String {
-        StreamKernel::of(problem, self.tile).name_of(self.name())
+        ClusterKernel::of(problem, self.tile).name_of(self.name())
     }
 
-    fn parameters(self, problem: GemmProblem, operands: GemmOperands, epilogue: Epilogue) -> Result<StreamParameters> {
+    fn parameters(self, problem: GemmProblem, operands: GemmOperands, epilogue: Epilogue) -> Result<ClusterParameters> {
         let GemmProblem { element, output, features, tokens, .. } = problem;
         let (rows, columns) = problem.padded();
         let (tile_features, x_rows) = (self.tile.features, self.tile.x_rows(tokens));
@@ -154,7 +154,7 @@ impl KernelFamily<GemmProblem> for StreamShape {
         // wide at most.
         let meta_rows = columns.div_ceil(step as usize / 2);
         let meta_cols = rows / 64 * atom as usize / 8;
-        Ok(StreamParameters {
+        Ok(ClusterParameters {
             weight: TensorMap::new(
                 operands.weight.values,
                 bytes,
@@ -190,17 +190,17 @@ impl KernelFamily<GemmProblem> for StreamShape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::raw::gemm::hopper::cluster::tile::MOST_BLOCKS;
+    use crate::raw::gemm::hopper::cluster::tile::MAX_BLOCKS;
 
     #[test]
     fn shares_of_a_cluster_are_even_and_leave_nothing_out() {
         for all in [1, 4, 6, 7, 16, 57] {
-            for blocks in 1..=MOST_BLOCKS {
+            for blocks in 1..=MAX_BLOCKS {
                 let Share { each, more } = Share::of(all, blocks);
                 assert!(each * blocks + more == all && more < blocks, "{all} {blocks}");
                 // The CTA with the most rows has room for the accumulators that all others send.
                 let most = each + u32::from(more > 0);
-                let room = StreamTile { features: all * 16, tokens: 8 }.sums_bytes(blocks);
+                let room = ClusterTile { features: all * 16, tokens: 8 }.sums_bytes(blocks);
                 assert_eq!(room, most * (blocks - 1) * 16 * 8 * 4, "{all} {blocks}");
             }
         }

@@ -6,7 +6,7 @@ use crate::raw::gemm::hopper::shared::shared_bytes_of_each;
 
 /// The tile of the result that a cluster computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct StreamTile {
+pub struct ClusterTile {
     /// Rows of W, a multiple of 16.
     pub features: u32,
     /// Most rows of X: 8, 16, 32, 64, 96 or 128.
@@ -25,7 +25,7 @@ pub(super) struct Step {
 }
 
 /// Most CTAs of a cluster.
-pub(super) const MOST_BLOCKS: u32 = 8;
+pub(super) const MAX_BLOCKS: u32 = 8;
 
 /// The fewest stages of a tile of 128 rows that reserves room for the accumulators of a cluster of seven.
 const ENOUGH_STAGES: u32 = 6;
@@ -33,7 +33,7 @@ const ENOUGH_STAGES: u32 = 6;
 /// Bytes to align the start of shared memory, and of the barrier that counts received accumulators.
 const OTHER_BYTES: u32 = 1024 + 8;
 
-impl StreamTile {
+impl ClusterTile {
     /// Returns the tile's name.
     pub(super) fn name(self) -> String {
         format!("{}x{}", self.features, self.tokens)
@@ -108,7 +108,7 @@ impl StreamTile {
     /// Returns the bytes left for received accumulators beside the stages, at most as many as a cluster needs.
     pub(super) fn room_for_sums(self, step: Step) -> u32 {
         let left = self.room() - self.stages(step) * (step.bytes + 16);
-        (1..=MOST_BLOCKS).map(|split| self.sums_bytes(split)).filter(|bytes| *bytes <= left).max().unwrap_or(0)
+        (1..=MAX_BLOCKS).map(|split| self.sums_bytes(split)).filter(|bytes| *bytes <= left).max().unwrap_or(0)
     }
 
     pub(super) fn shared_bytes(self, step: Step) -> u32 {
@@ -117,7 +117,7 @@ impl StreamTile {
 
     /// Returns the sources' preprocessor definitions.
     pub(super) fn definitions(self, step: Step) -> String {
-        let StreamTile { features, tokens } = self;
+        let ClusterTile { features, tokens } = self;
         let (stages, shared, threads) = (self.stages(step), self.shared_bytes(step), self.threads(step));
         let (sums, gives, blocks) = (self.room_for_sums(step), u32::from(self.gives(step)), self.blocks());
         let taken = self.taken(step);

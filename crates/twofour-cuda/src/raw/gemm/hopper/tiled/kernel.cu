@@ -18,15 +18,15 @@
 // only `x_rows` of them are loaded, and neighbouring tiles start `x_rows` apart. The last one starts earlier where it
 // would not be full: results of tokens that two tiles have are computed and stored twice, with the same bits.
 //
-// X is `[tokens, reduction]` (K-major) or, with X_ACROSS, `[reduction, tokens]` (MN-major) of 16-bit elements. In the
+// X is `[tokens, reduction]` (K-major) or, with X_MN_MAJOR, `[reduction, tokens]` (MN-major) of 16-bit elements. In the
 // latter case TMA loads a step's rows of X in boxes of 64 tokens.
 //
-// Defined outside: ELEMENT, OUTPUT, BLOCKS, TOKENS, STAGES, ATOMS, SPLIT_K, CLUSTER, CHUNK, X_ACROSS, STORE,
-// COMPILED_FOR, ACCUMULATE (of results that TMA stores), REGISTERS_LEFT, REGISTERS_TAKEN, `first_product` and `product`
-// for ELEMENT and TOKENS.
+// Defined outside: ELEMENT, OUTPUT, BLOCKS, TOKENS, STAGES, ATOMS, SPLIT_K, CLUSTER, CHUNK, X_MN_MAJOR, STORE,
+// KERNEL_EPILOGUE, ACCUMULATE (of results that TMA stores), REGISTERS_LEFT, REGISTERS_TAKEN, `first_product` and
+// `product` for ELEMENT and TOKENS.
 
 constexpr int WARPGROUPS = 2;
-constexpr bool EPILOGUE = COMPILED_FOR != WITHOUT;
+constexpr bool EPILOGUE = KERNEL_EPILOGUE != WITHOUT;
 constexpr int FEATURES = 64 * BLOCKS * WARPGROUPS;
 constexpr int ELEMENT_BYTES = sizeof(Bits<ELEMENT>::type);
 constexpr int K_ATOM = 128 / ELEMENT_BYTES, K_STEP = ATOMS * K_ATOM;
@@ -36,10 +36,11 @@ constexpr int META_ATOM_BYTES = 64 * K_ATOM / 8;
 constexpr int META_ROW_BYTES = FEATURES / 64 * META_ATOM_BYTES, META_BYTES = ATOMS * META_ROW_BYTES;
 // Rows of X that the first of two CTAs that share them loads; a multiple of eight, the period of the swizzle.
 constexpr int FIRST_PART = (TOKENS / 2 + 7) / 8 * 8;
-// With X_ACROSS: a TMA box is 64 tokens of all of a step's rows; the first of two CTAs loads FIRST_PIECES of the boxes.
+// With X_MN_MAJOR: a TMA box is 64 tokens of all of a step's rows; the first of two CTAs loads FIRST_PIECES of the
+// boxes.
 constexpr u32 PIECE_TOKENS = 64, PIECE_BYTES = K_ATOM * PIECE_TOKENS * ELEMENT_BYTES, X_PIECES = TOKENS / PIECE_TOKENS,
               FIRST_PIECES = (X_PIECES + 1) / 2;
-static_assert(!X_ACROSS || (ELEMENT_BYTES == 2 && TOKENS % PIECE_TOKENS == 0), "whole pieces of 16-bit elements");
+static_assert(!X_MN_MAJOR || (ELEMENT_BYTES == 2 && TOKENS % PIECE_TOKENS == 0), "whole pieces of 16-bit elements");
 
 // Staging buffers for results stored by TMA: CHUNK tokens of 64 features each.
 constexpr u32 OUT_BUFFERS = STORE == STORE_ONE_BY_ONE ? 0 : 3;
@@ -59,7 +60,7 @@ constexpr int SHARED_BYTES = AT_RECEIVED + (SPLIT_K ? 8 : 0);
 // The host adds 1024 bytes to align the start.
 static_assert(SHARED_BYTES + 1024 == SHARED_BYTES_ASKED, "the host's sum of shared memory");
 static_assert(TOKENS % CHUNK == 0 && CHUNK % 8 == 0, "pieces of a tile, which start where swizzling does");
-static_assert(STORE != STORE_ACROSS || (!EPILOGUE && (CHUNK == 16 || CHUNK == 32 || CHUNK == 64)),
+static_assert(STORE != STORE_MN_MAJOR || (!EPILOGUE && (CHUNK == 16 || CHUNK == 32 || CHUNK == 64)),
     "rows of 32, 64 or 128 bytes, as swizzling has them");
 
 struct Parameters {
@@ -75,7 +76,7 @@ struct Parameters {
     // No tile starts behind this token: the last tile overlaps the one before, so that all are full.
     u32 last_token;
     // The scheduler's tiles of features are those of clusters.
-    Panels panels;
+    Rasterization rasterization;
     u32 features;
 };
 
@@ -109,14 +110,14 @@ struct Place {
 };
 
 // The origin of a CTA's tile, and the bytes of its metadata.
-struct Taken { u32 feature, token, first_feature_atom, meta_bytes; };
+struct TileCoordinates { u32 feature, token, first_feature_atom, meta_bytes; };
 
 // Issues the copies of rows of X, for the columns of one atom.
 __device__ __forceinline__ void ask_x(const Parameters& p, u32 x, const Place& place, u32 token, u32 column, u32 full) {
     const bool alone = place.sharing == 1;
     const u32 member = place.member();
     const u16 both = 3 << place.of_member(0);
-    if (X_ACROSS) {
+    if (X_MN_MAJOR) {
         #pragma unroll
         for (u32 i = 0; i < X_PIECES; i++) {
             const u32 to = x + i * PIECE_BYTES, first = token + i * PIECE_TOKENS;
@@ -134,36 +135,37 @@ __device__ __forceinline__ void ask_x(const Parameters& p, u32 x, const Place& p
 
 // Issues the copies of a step into a stage.
 __device__ __forceinline__ void ask(
-    const Parameters& p, u32 shared, const Place& place, const Taken& taken, u32 step, u32 stage) {
+    const Parameters& p, u32 shared, const Place& place, const TileCoordinates& coordinates, u32 step, u32 stage) {
     const u32 full = shared + AT_FULL + 8 * stage;
     const u32 x_bytes = SPLIT_K ? ATOMS * p.x_rows * X_ROW : X_BYTES;
-    barrier_expect(full, W_BYTES + x_bytes + ATOMS * taken.meta_bytes);
-    copy_tile(shared + stage * W_BYTES, &p.weight, step * (K_STEP / 2), taken.feature, full);
+    barrier_expect(full, W_BYTES + x_bytes + ATOMS * coordinates.meta_bytes);
+    copy_tile(shared + stage * W_BYTES, &p.weight, step * (K_STEP / 2), coordinates.feature, full);
     #pragma unroll
     for (u32 i = 0; i < ATOMS; i++) {
         const u32 atom = step * ATOMS + i;
-        if (taken.meta_bytes != 0) {
+        if (coordinates.meta_bytes != 0) {
             // Beyond the last atom W and X are zeros, and any valid metadata is correct.
-            const u64 from = (u64)min(atom, p.atoms - 1) * (p.rows / 64) + taken.first_feature_atom;
+            const u64 from = (u64)min(atom, p.atoms - 1) * (p.rows / 64) + coordinates.first_feature_atom;
             copy_bytes(shared + AT_META + stage * META_BYTES + i * META_ROW_BYTES, p.meta + from * META_ATOM_BYTES,
-                taken.meta_bytes, full);
+                coordinates.meta_bytes, full);
         }
-        ask_x(p, shared + AT_X + stage * X_BYTES + i * X_ATOM_BYTES, place, taken.token, atom * K_ATOM, full);
+        ask_x(p, shared + AT_X + stage * X_BYTES + i * X_ATOM_BYTES, place, coordinates.token, atom * K_ATOM, full);
     }
 }
 
 // The body of the producer warp.
-__device__ __forceinline__ void feed(const Parameters& p, u32 shared, const Place& place) {
+__device__ __forceinline__ void produce(const Parameters& p, u32 shared, const Place& place) {
     const u32 feature_atoms = p.rows / 64, last_step = place.last_step(p);
     u32 stage = 0, parity = 1;
-    for (u32 index = blockIdx.x / place.blocks(); index < p.panels.tiles(); index += gridDim.x / place.blocks()) {
-        const Tile tile = p.panels.tile(index);
+    const Rasterization& order = p.rasterization;
+    for (u32 index = blockIdx.x / place.blocks(); index < order.tiles(); index += gridDim.x / place.blocks()) {
+        const Tile tile = order.tile(index);
         const u32 feature = (tile.feature * place.sharing + place.member()) * FEATURES, token = place.token(p, tile);
         const u32 first = min(feature / 64, feature_atoms);
         const u32 meta_bytes = min(FEATURES / 64u, feature_atoms - first) * META_ATOM_BYTES;
         for (u32 step = place.first_step(p); step < last_step; step++) {
             barrier_wait(shared + AT_EMPTY + 8 * stage, parity);
-            if (elected()) ask(p, shared, place, Taken{feature, token, first, meta_bytes}, step, stage);
+            if (elected()) ask(p, shared, place, TileCoordinates{feature, token, first, meta_bytes}, step, stage);
             next_stage<STAGES>(stage, parity);
         }
     }
@@ -188,12 +190,12 @@ __device__ __forceinline__ u32 larger_two(u32 a, u32 b) {
 constexpr int AT_RUN_TIME = -1;
 
 // Scales, bias and activation for the thread's two features of a 64-row accumulator, which are 8 apart.
-struct Finisher {
+struct Epilogue {
     const Parameters& p;
     u32 token;
     float scale[2], bias[2];
 
-    __device__ __forceinline__ Finisher(const Parameters& p, u32 feature, u32 token) : p(p), token(token) {
+    __device__ __forceinline__ Epilogue(const Parameters& p, u32 feature, u32 token) : p(p), token(token) {
         #pragma unroll
         for (int high = 0; high < 2; high++) {
             const u32 row = feature + 8 * high;
@@ -241,20 +243,20 @@ struct Finisher {
 };
 
 // Writes eight tokens of the warp's 16 features to a staging buffer for TMA: rows of 64 features, swizzled.
-__device__ __forceinline__ void put_eight(u32 tile, u32 eight, u32 low, u32 high) {
+__device__ __forceinline__ void stage_eight_tokens(u32 tile, u32 eight, u32 low, u32 high) {
     const u32 lane = threadIdx.x % 32, row = eight * 8 + lane % 8, column = threadIdx.x % 128 / 32 * 2 + lane / 8 % 2;
     store_transposed(tile + row * 128 + ((column ^ row % 8) << 4), low, high);
 }
 
 // Whether accumulators leave few registers: then eight tokens are stored at a time.
 constexpr bool FEW_REGISTERS = BLOCKS * TOKENS > 320;
-// Times eight tokens of an epilogue that are unrolled.
-constexpr int PICK_UP_AT_ONCE = FEW_REGISTERS ? 1 : 3;
+// Iterations of eight tokens of an epilogue that are unrolled.
+constexpr int EPILOGUE_UNROLL = FEW_REGISTERS ? 1 : 3;
 // Whether they leave none for a second way without scales of tokens.
-constexpr bool FEWEST_REGISTERS = BLOCKS * TOKENS > 384;
+constexpr bool VERY_FEW_REGISTERS = BLOCKS * TOKENS > 384;
 
 // The epilogue: stores a warpgroup's accumulators, one piece of 64 features and CHUNK tokens after the other.
-struct Storer {
+struct EpilogueStore {
     const Parameters& p;
     const Place& place;
     // The start of the CTA's shared memory, and the index of the warpgroup's next staging buffer.
@@ -264,7 +266,7 @@ struct Storer {
     // no registers for them: see `first_own`.
     u32 first, last;
 
-    __device__ __forceinline__ Storer(const Parameters& p, const Place& place, u32 shared)
+    __device__ __forceinline__ EpilogueStore(const Parameters& p, const Place& place, u32 shared)
         : p(p), place(place), shared(shared), buffer(0), first(0), last(0) {
         if (!SPLIT_K || FEW_REGISTERS) return;
         first = first_number(place.part());
@@ -280,18 +282,18 @@ struct Storer {
     }
 
     // Writes results to a staging buffer. `words` returns those of eight tokens: of the thread's feature `row`, and of
-    // `row + 8`. Features of a token are contiguous or, with STORE_ACROSS, tokens of a feature.
-    template <bool IN_PAIRS, class Words> __device__ __forceinline__ void lay_out(u32 at, Words words) const {
+    // `row + 8`. Features of a token are contiguous or, with STORE_MN_MAJOR, tokens of a feature.
+    template <bool IN_PAIRS, class Words> __device__ __forceinline__ void stage_matrices(u32 at, Words words) const {
         const u32 lane = threadIdx.x % 32, column = threadIdx.x % 128 / 32 * 2 + lane / 8 % 2;
         #pragma unroll
         for (int eight = 0; eight < CHUNK / 8; eight += IN_PAIRS ? 2 : 1) {
             const uint2 first = words(eight);
             if (!IN_PAIRS || eight + 1 == CHUNK / 8) {
-                put_eight(at, eight, first.x, first.y);
+                stage_eight_tokens(at, eight, first.x, first.y);
                 continue;
             }
             const uint2 second = words(eight + 1);
-            if (STORE == STORE_ACROSS) {
+            if (STORE == STORE_MN_MAJOR) {
                 const u32 feature = threadIdx.x % 128 / 32 * 16 + lane % 16, piece = eight + lane / 16;
                 store_matrices(at + feature * (CHUNK * 2) + ((piece ^ feature / (64 / CHUNK) % (CHUNK / 8)) << 4),
                     first.x, first.y, second.x, second.y);
@@ -304,7 +306,7 @@ struct Storer {
 
     // Writes rounded accumulators to a staging buffer, without an epilogue.
     template <int FIRST> __device__ __forceinline__ void round(const Sum (&all)[TOKENS / 2], u32 at) const {
-        lay_out<true>(at, [&](int eight) {
+        stage_matrices<true>(at, [&](int eight) {
             const int sum = FIRST / 2 + 4 * eight;
             return make_uint2(
                 rounded((float)all[sum], (float)all[sum + 1]), rounded((float)all[sum + 2], (float)all[sum + 3]));
@@ -312,19 +314,19 @@ struct Storer {
     }
 
     // Writes results after scales, a bias for each feature and an activation to a staging buffer, for tokens from the
-    // finisher's on. NONE stands for ReLU, too: without it results are compared with minus infinity. The scales of the
+    // epilogue's on. NONE stands for ReLU, too: without it results are compared with minus infinity. The scales of the
     // chunk's tokens are `of_chunk`, or loaded for eight tokens at a time where registers are few.
     template <int FIRST, int ACTIVATION, bool SCALED> __device__ __forceinline__ void round_finished(
-        const Sum (&all)[TOKENS / 2], u32 at, const Finisher& finisher, const float (&of_chunk)[CHUNK / 4]) const {
+        const Sum (&all)[TOKENS / 2], u32 at, const Epilogue& epilogue, const float (&of_chunk)[CHUNK / 4]) const {
         const u32 least = p.to.activation == RELU ? 0 : OUTPUT == F16 ? 0xFC00FC00u : 0xFF80FF80u;
-        lay_out<!FEW_REGISTERS>(at, [&](int eight) {
+        stage_matrices<!FEW_REGISTERS>(at, [&](int eight) {
             const int sum = FIRST / 2 + 4 * eight;
             float by_token[2] = {of_chunk[2 * eight], of_chunk[2 * eight + 1]}, value[4];
-            if (SCALED && FEW_REGISTERS) finisher.load_scales(FIRST + eight * 8, by_token);
+            if (SCALED && FEW_REGISTERS) epilogue.load_scales(FIRST + eight * 8, by_token);
             #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const float scale = SCALED ? finisher.scale[i / 2] * by_token[i % 2] : finisher.scale[i / 2];
-                value[i] = activated<ACTIVATION, OUTPUT>(fmaf((float)all[sum + i], scale, finisher.bias[i / 2]));
+                const float scale = SCALED ? epilogue.scale[i / 2] * by_token[i % 2] : epilogue.scale[i / 2];
+                value[i] = activated<ACTIVATION, OUTPUT>(fmaf((float)all[sum + i], scale, epilogue.bias[i / 2]));
             }
             const uint2 words = make_uint2(rounded(value[0], value[1]), rounded(value[2], value[3]));
             return ACTIVATION == NONE ? make_uint2(larger_two(words.x, least), larger_two(words.y, least)) : words;
@@ -333,7 +335,7 @@ struct Storer {
 
     // Writes accumulators to the thread's own shared memory. The code for a result then exists once, in a loop, and not
     // once for every register.
-    template <int FIRST> __device__ __forceinline__ void set_down(const Sum (&all)[TOKENS / 2]) const {
+    template <int FIRST> __device__ __forceinline__ void stage_to_shared(const Sum (&all)[TOKENS / 2]) const {
         #pragma unroll
         for (int eight = 0; eight < CHUNK / 8; eight++) {
             const int sum = FIRST / 2 + 4 * eight;
@@ -343,11 +345,11 @@ struct Storer {
         }
     }
 
-    template <int ACTIVATION> __device__ __forceinline__ void pick_up(u32 at, u32 feature, u32 token) const {
+    template <int ACTIVATION> __device__ __forceinline__ void load_from_shared(u32 at, u32 feature, u32 token) const {
         const u32 lane = threadIdx.x % 32, row = feature + threadIdx.x % 128 / 32 * 16 + lane / 4,
                   column = token + lane % 4 * 2;
-        const Finisher finisher(p, row, column);
-        #pragma unroll PICK_UP_AT_ONCE
+        const Epilogue epilogue(p, row, column);
+        #pragma unroll EPILOGUE_UNROLL
         for (u32 eight = 0; eight < CHUNK / 8; eight++) {
             u32 words[4];
             asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -358,9 +360,9 @@ struct Storer {
             #pragma unroll
             for (int i = 0; i < 4; i++) of_bits(sums[i], words[i]);
             Out results[4];
-            finisher.finish<ACTIVATION>(sums, eight * 8, results);
+            epilogue.finish<ACTIVATION>(sums, eight * 8, results);
             if (STORE == STORE_TILES) {
-                put_eight(at, eight, pair_of(results[0], results[1]), pair_of(results[2], results[3]));
+                stage_eight_tokens(at, eight, pair_of(results[0], results[1]), pair_of(results[2], results[3]));
             } else {
                 store(results, row, column + eight * 8);
             }
@@ -394,7 +396,7 @@ struct Storer {
         show_to_copies();
         named_barrier(1 + group(), 128);
         if (threadIdx.x % 128 == 0) {
-            const u32 x = STORE == STORE_ACROSS ? token : feature, y = STORE == STORE_ACROSS ? feature : token;
+            const u32 x = STORE == STORE_MN_MAJOR ? token : feature, y = STORE == STORE_MN_MAJOR ? feature : token;
             if constexpr (ACCUMULATE) add_tile(&p.out, x, y, at);
             else store_tile(&p.out, x, y, at);
         }
@@ -484,7 +486,7 @@ struct Storer {
         const u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 4;
         unrolled<BLOCKS>([&](auto block) {
             constexpr int BLOCK = decltype(block)::value;
-            const Finisher finisher(p, feature + BLOCK * 64 + row, token + lane % 4 * 2);
+            const Epilogue epilogue(p, feature + BLOCK * 64 + row, token + lane % 4 * 2);
             unrolled<CHUNKS>([&](auto chunk) {
                 constexpr int CHUNK_INDEX = decltype(chunk)::value, FIRST = CHUNK_INDEX * CHUNK;
                 if (!owns(BLOCK * CHUNKS + CHUNK_INDEX)) return;
@@ -494,10 +496,10 @@ struct Storer {
                 if constexpr (SCALED && !FEW_REGISTERS) {
                     #pragma unroll
                     for (int eight = 0; eight < CHUNK / 8; eight++)
-                        finisher.load_scales(FIRST + eight * 8, of_chunk + 2 * eight);
+                        epilogue.load_scales(FIRST + eight * 8, of_chunk + 2 * eight);
                 }
                 const u32 at = begin();
-                round_finished<FIRST, ACTIVATION, SCALED>(sums[BLOCK], at, finisher, of_chunk);
+                round_finished<FIRST, ACTIVATION, SCALED>(sums[BLOCK], at, epilogue, of_chunk);
                 end(at, feature + BLOCK * 64, token + FIRST);
             });
         });
@@ -507,11 +509,11 @@ struct Storer {
     // leaves no registers for it, and a bias of tokens is rare where features are contiguous.
     __device__ __forceinline__ bool stores_finished(const Sum (&sums)[BLOCKS][TOKENS / 2], u32 feature, u32 token) {
         if constexpr (EPILOGUE && STORE == STORE_TILES && (!SPLIT_K || !FEW_REGISTERS)) {
-            constexpr int ACTIVATION = COMPILED_FOR == ACTIVATED ? GELU : NONE;
+            constexpr int ACTIVATION = KERNEL_EPILOGUE == ACTIVATED ? GELU : NONE;
             const bool fits = ACTIVATION == GELU ? p.to.activation == GELU : p.to.activation <= RELU;
             if (fits && !p.to.token_bias) {
                 // One way for both where a second one would be too much code, or is computed too seldom.
-                constexpr bool ALWAYS = SPLIT_K || FEWEST_REGISTERS || ACTIVATION != NONE;
+                constexpr bool ALWAYS = SPLIT_K || VERY_FEW_REGISTERS || ACTIVATION != NONE;
                 if (ALWAYS || p.to.token_scales) store_finished<ACTIVATION, true>(sums, feature, token);
                 else if constexpr (!ALWAYS) store_finished<ACTIVATION, false>(sums, feature, token);
                 return true;
@@ -542,11 +544,12 @@ struct Storer {
                 if constexpr (STORE == STORE_TILES) at = begin_alone();
                 unrolled<PIECES>([&](auto which) {
                     constexpr int WHICH = decltype(which)::value;
-                    if (piece == WHICH) set_down<WHICH % CHUNKS * CHUNK>(sums[WHICH / CHUNKS]);
+                    if (piece == WHICH) stage_to_shared<WHICH % CHUNKS * CHUNK>(sums[WHICH / CHUNKS]);
                 });
                 const u32 first_feature = feature + piece / CHUNKS * 64, first_token = token + piece % CHUNKS * CHUNK;
-                if (COMPILED_FOR == ACTIVATED && p.to.activation == GELU) pick_up<GELU>(at, first_feature, first_token);
-                else pick_up<AT_RUN_TIME>(at, first_feature, first_token);
+                if (KERNEL_EPILOGUE == ACTIVATED && p.to.activation == GELU)
+                    load_from_shared<GELU>(at, first_feature, first_token);
+                else load_from_shared<AT_RUN_TIME>(at, first_feature, first_token);
                 if constexpr (STORE == STORE_TILES) end(at, first_feature, first_token);
             }
         }
@@ -558,13 +561,13 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, const 
     const u32 group = uniform(threadIdx.x / 128), thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     Sum sums[BLOCKS][TOKENS / 2];
     const u64 weight = operand<W_ROW>(shared + group * BLOCKS * 64 * W_ROW);
-    const u64 x = X_ACROSS ? operand_across(shared + AT_X, PIECE_BYTES) : operand<X_ROW>(shared + AT_X);
+    const u64 x = X_MN_MAJOR ? operand_mn_major(shared + AT_X, PIECE_BYTES) : operand<X_ROW>(shared + AT_X);
     // The thread's metadata of its first atom: see the orders in `twofour::layout::sm90`.
     const u32 row = warp * 16 + lane / 4;
     const u32 word = ELEMENT_BYTES == 2 ? 2 * (warp * 16 + lane % 2 * 8 + lane / 4) + lane / 2 % 2
                                         : 4 * (row + lane % 2 * 8) + lane / 2 % 2;
     const u32 meta = shared + AT_META + group * BLOCKS * META_ATOM_BYTES + 4 * word;
-    Storer store(p, place, shared);
+    EpilogueStore store(p, place, shared);
     const u32 steps = place.last_step(p) - place.first_step(p);
     u32 stage = 0, parity = 0;
 
@@ -598,7 +601,8 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, const 
         products_begin();
         unrolled<2 * ATOMS>([&](auto which) {
             constexpr int HALF = decltype(which)::value, ATOM = HALF / 2, SECOND = HALF % 2;
-            const u64 x = operand_after(x_now, ATOM * X_ATOM_BYTES + SECOND * (X_ACROSS ? PIECE_BYTES / 2 : X_ROW / 2));
+            constexpr u32 SECOND_BYTES = X_MN_MAJOR ? PIECE_BYTES / 2 : X_ROW / 2;
+            const u64 x = operand_after(x_now, ATOM * X_ATOM_BYTES + SECOND * SECOND_BYTES);
             #pragma unroll
             for (int block = 0; block < BLOCKS; block++) {
                 const u64 w = operand_after(w_now, block * 64 * W_ROW + HALF * 32);
@@ -614,15 +618,16 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, const 
         products_wait<1>();
         if (!FIRST) {
             #pragma unroll
-            for (int i = 0; i < ATOMS * BLOCKS; i++) held(codes_before[i]);
+            for (int i = 0; i < ATOMS * BLOCKS; i++) fence_operands(codes_before[i]);
             release(before);
         }
         before = stage;
         next_stage<STAGES>(stage, parity);
     };
 
-    for (u32 index = blockIdx.x / place.blocks(); index < p.panels.tiles(); index += gridDim.x / place.blocks()) {
-        const Tile tile = p.panels.tile(index);
+    const Rasterization& order = p.rasterization;
+    for (u32 index = blockIdx.x / place.blocks(); index < order.tiles(); index += gridDim.x / place.blocks()) {
+        const Tile tile = order.tile(index);
         const u32 feature = (tile.feature * place.sharing + place.member()) * FEATURES + group * BLOCKS * 64;
         const u32 token = place.token(p, tile);
         if constexpr (EPILOGUE) {
@@ -641,15 +646,15 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, const 
         products_wait<0>();
         #pragma unroll
         for (int i = 0; i < ATOMS * BLOCKS; i++) {
-            held(codes[0][i]);
-            held(codes[1][i]);
+            fence_operands(codes[0][i]);
+            fence_operands(codes[1][i]);
         }
         release(before);
         if constexpr (SPLIT_K) {
             #pragma unroll
             for (int block = 0; block < BLOCKS; block++) {
                 #pragma unroll
-                for (int i = 0; i < TOKENS / 2; i++) settle(sums[block][i]);
+                for (int i = 0; i < TOKENS / 2; i++) fence_accumulator(sums[block][i]);
             }
         }
 
@@ -670,14 +675,15 @@ extern "C" __global__ void __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(con
         }
         if (SPLIT_K) barrier_init(shared + AT_RECEIVED, 1);
         barriers_are_ready();
-        if (SPLIT_K && place.parts != 1) barrier_expect(shared + AT_RECEIVED, Storer(p, place, shared).expected());
+        if (SPLIT_K && place.parts != 1)
+            barrier_expect(shared + AT_RECEIVED, EpilogueStore(p, place, shared).expected());
     }
     __syncthreads();
     if (!alone) cluster_sync();
     const u32 warp = uniform(threadIdx.x / 32);
     if (warp >= WARPGROUPS * 4) {
         give_registers<REGISTERS_LEFT>();
-        if (warp == WARPGROUPS * 4) feed(p, shared, place);
+        if (warp == WARPGROUPS * 4) produce(p, shared, place);
         if (SPLIT_K && place.parts != 1) {
             // The cluster barrier that consumers pass before they send.
             __syncwarp();

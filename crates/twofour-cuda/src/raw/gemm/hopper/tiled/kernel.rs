@@ -41,7 +41,7 @@ pub enum HopperStore {
     Tiles,
     /// Through shared memory and TMA: 16-bit results, `[features, tokens]`, with a multiple of eight tokens and without
     /// an epilogue.
-    Across,
+    MnMajor,
     /// One element at a time, in any order.
     OneByOne,
 }
@@ -54,10 +54,10 @@ impl HopperStore {
         if accumulate && (element.bytes() != 2 || epilogue.is_some()) {
             return HopperStore::OneByOne;
         }
-        let across = output.bytes() == 2 && epilogue.is_none() && tokens.is_multiple_of(8) && !problem.is_mixed();
+        let mn_major = output.bytes() == 2 && epilogue.is_none() && tokens.is_multiple_of(8) && !problem.is_mixed();
         match order {
             Order::TokensFirst if output.bytes() == 2 && features.is_multiple_of(8) => HopperStore::Tiles,
-            Order::FeaturesFirst if across => HopperStore::Across,
+            Order::FeaturesFirst if mn_major => HopperStore::MnMajor,
             _ => HopperStore::OneByOne,
         }
     }
@@ -115,7 +115,7 @@ impl HopperKernel {
     pub fn name(&self) -> String {
         let store = match self.store {
             HopperStore::Tiles => "",
-            HopperStore::Across => "-across",
+            HopperStore::MnMajor => "-across",
             HopperStore::OneByOne => "-one-by-one",
         };
         let x = if self.x == XOrder::ReductionFirst { "-x-across" } else { "" };
@@ -161,9 +161,9 @@ impl HopperKernel {
     pub(super) fn chunk(&self) -> u32 {
         // With split-K each CTA stores a share of the chunks, so there should be many.
         let most = if self.tile.split.is_some() { 4 } else { 8 };
-        let chunks = (1..=most).rev().map(|eights| 8 * eights);
+        let chunks = (1..=most).rev().map(|vectors| 8 * vectors);
         // TMA can swizzle rows of 16, 32 or 64 tokens.
-        let known = |chunk: u32| self.store != HopperStore::Across || matches!(chunk, 16 | 32 | 64);
+        let known = |chunk: u32| self.store != HopperStore::MnMajor || matches!(chunk, 16 | 32 | 64);
         let fits = |chunk: &u32| {
             known(*chunk) && self.tile.tokens.is_multiple_of(*chunk) && self.shared_bytes(*chunk) <= SHARED_BYTES
         };

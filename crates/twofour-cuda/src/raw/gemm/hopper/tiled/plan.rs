@@ -9,7 +9,7 @@ use crate::{
         Epilogue, GemmOperands, RawOutput,
         cost::{self, FamilyTimes},
         family::KernelFamily,
-        panels::Panels,
+        rasterization::Rasterization,
         tensor_map::{Swizzle, TensorMap},
     },
     source::{Source, Support},
@@ -34,7 +34,7 @@ pub(in crate::raw::gemm) struct HopperParameters {
     parts: u32,
     x_rows: u32,
     last_token: u32,
-    panels: Panels,
+    rasterization: Rasterization,
     features: u32,
 }
 
@@ -43,9 +43,9 @@ const PANEL_FEATURES: u32 = 4096;
 
 impl HopperTile {
     /// Returns the tiles of a problem. A tile is that of a whole cluster.
-    fn panels(self, problem: GemmProblem) -> Panels {
+    fn rasterization(self, problem: GemmProblem) -> Rasterization {
         let x_rows = HopperKernel::of(problem, self).x_rows(problem, self);
-        Panels::new(problem, (self.features * self.cluster, x_rows), PANEL_FEATURES)
+        Rasterization::new(problem, (self.features * self.cluster, x_rows), PANEL_FEATURES)
     }
 
     fn launch_of(self, problem: GemmProblem, clusters: u32) -> Launch {
@@ -75,15 +75,15 @@ impl KernelFamily<GemmProblem> for HopperTile {
     }
 
     /// A cluster with split-K computes one tile; any other computes several.
-    fn launch(self, problem: GemmProblem, multiprocessors: u32) -> Launch {
-        let tiles = self.panels(problem).tiles();
-        let resident = (multiprocessors / (self.cluster * self.parts())).max(1);
+    fn launch(self, problem: GemmProblem, sms: u32) -> Launch {
+        let tiles = self.rasterization(problem).tiles();
+        let resident = (sms / (self.cluster * self.parts())).max(1);
         self.launch_of(problem, if self.parts() > 1 { tiles } else { resident.min(tiles) })
     }
 
     /// The hardware assigns a tile to each cluster.
     fn launch_by_hardware(self, problem: GemmProblem) -> Option<Launch> {
-        Some(self.launch_of(problem, self.panels(problem).tiles()))
+        Some(self.launch_of(problem, self.rasterization(problem).tiles()))
     }
 
     fn stores_by_tma(self, problem: GemmProblem) -> bool {
@@ -129,7 +129,7 @@ impl KernelFamily<GemmProblem> for HopperTile {
                     let tile = (chunk, 64);
                     TensorMap::of_results(operands.out, output, (tokens, features), tile, Swizzle::Bytes128)?
                 }
-                HopperStore::Across => {
+                HopperStore::MnMajor => {
                     let swizzle = match chunk {
                         16 => Swizzle::Bytes32,
                         32 => Swizzle::Bytes64,
@@ -149,7 +149,7 @@ impl KernelFamily<GemmProblem> for HopperTile {
             parts: self.parts(),
             x_rows,
             last_token: last_token(problem, x_rows),
-            panels: self.panels(problem),
+            rasterization: self.rasterization(problem),
             features: features as u32,
         })
     }
@@ -157,7 +157,7 @@ impl KernelFamily<GemmProblem> for HopperTile {
 
 /// Returns the last token at which a tile may start, so that the last of several tiles is full: one that is not slows
 /// the others down, too (docs/explanation/kernels/cuda-gemm-tiled.md). A tile whose results are added to the output has
-/// its own tokens alone, and boxes of X across start at multiples of their size.
+/// its own tokens alone, and boxes of an MN-major X start at multiples of their size.
 fn last_token(problem: GemmProblem, x_rows: u32) -> u32 {
     let overlaps = !problem.accumulate && problem.x == XOrder::TokensFirst;
     if overlaps { (problem.tokens as u32).saturating_sub(x_rows) } else { u32::MAX }

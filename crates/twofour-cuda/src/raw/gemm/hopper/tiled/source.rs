@@ -5,7 +5,7 @@ use crate::{
     problem::XOrder,
     raw::{
         gemm::{
-            epilogue, panels,
+            epilogue, rasterization,
             wgmma::{self, Weights},
         },
         headers,
@@ -22,7 +22,7 @@ impl HopperKernel {
             headers::HOPPER,
             products,
             epilogue::SOURCE,
-            panels::SOURCE,
+            rasterization::SOURCE,
             kernel,
         ])
     }
@@ -37,15 +37,15 @@ impl HopperKernel {
         let store = match self.store {
             HopperStore::Tiles => 0,
             HopperStore::OneByOne => 1,
-            HopperStore::Across => 2,
+            HopperStore::MnMajor => 2,
         };
         format!(
             "#define ELEMENT {}\n#define OUTPUT {}\n#define BLOCKS {blocks}\n#define TOKENS {tokens}\n#define STAGES \
              {stages}\n\
              #define ATOMS {atoms}\n#define SPLIT_K {split_k}\n#define CLUSTER {cluster}\n#define CHUNK {}\n#define \
              STORE_TILES 0\n#define STORE_ONE_BY_ONE 1\n\
-             #define STORE_ACROSS 2\n#define STORE {store}\n#define X_ACROSS {}\n#define COMPILED_FOR {}\n#define \
-             ACCUMULATE {}\n\
+             #define STORE_MN_MAJOR 2\n#define STORE {store}\n#define X_MN_MAJOR {}\n#define KERNEL_EPILOGUE {}\n\
+             #define ACCUMULATE {}\n\
              #define REGISTERS_LEFT {left}\n#define REGISTERS_TAKEN {taken}\n#define SHARED_BYTES_ASKED {}\n",
             self.element.definition(),
             self.output.definition(),

@@ -61,7 +61,7 @@ const SPLIT_TILES: [(u32, u32); 11] = [
 const RARE_TILES: [(u32, u32, bool); 2] = [(256, 192, false), (128, 128, true)];
 
 /// Most CTAs of a cluster.
-const MOST_CTAS: u32 = 8;
+const MAX_CTAS: u32 = 8;
 
 /// Split-K factors.
 const SPLITS: [u32; 6] = [1, 2, 3, 4, 6, 8];
@@ -75,7 +75,7 @@ impl HopperTile {
     /// Returns the tiles with split-K for an element type, with every cluster.
     fn split_all(element: Element) -> impl Iterator<Item = HopperTile> {
         let clusters = [1, 2].into_iter().flat_map(|cluster| SPLITS.map(|split| (cluster, split)));
-        let clusters = clusters.filter(|(cluster, split)| cluster * split <= MOST_CTAS);
+        let clusters = clusters.filter(|(cluster, split)| cluster * split <= MAX_CTAS);
         SPLIT_TILES.into_iter().flat_map(move |(features, tokens)| {
             // Shared memory left for stages beside the smallest chunk of results.
             let room = SHARED_BYTES
@@ -101,7 +101,7 @@ impl HopperTile {
         let store = HopperStore::of(problem);
         let atoms = HopperKernel::atoms(problem);
         let fits = |tile: &HopperTile| {
-            (problem.x == XOrder::TokensFirst && store != HopperStore::Across
+            (problem.x == XOrder::TokensFirst && store != HopperStore::MnMajor
                 || tile.tokens.is_multiple_of(PIECE_TOKENS))
                 && tile.parts() <= atoms.div_ceil(tile.atoms)
                 && HopperKernel::of(problem, *tile).has_room_for(tile.parts())

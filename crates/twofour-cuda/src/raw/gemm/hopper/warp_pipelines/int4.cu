@@ -1,4 +1,4 @@
-// act(alpha * scales * W X^T + bias) with an int4 2:4 W, 16-bit X and small batches on sm_90a: see rings.cuh,
+// act(alpha * scales * W X^T + bias) with an int4 2:4 W, 16-bit X and small batches on sm_90a: see warp_pipelines.cuh,
 // maps_int4.cuh and int4.cuh.
 //
 // A step is a unit of 16 rows by 128 columns for each 16 rows, and two tiles of X. In the order of
@@ -9,7 +9,7 @@
 constexpr u32 AT_VALUES = 2 * X_TILE_BYTES, AT_CODES = AT_VALUES + HEIGHT * 512, AT_SCALES = AT_CODES + HEIGHT * 256;
 
 // Groups of eight tokens that are multiplied at once.
-constexpr u32 AT_ONCE = EIGHTS < 4 ? EIGHTS : 4;
+constexpr u32 AT_ONCE = TOKEN_FRAGMENTS < 4 ? TOKEN_FRAGMENTS : 4;
 
 struct MappedParameters {
     Maps maps;
@@ -37,7 +37,7 @@ struct Work {
                 buffer + AT_CODES + (m * 32 + lane) * 8);
         // Large batches are multiplied in several passes, because registers cannot hold a second set of all their
         // accumulators.
-        unrolled<EIGHTS / AT_ONCE>([&](auto group) {
+        unrolled<TOKEN_FRAGMENTS / AT_ONCE>([&](auto group) {
             constexpr u32 FIRST = decltype(group)::value * AT_ONCE;
             Sum parts[HEIGHT][AT_ONCE][4] = {};
             unrolled<4>([&](auto which) {
@@ -81,7 +81,7 @@ struct Work {
             scales_of(
                 p.row_scales[min(row_unit + m, p.features / UNIT_ROWS - 1) * 8 + threadIdx.x % 32 / 4], low, high);
 #pragma unroll
-            for (u32 n = 0; n < EIGHTS; n++) {
+            for (u32 n = 0; n < TOKEN_FRAGMENTS; n++) {
                 #pragma unroll
                 for (int i = 0; i < 4; i++) sums[m][n][i] *= i < 2 ? low : high;
             }

@@ -1,6 +1,6 @@
 //! Int4 weights.
 
-use super::{RINGS, RingsShape, SUPPORT, shape};
+use super::{PIPELINES, SUPPORT, WarpPipelinesShape, shape};
 use crate::{
     Architecture, DevicePtr, Result,
     device::Launch,
@@ -19,7 +19,7 @@ use twofour::int4::Granularity;
 
 /// The shapes of all kernels. 112 rows are for weights that give every SM several CTAs: 28672 rows are two for each of
 /// 128 SMs.
-const SHAPES: [RingsShape; 15] = [
+const SHAPES: [WarpPipelinesShape; 15] = [
     shape(2, 8, 1, 8),
     shape(3, 8, 1, 8),
     shape(2, 4, 2, 8),
@@ -38,14 +38,14 @@ const SHAPES: [RingsShape; 15] = [
 ];
 
 /// Returns the bytes of a step: two tiles of X of `tokens` rows, and a unit of W for each 16 rows.
-fn step_bytes(shape: RingsShape, granularity: Granularity) -> u32 {
+fn step_bytes(shape: WarpPipelinesShape, granularity: Granularity) -> u32 {
     let scales = if granularity == Granularity::Group { 32 } else { 0 };
     2 * shape.tokens * 128 + shape.height * (512 + 256 + scales)
 }
 
 /// The kernel's parameters, in their memory layout.
 #[repr(C)]
-pub(in crate::raw::gemm) struct Int4RingsParameters {
+pub(in crate::raw::gemm) struct Int4WarpPipelinesParameters {
     maps: Maps,
     row_scales: DevicePtr,
     to: RawOutput,
@@ -56,12 +56,12 @@ pub(in crate::raw::gemm) struct Int4RingsParameters {
 }
 
 /// Returns the shapes for a problem's tokens.
-fn shapes(problem: Int4Problem, architecture: Architecture) -> Vec<RingsShape> {
+fn shapes(problem: Int4Problem, architecture: Architecture) -> Vec<WarpPipelinesShape> {
     let shapes: &[_] = if SUPPORT.includes(architecture) { &SHAPES } else { &[] };
-    RingsShape::with_room(shapes, problem.tokens)
+    WarpPipelinesShape::with_room(shapes, problem.tokens)
 }
 
-impl RingsShape {
+impl WarpPipelinesShape {
     fn int4_name(self) -> String {
         format!("rings-{}", self.name())
     }
@@ -69,30 +69,30 @@ impl RingsShape {
     fn int4_source(self, types: Int4Types) -> Source {
         let kernel = File::new("gemm/hopper/warp_pipelines/int4.cu", include_str!("int4.cu"));
         let definitions = self.definitions(step_bytes(self, types.granularity));
-        let files = [headers::HOPPER, RINGS, Maps::SOURCE, kernel];
+        let files = [headers::HOPPER, PIPELINES, Maps::SOURCE, kernel];
         types.source_by_mma(&self.int4_name(), SUPPORT, &definitions).with(files)
     }
 }
 
-impl KernelFamily<Int4Problem> for RingsShape {
+impl KernelFamily<Int4Problem> for WarpPipelinesShape {
     const ENTRY: &'static str = "decode";
     const SUPPORT: Support = SUPPORT;
-    type Parameters = Int4RingsParameters;
+    type Parameters = Int4WarpPipelinesParameters;
 
     fn sources() -> Vec<Source> {
         Int4Types::all().flat_map(|types| SHAPES.map(|shape| shape.int4_source(types))).collect()
     }
 
-    fn methods(problem: Int4Problem, architecture: Architecture) -> Vec<RingsShape> {
+    fn methods(problem: Int4Problem, architecture: Architecture) -> Vec<WarpPipelinesShape> {
         shapes(problem, architecture)
     }
 
-    fn preferred(problem: Int4Problem, architecture: Architecture, multiprocessors: u32) -> Option<RingsShape> {
+    fn preferred(problem: Int4Problem, architecture: Architecture, sms: u32) -> Option<WarpPipelinesShape> {
         let all = shapes(problem, architecture);
-        RingsShape::best(&all, problem.features, multiprocessors).or(all.last().copied())
+        WarpPipelinesShape::best(&all, problem.features, sms).or(all.last().copied())
     }
 
-    fn launch(self, problem: Int4Problem, _multiprocessors: u32) -> Launch {
+    fn launch(self, problem: Int4Problem, _sms: u32) -> Launch {
         self.launch_of(problem.features, step_bytes(self, problem.granularity))
     }
 
@@ -109,8 +109,8 @@ impl KernelFamily<Int4Problem> for RingsShape {
         problem: Int4Problem,
         operands: Int4Operands,
         epilogue: Epilogue,
-    ) -> Result<Int4RingsParameters> {
-        Ok(Int4RingsParameters {
+    ) -> Result<Int4WarpPipelinesParameters> {
+        Ok(Int4WarpPipelinesParameters {
             maps: Maps::new(problem, operands, self.height, self.tokens)?,
             row_scales: operands.weight.scales,
             to: RawOutput::of_int4(problem, operands.out, epilogue),
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn weights_get_blocks_of_the_rows_that_were_fastest() {
         for tokens in [8, 16] {
-            let shapes = RingsShape::with_room(&SHAPES, tokens);
+            let shapes = WarpPipelinesShape::with_room(&SHAPES, tokens);
             for (features, rows) in [
                 (4096, 32),
                 (6144, 48),
@@ -141,7 +141,7 @@ mod tests {
                 (28_672, 112),
                 (57_344, 112),
             ] {
-                let best = RingsShape::best(&shapes, features, 132).unwrap();
+                let best = WarpPipelinesShape::best(&shapes, features, 132).unwrap();
                 assert_eq!(16 * best.height, rows, "{features} rows, {tokens} tokens");
             }
         }

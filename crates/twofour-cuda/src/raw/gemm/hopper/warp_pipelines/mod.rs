@@ -1,5 +1,6 @@
 //! GEMM of small batches by `mma.sp` on Hopper, without clusters. Every warp has its own circular buffer of stages,
-//! which TMA fills, and CTAs do not synchronize. Kernels are named `rings`.
+//! which TMA fills, and CTAs do not synchronize. Kernels keep the name `rings`, by which bench/results
+//! has them.
 
 mod int4;
 
@@ -16,7 +17,7 @@ use crate::{
             cost::{self, CtaWork, FamilyTimes, kernel},
             epilogue,
             family::KernelFamily,
-            mma,
+            mma, supported,
             tensor_map::{Swizzle, TensorMap},
             tile_k,
         },
@@ -26,14 +27,14 @@ use crate::{
 };
 
 /// What the kernels require of an architecture.
-pub(in crate::raw::gemm) const SUPPORT: Support = Support::WGMMA;
+const SUPPORT: Support = supported::WARP_PIPELINES;
 
 /// The parts that the kernels of both formats of weights share.
-const RINGS: File = File::new("gemm/hopper/warp_pipelines/rings.cuh", include_str!("rings.cuh"));
+const PIPELINES: File = File::new("gemm/hopper/warp_pipelines/warp_pipelines.cuh", include_str!("warp_pipelines.cuh"));
 
 /// The rows, warps and tokens of a CTA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct RingsShape {
+pub struct WarpPipelinesShape {
     /// Rows of W, in units of 16.
     pub height: u32,
     /// Warps, each of which accumulates a part of the columns.
@@ -44,13 +45,13 @@ pub struct RingsShape {
     pub tokens: u32,
 }
 
-const fn shape(height: u32, warps: u32, blocks: u32, tokens: u32) -> RingsShape {
-    RingsShape { height, warps, blocks, tokens }
+const fn shape(height: u32, warps: u32, blocks: u32, tokens: u32) -> WarpPipelinesShape {
+    WarpPipelinesShape { height, warps, blocks, tokens }
 }
 
 /// The shapes of all kernels. One CTA to an SM is for weights that the device computes in one wave, with 32 or 48 rows
 /// to a CTA; two are for larger weights.
-const SHAPES: [RingsShape; 6] = [
+const SHAPES: [WarpPipelinesShape; 6] = [
     shape(2, 8, 1, 8),
     shape(3, 8, 1, 8),
     shape(2, 4, 2, 8),
@@ -66,18 +67,18 @@ const ELEMENTS: [DataType; 3] = [DataType::F16, DataType::BF16, DataType::I8];
 const ROW: u32 = 128;
 
 /// Most stages of a CTA: more are no faster.
-const MOST_BUFFERS: u32 = 24;
+const MAX_BUFFERS: u32 = 24;
 
-impl RingsShape {
+impl WarpPipelinesShape {
     /// Returns those shapes of a list whose rows of X are the fewest that hold `tokens`.
-    fn with_room(shapes: &[RingsShape], tokens: usize) -> Vec<RingsShape> {
+    fn with_room(shapes: &[WarpPipelinesShape], tokens: usize) -> Vec<WarpPipelinesShape> {
         let room = shapes.iter().map(|shape| shape.tokens).find(|most| tokens <= *most as usize);
         shapes.iter().filter(|shape| Some(shape.tokens) == room).copied().collect()
     }
 
     /// Returns the shape that best balances `features` rows over the SMs, or `None` if there is none that does.
-    fn best(all: &[RingsShape], features: usize, multiprocessors: u32) -> Option<RingsShape> {
-        let rows = |shape: &RingsShape| (16 * shape.height * multiprocessors) as usize;
+    fn best(all: &[WarpPipelinesShape], features: usize, sms: u32) -> Option<WarpPipelinesShape> {
+        let rows = |shape: &WarpPipelinesShape| (16 * shape.height * sms) as usize;
         // The fewest rows to a CTA that make one wave, or else the most that leave more CTAs than SMs.
         let at_once = all.iter().filter(|shape| shape.blocks == 1 && features <= rows(shape));
         let in_rounds = all.iter().rfind(|shape| shape.blocks > 1 && features > rows(shape));
@@ -86,15 +87,15 @@ impl RingsShape {
 
     /// Returns the shape's name.
     fn name(self) -> String {
-        let RingsShape { height, warps, blocks, tokens } = self;
+        let WarpPipelinesShape { height, warps, blocks, tokens } = self;
         format!("{}x{tokens}w{warps}b{blocks}", 16 * height)
     }
 
     /// Returns the stages of a warp, for a step of `step_bytes` bytes: as many as fit beside the SM's other CTA, if
     /// there is one.
     fn stages(self, step_bytes: u32) -> u32 {
-        let RingsShape { warps, blocks, .. } = self;
-        ((shared_bytes_of_each(blocks) - 1024) / (warps * (stage_bytes(step_bytes) + 8))).min(MOST_BUFFERS / warps)
+        let WarpPipelinesShape { warps, blocks, .. } = self;
+        ((shared_bytes_of_each(blocks) - 1024) / (warps * (stage_bytes(step_bytes) + 8))).min(MAX_BUFFERS / warps)
     }
 
     /// Returns the bytes of shared memory, with 1024 to align the start.
@@ -104,7 +105,7 @@ impl RingsShape {
 
     /// Returns the sources' preprocessor definitions, for a step of `step_bytes` bytes.
     fn definitions(self, step_bytes: u32) -> String {
-        let RingsShape { height, warps, blocks, tokens } = self;
+        let WarpPipelinesShape { height, warps, blocks, tokens } = self;
         let (stages, shared) = (self.stages(step_bytes), self.shared_bytes(step_bytes));
         format!(
             "#define HEIGHT {height}\n#define WARPS {warps}\n#define BLOCKS {blocks}\n#define TOKENS {tokens}\n\
@@ -130,29 +131,29 @@ fn k_step(element: DataType) -> u32 {
 }
 
 /// Returns the bytes of metadata of 16 rows in half a step.
-fn sixteen_codes(element: DataType) -> u32 {
+fn fragment_meta_bytes(element: DataType) -> u32 {
     16 * (k_step(element) / 2) / 8
 }
 
-impl RingsShape {
+impl WarpPipelinesShape {
     /// Returns the bytes of a step of W and X of a data type.
     fn step_bytes(self, element: DataType) -> u32 {
-        let RingsShape { height, tokens, .. } = self;
-        16 * height * ROW + 2 * tokens * ROW + 2 * height * sixteen_codes(element)
+        let WarpPipelinesShape { height, tokens, .. } = self;
+        16 * height * ROW + 2 * tokens * ROW + 2 * height * fragment_meta_bytes(element)
     }
 
     /// Returns the source of the kernel for W and X of a data type.
     fn source_for(self, element: DataType) -> Source {
         let kernel = File::new("gemm/hopper/warp_pipelines/kernel.cu", include_str!("kernel.cu"));
         let definitions = mma::instruction(element, element) + &self.definitions(self.step_bytes(element));
-        let files = [headers::COMMON, mma::SOURCE, epilogue::SOURCE, headers::HOPPER, RINGS, kernel];
+        let files = [headers::COMMON, mma::SOURCE, epilogue::SOURCE, headers::HOPPER, PIPELINES, kernel];
         Source::new(format!("rings-sm90-{element}-{}", self.name()), SUPPORT).define(definitions).with(files)
     }
 }
 
 /// The kernel's parameters, in their memory layout.
 #[repr(C)]
-pub(in crate::raw::gemm) struct RingsParameters {
+pub(in crate::raw::gemm) struct WarpPipelinesParameters {
     weight: TensorMap,
     x: TensorMap,
     meta: TensorMap,
@@ -179,32 +180,32 @@ const TIMES: FamilyTimes = FamilyTimes {
     ..FamilyTimes::NO_CLUSTERS
 };
 
-impl KernelFamily<GemmProblem> for RingsShape {
+impl KernelFamily<GemmProblem> for WarpPipelinesShape {
     const ENTRY: &'static str = "rings";
     const SUPPORT: Support = SUPPORT;
     const READS_BY_TMA: bool = true;
     const TIMES: &'static [&'static FamilyTimes] = &[&TIMES];
-    type Parameters = RingsParameters;
+    type Parameters = WarpPipelinesParameters;
 
     fn sources() -> Vec<Source> {
         ELEMENTS.into_iter().flat_map(|element| SHAPES.map(|shape| shape.source_for(element))).collect()
     }
 
     /// None for too many tokens, and for 8-bit floats, because Hopper emulates their `mma.sp` by other instructions.
-    fn methods(problem: GemmProblem, architecture: Architecture) -> Vec<RingsShape> {
+    fn methods(problem: GemmProblem, architecture: Architecture) -> Vec<WarpPipelinesShape> {
         let known = problem.x == XOrder::TokensFirst && ELEMENTS.contains(&problem.element);
         let shapes: &[_] = if known && SUPPORT.includes(architecture) { &SHAPES } else { &[] };
-        RingsShape::with_room(shapes, problem.tokens)
+        WarpPipelinesShape::with_room(shapes, problem.tokens)
     }
 
     fn cost(self, problem: GemmProblem, architecture: Architecture) -> Option<f64> {
-        let RingsShape { height, warps, blocks, tokens } = self;
+        let WarpPipelinesShape { height, warps, blocks, tokens } = self;
         let (features, resident) = (16 * height, blocks);
         let work = CtaWork::new(&TIMES, [features, tokens, warps, blocks], (features, tokens), problem);
         cost::microseconds(&CtaWork { warps, resident, ..work }, problem, architecture)
     }
 
-    fn launch(self, problem: GemmProblem, _multiprocessors: u32) -> Launch {
+    fn launch(self, problem: GemmProblem, _sms: u32) -> Launch {
         self.launch_of(problem.features, self.step_bytes(problem.element))
     }
 
@@ -216,17 +217,22 @@ impl KernelFamily<GemmProblem> for RingsShape {
         format!("rings-{}-{}", problem.element, self.name())
     }
 
-    fn parameters(self, problem: GemmProblem, operands: GemmOperands, epilogue: Epilogue) -> Result<RingsParameters> {
+    fn parameters(
+        self,
+        problem: GemmProblem,
+        operands: GemmOperands,
+        epilogue: Epilogue,
+    ) -> Result<WarpPipelinesParameters> {
         let GemmProblem { element, output, features, tokens, .. } = problem;
         let (rows, columns) = problem.padded();
         let (bytes, half) = (element.bytes(), k_step(element) / 2);
-        let RingsShape { height, tokens: room, .. } = self;
+        let WarpPipelinesShape { height, tokens: room, .. } = self;
         // Metadata is in half steps, each for all features. Its units are eight bytes, because a TMA box is 256 units
         // wide at most.
-        let units = sixteen_codes(element) / 8;
+        let units = fragment_meta_bytes(element) / 8;
         let meta = (columns / tile_k(element).columns(), rows / 16 * units as usize);
         let wide = Swizzle::Bytes128;
-        Ok(RingsParameters {
+        Ok(WarpPipelinesParameters {
             weight: TensorMap::new(operands.weight.values, bytes, (rows, columns / 2), (16 * height, half), wide)?,
             x: TensorMap::new(operands.x, bytes, (tokens, problem.x_row_by_tma()), (room, half), wide)?,
             meta: TensorMap::new(operands.weight.meta, 8, meta, (2, height * units), Swizzle::None)?,

@@ -54,10 +54,10 @@ template <bool KEYS> struct Gradients {
         issue_scores<N, COLUMNS>(scores, x, stage);
         issue_scores<N, COLUMNS>(gradients, y, stage + COLUMNS_BYTES);
         products_wait<1>();
-        settle_all(scores);
+        fence_accumulators(scores);
         // Rows are last used by these products where they are loaded for each tile, and in the last call.
-        x.keep();
-        held_all(x_weights), held_all(y_weights);
+        x.fence_operands();
+        fence_operands(x_weights), fence_operands(y_weights);
         release_before();
         // Queries beyond the last have an infinite log-sum-exp, and gradients of keys beyond the last are not stored.
         const u32 least_query = KEYS ? first : own_first, end_of_keys = KEYS ? own_first + GROUP_ROWS : first + N;
@@ -90,8 +90,8 @@ template <bool KEYS> struct Gradients {
         } else {
             products_wait<0>();
         }
-        settle_all(gradients);
-        y.keep();
+        fence_accumulators(gradients);
+        y.fence_operands();
         #pragma unroll
         for (u32 i = 0; i < N / 8; i++) {
             float delta[2];
@@ -110,8 +110,8 @@ template <bool KEYS> struct Gradients {
 
     __device__ __forceinline__ void finish() {
         products_wait<0>();
-        settle_all(dx), settle_all(dy);
-        held_all(x_weights), held_all(y_weights);
+        fence_accumulators(dx), fence_accumulators(dy);
+        fence_operands(x_weights), fence_operands(y_weights);
     }
 
     // Zeros sums. They are in their registers before the first product: otherwise the compiler serializes all of them
@@ -125,7 +125,7 @@ template <bool KEYS> struct Gradients {
         for (u32 i = 0; i < 4 * (COLUMNS / 16); i++) x_weights[i / 4][i % 4] = 0;
         #pragma unroll
         for (u32 i = 0; i < 4 * (KEYS ? COLUMNS / 16 : 1); i++) y_weights[i / 4][i % 4] = 0;
-        settle_all(dx), settle_all(dy);
+        fence_accumulators(dx), fence_accumulators(dy);
     }
 };
 

@@ -126,7 +126,7 @@ __device__ __forceinline__ void attend(const Attention& p) {
         products_begin();
         issue_scores<FORWARD_KEYS, FORWARD_KEYS>(scores, q, k_tiles);
         products_wait<0>();
-        settle_all(scores);
+        fence_accumulators(scores);
         k_stages.release(0);
         mask(0);
         soften<FORWARD_KEYS>(scores, largest, total, less, factor);
@@ -137,31 +137,31 @@ __device__ __forceinline__ void attend(const Attention& p) {
             load_ahead(tile);
             k_stages.wait(tile);
             v_stages.wait(before);
-            settle_all(sums);
+            fence_accumulators(sums);
             products_begin();
             issue_scores<FORWARD_KEYS, FORWARD_KEYS>(scores, q, k_tiles + tile % FORWARD_STAGES * FORWARD_BYTES);
             issue_weighted<FORWARD_KEYS, FORWARD_KEYS>(
                 sums, weights, v_tiles + before % FORWARD_STAGES * FORWARD_BYTES);
             products_wait<1>();
-            settle_all(scores);
+            fence_accumulators(scores);
             k_stages.release(tile);
             mask(tile);
             soften<FORWARD_KEYS>(scores, largest, total, less, factor);
             products_wait<0>();
-            settle_all(sums);
-            held_all(weights);
+            fence_accumulators(sums);
+            fence_operands(weights);
             v_stages.release(before);
             scale_rows(sums, less);
             narrow_all<FORWARD_KEYS>(weights, scores);
         }
         v_stages.wait(whole - 1);
-        settle_all(sums);
+        fence_accumulators(sums);
         products_begin();
         issue_weighted<FORWARD_KEYS, FORWARD_KEYS>(
             sums, weights, v_tiles + (whole - 1) % FORWARD_STAGES * FORWARD_BYTES);
         products_wait<0>();
-        settle_all(sums);
-        held_all(weights);
+        fence_accumulators(sums);
+        fence_operands(weights);
         v_stages.release(whole - 1);
     }
     if (few) {
@@ -172,19 +172,19 @@ __device__ __forceinline__ void attend(const Attention& p) {
         products_begin();
         issue_scores<FEW_KEYS, FORWARD_KEYS>(scores, q, k_tiles + whole % FORWARD_STAGES * FORWARD_BYTES);
         products_wait<0>();
-        settle_all(scores);
+        fence_accumulators(scores);
         k_stages.release(whole);
         mask_keys<FEW_KEYS>(scores, p, whole * FORWARD_KEYS + lane % 4 * 2, row);
         soften<FEW_KEYS>(scores, largest, total, less, factor);
         scale_rows(sums, less);
         narrow_all<FEW_KEYS>(weights, scores);
         v_stages.wait(whole);
-        settle_all(sums);
+        fence_accumulators(sums);
         products_begin();
         issue_weighted<FEW_KEYS, FORWARD_KEYS>(sums, weights, v_tiles + whole % FORWARD_STAGES * FORWARD_BYTES);
         products_wait<0>();
-        settle_all(sums);
-        held_all(weights);
+        fence_accumulators(sums);
+        fence_operands(weights);
         v_stages.release(whole);
     }
     // Tiles that only later warpgroups need.
@@ -198,9 +198,6 @@ __device__ __forceinline__ void attend(const Attention& p) {
     total[0] = sum_of_row(total[0]), total[1] = sum_of_row(total[1]);
     store_rows(p.to_out + head_at(p.results, turn.sequence, turn.head), p.results.row, row, p.positions, sums,
         1.0f / total[0], 1.0f / total[1]);
-    if (lane % 4 == 0) {
-        float* lse = p.to_lse + (u64)(turn.sequence * p.heads + turn.head) * p.positions;
-        if (row < p.positions) lse[row] = largest[0] * p.scale + logf(total[0]);
-        if (row + 8 < p.positions) lse[row + 8] = largest[1] * p.scale + logf(total[1]);
-    }
+    float* lse = p.to_lse + (u64)(turn.sequence * p.heads + turn.head) * p.positions;
+    store_lse(lse, row, p.positions, largest, total, p.scale);
 }

@@ -10,7 +10,10 @@ use twofour_cuda::{
     source::{File, Source, Support},
 };
 
-use super::{ALIGNMENT, FusedAttentionParameters, HeadStrides, TYPES, launch, products, tiles::TILES};
+use super::{
+    ALIGNMENT, FusedAttentionParameters, HeadStrides, TYPES, launch, products,
+    tiles::{SOFTMAX, TILES},
+};
 
 /// Elements of a head that the kernels are made for. Heads of 32 are as fast without TMA.
 pub(super) const DIMS: [u32; 2] = [64, 128];
@@ -104,6 +107,7 @@ fn source(dtype: DataType, dim: u32) -> Source {
         .with([headers::COMMON, headers::DENSE_PRODUCT, headers::HOPPER])
         .with([products::products(dtype, &[FORWARD_KEYS[0], FORWARD_KEYS[1], COLUMNS[0], COLUMNS[1], dim]), TILES])
         .with([
+            SOFTMAX,
             file("attention/hopper/pipeline.cuh", include_str!("pipeline.cuh")),
             file("attention/hopper/products.cuh", include_str!("products.cuh")),
             file("attention/hopper/forward.cuh", include_str!("forward.cuh")),

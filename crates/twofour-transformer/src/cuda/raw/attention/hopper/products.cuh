@@ -12,17 +12,17 @@ template <> struct Rows<true> {
         for (u32 step = 0; step < STEPS; step++)
             load_matrices(at[step], tile + place<GROUP_ROWS>(row, 2 * step + lane / 16));
     }
-    // Called after the wait for products of these rows: see `held`.
-    __device__ __forceinline__ void keep() const {
+    // Called after the wait for products of these rows: see `fence_operands`.
+    __device__ __forceinline__ void fence_operands() const {
         #pragma unroll
-        for (u32 step = 0; step < STEPS; step++) held(at[step]);
+        for (u32 step = 0; step < STEPS; step++) ::fence_operands(at[step]);
     }
 };
 
 template <> struct Rows<false> {
     u64 at;
     __device__ __forceinline__ void load(u32 tile) { at = operand<ROW_BYTES>(uniform(tile)); }
-    __device__ __forceinline__ void keep() const {}
+    __device__ __forceinline__ void fence_operands() const {}
 };
 
 // Returns where a step over DIM is in a tile of COUNT rows.
@@ -53,19 +53,19 @@ __device__ __forceinline__ void issue_scores(float (&scores)[N / 8][4], const Ro
 // free once the product is complete.
 template <u32 N, u32 COUNT, u32 STEPS_OF_WEIGHTS> __device__ __forceinline__ void issue_weighted(
     float (&sums)[DIM / 8][4], const u32 (&weights)[STEPS_OF_WEIGHTS][4], u32 tile) {
-    const u64 b = DIM < 64 ? operand_across_narrow(tile) : operand_across(tile, COUNT * ROW_BYTES);
+    const u64 b = DIM < 64 ? operand_mn_major_narrow(tile) : operand_mn_major(tile, COUNT * ROW_BYTES);
     #pragma unroll
     for (u32 step = 0; step < N / 16; step++) product(sums, weights[step], operand_after(b, step * 16 * ROW_BYTES));
     products_commit();
 }
 
-template <u32 COUNT> __device__ __forceinline__ void settle_all(float (&sums)[COUNT][4]) {
+template <u32 COUNT> __device__ __forceinline__ void fence_accumulators(float (&sums)[COUNT][4]) {
     #pragma unroll
-    for (u32 i = 0; i < 4 * COUNT; i++) settle(sums[i / 4][i % 4]);
+    for (u32 i = 0; i < 4 * COUNT; i++) fence_accumulator(sums[i / 4][i % 4]);
 }
-template <u32 COUNT> __device__ __forceinline__ void held_all(const u32 (&weights)[COUNT][4]) {
+template <u32 COUNT> __device__ __forceinline__ void fence_operands(const u32 (&weights)[COUNT][4]) {
     #pragma unroll
-    for (u32 step = 0; step < COUNT; step++) held(weights[step]);
+    for (u32 step = 0; step < COUNT; step++) fence_operands(weights[step]);
 }
 
 // Rounds the weights of N columns.

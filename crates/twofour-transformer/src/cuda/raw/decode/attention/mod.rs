@@ -5,7 +5,7 @@ use twofour_cuda::{
     device::{Kernel, Launch},
     raw::{
         float_types::{FLOAT_TYPES, row_source},
-        grid::MOST_GRID_ROWS,
+        grid::MAX_GRID_ROWS,
         headers::DENSE_PRODUCT,
     },
     source::{File, Source},
@@ -157,7 +157,7 @@ impl CachedAttention {
         let (Some(blocks), Some(appending)) = (blocks, ctas(warps.div_ceil(u64::from(THREADS / 32)))) else {
             return Err(Error::TooLarge { rows, cols: batch as usize });
         };
-        if splits as usize > MOST_GRID_ROWS {
+        if splits as usize > MAX_GRID_ROWS {
             return Err(Error::TooLarge { rows, cols: splits as usize });
         }
         let launch = Launch::simple((blocks, splits), THREADS);

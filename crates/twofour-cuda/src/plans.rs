@@ -35,11 +35,11 @@ impl<K: Eq + Hash, V: Clone> Plans<K, V> {
 
 /// The [`Plans`] of every pair of key and value types.
 #[derive(Debug, Default)]
-pub(super) struct PlanCache(Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>);
+pub(crate) struct PlanCache(Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>);
 
 impl PlanCache {
     /// Returns the plans of a pair of types: the same at every call.
-    pub(super) fn plans<K: Send + 'static, V: Send + 'static>(&self) -> Arc<Plans<K, V>> {
+    pub(crate) fn plans<K: Send + 'static, V: Send + 'static>(&self) -> Arc<Plans<K, V>> {
         let mut all = lock(&self.0);
         let plans = all.entry(TypeId::of::<Plans<K, V>>()).or_insert_with(|| Arc::new(Plans::<K, V>::default()));
         // The entry of a type holds that type.

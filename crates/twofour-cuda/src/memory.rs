@@ -5,8 +5,7 @@ use std::{marker::PhantomData, ops::Range};
 use cudarc::driver::{CudaSlice, DevicePtr as _, result::memcpy_dtod_async};
 use twofour::Element;
 
-use super::{FreeNote, LayerContext};
-use crate::{DataType, Device, DevicePtr, Error, Result};
+use crate::{DataType, Device, DevicePtr, Error, Result, context::LayerContext, freed::FreeNote};
 
 /// The address, number and data type of elements.
 #[derive(Debug, Clone, Copy)]

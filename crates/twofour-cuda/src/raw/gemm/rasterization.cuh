@@ -5,7 +5,7 @@ struct Tile { u32 feature, token; };
 
 // Tiles that are computed concurrently share operands in L2: the order is panel by panel, each `width` tiles of
 // features wide, and inside a panel the tiles of one tile of tokens are next to each other.
-struct Panels {
+struct Rasterization {
     u32 feature_tiles, token_tiles, width;
 
     __device__ __forceinline__ u32 tiles() const { return feature_tiles * token_tiles; }

@@ -8,17 +8,17 @@
 //
 // Defined outside: FEATURES, TOKENS, HEIGHT, THREADS, GIVES (whether producers release registers to consumers, which
 // then have TAKEN), BLOCKS (CTAs resident on an SM), STAGES, SUMS_BYTES, SHARED_BYTES_ASKED, OUTPUT (the results' type,
-// or ANY_OUTPUT), COMPILED_FOR, and the `wgmma.sp` wrappers that a kernel uses.
+// or ANY_OUTPUT), KERNEL_EPILOGUE, and the `wgmma.sp` wrappers that a kernel uses.
 
 // A consumer warpgroup computes HEIGHT times 64 rows, a warp 16 of each. The last warpgroup may have fewer; the surplus
 // is not stored.
 constexpr u32 GROUPS = (FEATURES + 64 * HEIGHT - 1) / (64 * HEIGHT), MULTIPLIERS = GROUPS * 128,
-              SIXTEENS = FEATURES / 16;
+              ROW_FRAGMENTS = FEATURES / 16;
 // Producer warps. One alone takes longer to issue the copies of all stages than their first bytes take to arrive, and
 // four are no faster than two, as measured on an H200 (docs/explanation/kernels/cuda-gemm-cluster.md).
-constexpr u32 FEEDERS = 2;
-static_assert(FEEDERS <= STAGES, "a buffer for each");
-static_assert(THREADS == MULTIPLIERS + 128, "a warpgroup that feeds");
+constexpr u32 PRODUCERS = 2;
+static_assert(PRODUCERS <= STAGES, "a buffer for each");
+static_assert(THREADS == MULTIPLIERS + 128, "a warpgroup of producers");
 typedef Sum Sums[HEIGHT][TOKENS / 2];
 // Tiles of X: 128 bytes of all tokens, swizzled.
 constexpr u32 ROW = 128, X_TILE_BYTES = TOKENS * ROW;
@@ -31,7 +31,7 @@ constexpr u32 SENT_BYTES = 16 * TOKENS * 4;
 // Received accumulators follow the stages, then barriers. The host adds 1024 bytes to align the start.
 constexpr u32 AT_SENT = SHARED_BYTES_ASKED - 1024 - 8, AT_EMPTY = AT_SENT - STAGES * 8, AT_FULL = AT_EMPTY - STAGES * 8,
               AT_SUMS = AT_FULL - SUMS_BYTES;
-static_assert(AT_SUMS % 16 == 0, "sums are sent sixteen bytes at a time");
+static_assert(AT_SUMS % 16 == 0, "sums are sent 16 bytes at a time");
 static_assert(TOKENS * SUM_ROW * 4 <= AT_SUMS, "there is room for sums");
 
 // An even division among the CTAs of a cluster: `each` for every one, and one more for the first `more`.
@@ -48,7 +48,7 @@ struct Problem {
     u32 clusters, x_rows;
     // CTAs of a cluster, and each one's share of the steps, and of the rows in units of 16.
     u32 split;
-    Share steps_each, sixteens_each;
+    Share steps_each, fragments_each;
 };
 
 // Returns the type of results: where it comes with the launch, f32 or that of X.
@@ -73,21 +73,23 @@ struct Part {
         rank = blockIdx.x;
         begin = p.steps_each.first(rank);
         end = p.steps_each.first(rank + 1);
-        first = p.sixteens_each.first(rank);
-        last = p.sixteens_each.first(rank + 1);
+        first = p.fragments_each.first(rank);
+        last = p.fragments_each.first(rank + 1);
     }
-    __device__ __forceinline__ bool owns(u32 sixteen) const { return sixteen >= first && sixteen < last; }
+    __device__ __forceinline__ bool owns(u32 fragment) const { return fragment >= first && fragment < last; }
 };
 
 // Returns the CTA that stores these 16 rows.
-__device__ __forceinline__ u32 owner_of(const Problem& p, u32 sixteen) {
+__device__ __forceinline__ u32 owner_of(const Problem& p, u32 fragment) {
     u32 owner = 0;
-    while (p.sixteens_each.first(owner + 1) <= sixteen) owner++;
+    while (p.fragments_each.first(owner + 1) <= fragment) owner++;
     return owner;
 }
 
 // Returns the index of the h-th unit of 16 rows of the thread's warp.
-__device__ __forceinline__ u32 sixteen(u32 h) { return (threadIdx.x / 128 * HEIGHT + h) * 4 + threadIdx.x % 128 / 32; }
+__device__ __forceinline__ u32 row_fragment(u32 h) {
+    return (threadIdx.x / 128 * HEIGHT + h) * 4 + threadIdx.x % 128 / 32;
+}
 
 // A position in the circular buffer of stages, and the stages' full and empty barriers.
 struct Buffers {
@@ -112,14 +114,14 @@ __device__ __forceinline__ void release(u32 empty) {
     if (elected()) barrier_arrive(empty);
 }
 
-// A producer warp: every FEEDERS-th step of the CTA.
-template <class Work> struct Feeder {
+// A producer warp: every PRODUCERS-th step of the CTA.
+template <class Work> struct Producer {
     const Work& work;
     const Part& part;
     Buffers to;
     u32 step;
 
-    __device__ __forceinline__ Feeder(const Work& work, const Part& part, u32 shared, u32 which)
+    __device__ __forceinline__ Producer(const Work& work, const Part& part, u32 shared, u32 which)
         : work(work), part(part), to{shared, which}, step(part.begin + which) {}
 
     __device__ __forceinline__ void ask() {
@@ -127,15 +129,15 @@ template <class Work> struct Feeder {
             barrier_expect(to.full(), work.copied_bytes());
             work.ask(to.shared, to.stage, to.full(), part, step);
         }
-        to.skip<FEEDERS>();
-        step += FEEDERS;
+        to.skip<PRODUCERS>();
+        step += PRODUCERS;
     }
     // Initializes the barriers of the stages that this warp fills first, and issues their copies before any
     // synchronization.
     __device__ __forceinline__ void begin() {
         if (elected()) {
             #pragma unroll 1
-            for (Buffers first = to; first.parity == 0; first.skip<FEEDERS>()) {
+            for (Buffers first = to; first.parity == 0; first.skip<PRODUCERS>()) {
                 barrier_init(first.full(), 1);
                 barrier_init(first.empty(), GROUPS * 4);
             }
@@ -155,8 +157,8 @@ template <class Work> struct Feeder {
 };
 
 // Returns the address at which 16 rows of accumulators from another CTA arrive at `owner`.
-__device__ __forceinline__ u32 sent_to(const Problem& p, u32 shared, u32 sixteen, u32 owner, u32 from) {
-    const u32 place = (sixteen - p.sixteens_each.first(owner)) * (p.split - 1) + (from < owner ? from : from - 1);
+__device__ __forceinline__ u32 sent_to(const Problem& p, u32 shared, u32 fragment, u32 owner, u32 from) {
+    const u32 place = (fragment - p.fragments_each.first(owner)) * (p.split - 1) + (from < owner ? from : from - 1);
     return shared + AT_SUMS + place * SENT_BYTES + threadIdx.x % 32 * 16;
 }
 
@@ -164,8 +166,8 @@ __device__ __forceinline__ u32 sent_to(const Problem& p, u32 shared, u32 sixteen
 __device__ __forceinline__ void send(const Sums& sums, const Problem& p, const Part& part, u32 shared) {
     #pragma unroll
     for (u32 h = 0; h < HEIGHT; h++) {
-        const u32 mine = sixteen(h);
-        if (mine >= SIXTEENS || part.owns(mine)) continue;
+        const u32 mine = row_fragment(h);
+        if (mine >= ROW_FRAGMENTS || part.owns(mine)) continue;
         const u32 owner = owner_of(p, mine);
         const u32 there = address_at(sent_to(p, shared, mine, owner, part.rank), owner),
                   barrier = address_at(shared + AT_SENT, owner);
@@ -182,7 +184,7 @@ __device__ __forceinline__ void receive(Sums& sums, const Problem& p, const Part
     barrier_wait_for_cluster(shared + AT_SENT, 0);
     #pragma unroll
     for (u32 h = 0; h < HEIGHT; h++) {
-        const u32 mine = sixteen(h);
+        const u32 mine = row_fragment(h);
         if (!part.owns(mine)) continue;
         #pragma unroll 1
         for (u32 from = 0; from < p.split; from++) {
@@ -201,7 +203,7 @@ struct Rows {
     template <int KIND> __device__ __forceinline__ void load(const Problem& p, const Part& part) {
         #pragma unroll
         for (u32 h = 0; h < HEIGHT; h++) {
-            const u32 f = part.feature + sixteen(h) * 16 + threadIdx.x % 32 / 4;
+            const u32 f = part.feature + row_fragment(h) * 16 + threadIdx.x % 32 / 4;
             of[h][0] = factors_of_feature<KIND>(p.to, p.features, f);
             of[h][1] = factors_of_feature<KIND>(p.to, p.features, f + 8);
         }
@@ -209,7 +211,7 @@ struct Rows {
 };
 
 // Stores 16 rows of results of a warp, which are there as rows of 16 features for each token.
-__device__ __forceinline__ void store_sixteen(const Problem& p, const Part& part, u32 here, u32 mine) {
+__device__ __forceinline__ void store_fragment(const Problem& p, const Part& part, u32 here, u32 mine) {
     const u32 lane = threadIdx.x % 32, from = here + lane * 16, f = part.feature + mine * 16 + lane % 2 * 8;
     #pragma unroll
     for (u32 t = lane / 2; t < TOKENS; t += 16) {
@@ -235,7 +237,7 @@ template <int KIND> __device__ __forceinline__ void leave_tokens(const Problem& 
 // Stores a warp's results where they are 16-bit and features are contiguous. The accumulator layout has two tokens of a
 // row in a lane, 8x8; a transpose through shared memory makes them eight rows of a token.
 template <int KIND, int ACTIVATION>
-__device__ __forceinline__ void store_sixteens(const Sums& sums, const Problem& p, const Part& part, u32 shared) {
+__device__ __forceinline__ void store_fragments(const Sums& sums, const Problem& p, const Part& part, u32 shared) {
     // Of a warp: results, and the tokens' scales and biases.
     constexpr u32 TOKEN_BYTES = 32, AT_FACTORS = TOKENS * TOKEN_BYTES,
                   WARP_BYTES = AT_FACTORS + (is_finished(KIND) ? TOKENS * 8 : 0);
@@ -251,7 +253,7 @@ __device__ __forceinline__ void store_sixteens(const Sums& sums, const Problem& 
     const bool relu = is_finished(KIND) && ACTIVATION == NONE && p.to.activation == RELU;
     #pragma unroll
     for (u32 h = 0; h < HEIGHT; h++) {
-        const u32 mine = sixteen(h);
+        const u32 mine = row_fragment(h);
         if (!part.owns(mine)) continue;
         // The results of two tokens for rows r and r + 8.
         const auto results = [&](u32 eight) {
@@ -285,7 +287,7 @@ __device__ __forceinline__ void store_sixteens(const Sums& sums, const Problem& 
             }
         }
         __syncwarp();
-        store_sixteen(p, part, here, mine);
+        store_fragment(p, part, here, mine);
     }
 }
 
@@ -321,11 +323,11 @@ __device__ __forceinline__ void store_own(const Sums& sums, const Problem& p, co
     }
 }
 
-__device__ __forceinline__ void settle(Sums& sums) {
+__device__ __forceinline__ void fence_accumulators(Sums& sums) {
     #pragma unroll
     for (u32 h = 0; h < HEIGHT; h++) {
         #pragma unroll
-        for (u32 i = 0; i < TOKENS / 2; i++) settle(sums[h][i]);
+        for (u32 i = 0; i < TOKENS / 2; i++) fence_accumulator(sums[h][i]);
     }
 }
 
@@ -337,9 +339,9 @@ template <class Work> __device__ __forceinline__ void run(const Work& work, cons
     static_assert(Work::BUFFER_BYTES <= AT_SUMS, "the host's sum of shared memory");
     const Part part(p);
     const u32 warp = uniform(threadIdx.x / 32), which = warp - MULTIPLIERS / 32;
-    const bool feeds = which < FEEDERS;
-    Feeder<Work> feeder(work, part, shared, which);
-    if (feeds) feeder.begin();
+    const bool is_producer = which < PRODUCERS;
+    Producer<Work> producer(work, part, shared, which);
+    if (is_producer) producer.begin();
     ask_for_features(p.to, output_of(p), p.features, part.feature, FEATURES, threadIdx.x);
     ask_for_tokens(p.to, part.token, part.tokens, threadIdx.x);
     if (threadIdx.x == 0) {
@@ -355,22 +357,22 @@ template <class Work> __device__ __forceinline__ void run(const Work& work, cons
         // Only for tools that follow barriers alone: no stage is released before the consumers have passed the cluster
         // barrier.
         if (p.split != 1) cluster_wait();
-        if (feeds) feeder.go_on();
+        if (is_producer) producer.go_on();
         return;
     }
     if (GIVES) take_registers<TAKEN>();
     if (p.split != 1) cluster_wait();
     Sums sums;
     work.multiply(sums, Buffers{shared}, part);
-    settle(sums);
+    fence_accumulators(sums);
     if (p.split != 1) send(sums, p, part, shared);
     // No warp reads from the stages any more: results go through their memory.
     named_barrier(1, MULTIPLIERS);
     if (p.split != 1) receive(sums, p, part, shared);
-    by_epilogue<COMPILED_FOR>(p.to, output_of(p), [&](auto kind, auto activation) {
+    by_epilogue<KERNEL_EPILOGUE>(p.to, output_of(p), [&](auto kind, auto activation) {
         constexpr int KIND = decltype(kind)::value;
         if constexpr (is_plain(KIND) || is_biased(KIND) || is_finished(KIND))
-            store_sixteens<KIND, decltype(activation)::value>(sums, p, part, shared);
+            store_fragments<KIND, decltype(activation)::value>(sums, p, part, shared);
         else store_own<KIND>(sums, p, part, shared);
     });
 }

@@ -1,4 +1,4 @@
-//! The shared state of the layers of one device: libraries, planned GEMMs, kernels and workspace.
+//! A stream of a device with the state that calls on it share: libraries, plans, kernels and workspace.
 
 use std::{
     collections::HashMap,
@@ -11,38 +11,12 @@ use std::{
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, DeviceRepr};
 
-use super::{
-    captured::{FreeCount, FreeNote},
+use crate::{
+    Device, DevicePtr, Error, Result, Stream,
+    freed::{FreeCount, FreeNote},
+    libraries::cublaslt::CublasLt,
     plans::{PlanCache, Plans},
 };
-use crate::{
-    DataType, Device, DevicePtr, Error, Result, Stream,
-    libraries::cublaslt::CublasLt,
-    problem::{GemmProblem, Int4Problem},
-    raw::{
-        block_sparse::BlockSparseProduct,
-        column_sums::ColumnSums,
-        compress::Compressor,
-        dequantize::Dequantizer,
-        elementwise::Elementwise,
-        estimate::DenseEstimator,
-        flips::Flips,
-        gemm::{Gemm, copies::Copies, int4::Int4Gemm},
-        prune::Pruner,
-        quantize::Quantizer,
-        unpack::Unpacker,
-    },
-};
-
-/// Methods of a context that return kernels, which the first call loads.
-macro_rules! loaded {
-    ($($(#[$about:meta])* $visibility:vis $name:ident($($key:ident: $type:ty),*) -> $kernels:ident;)*) => {$(
-        $(#[$about])*
-        $visibility fn $name(&self, $($key: $type),*) -> Result<$kernels> {
-            self.kernels(($($key,)*), |device| $kernels::new(device, $($key),*))
-        }
-    )*};
-}
 
 /// A stream of a device, with the plans and the workspace of the layers that run on it. Clones share all state, and can
 /// be used from several threads. On the driver's per-thread default stream, which is another stream in each thread,
@@ -52,17 +26,17 @@ macro_rules! loaded {
 /// work on the stream, or the stream must wait for that work first.
 #[derive(Clone)]
 pub struct LayerContext {
-    pub(super) shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     stream: Arc<CudaStream>,
     workspaces: Arc<Workspaces>,
 }
 
-pub(super) struct Shared {
+pub(crate) struct Shared {
     device: Device,
     /// For dense GEMMs; none where it is not installed.
-    pub(super) cublaslt: Option<CublasLt>,
+    pub(crate) cublaslt: Option<CublasLt>,
     /// Whether cuBLASLt's algorithms are chosen by timing them.
-    pub(super) times_plans: bool,
+    pub(crate) times_plans: bool,
     plans: PlanCache,
     freed: FreeCount,
 }
@@ -248,7 +222,7 @@ impl LayerContext {
         shared + self.workspaces.of_threads().values().map(Workspace::bytes).sum::<usize>()
     }
 
-    pub(super) fn free_count(&self) -> &FreeCount {
+    pub(crate) fn free_count(&self) -> &FreeCount {
         &self.shared.freed
     }
 
@@ -298,7 +272,7 @@ impl LayerContext {
     }
 
     /// Returns a copy of memory, which is written in stream order.
-    pub(super) fn copy_of<T: DeviceRepr>(&self, memory: &CudaSlice<T>) -> Result<CudaSlice<T>> {
+    pub(crate) fn copy_of<T: DeviceRepr>(&self, memory: &CudaSlice<T>) -> Result<CudaSlice<T>> {
         self.expect_not_capturing("allocating memory")?;
         self.stream.clone_dtod(memory).map_err(|error| Error::driver("copying device memory", error))
     }
@@ -323,43 +297,5 @@ impl LayerContext {
             self.expect_not_capturing("loading kernels")?;
             load(&self.shared.device)
         })
-    }
-
-    /// Returns the GEMM for a problem.
-    pub(super) fn gemm(&self, problem: GemmProblem) -> Result<Gemm> {
-        self.plans().of(problem, || {
-            self.expect_not_capturing("planning a GEMM")?;
-            Gemm::new(&self.shared.device, problem)
-        })
-    }
-
-    loaded! {
-        pub(super) pruner(input: DataType, output: DataType) -> Pruner;
-        pub(super) compressor(input: DataType, output: DataType) -> Compressor;
-        pub(super) unpacker(dtype: DataType) -> Unpacker;
-        pub(super) dequantizer(dtype: DataType) -> Dequantizer;
-        pub(super) block_sparse(dtype: DataType, block: usize) -> BlockSparseProduct;
-        pub(super) estimator(dtype: DataType) -> DenseEstimator;
-        /// Returns the element-wise passes of a data type.
-        ///
-        /// # Errors
-        /// Those of [`Elementwise::new`]; [`Error::Capturing`].
-        pub elementwise(dtype: DataType) -> Elementwise;
-        /// Returns the sums of columns of a data type.
-        ///
-        /// # Errors
-        /// Those of [`ColumnSums::new`]; [`Error::Capturing`].
-        pub column_sums(dtype: DataType) -> ColumnSums;
-        /// Returns the quantization of a data type.
-        ///
-        /// # Errors
-        /// Those of [`Quantizer::new`]; [`Error::Capturing`].
-        pub quantizer(dtype: DataType) -> Quantizer;
-        /// Returns the GEMM with an int4 weight for a problem.
-        pub(super) int4(problem: Int4Problem) -> Int4Gemm;
-        /// Returns the kernels that copy rows.
-        pub(super) copies() -> Copies;
-        /// Returns the kernel that reads the flips of several layers.
-        pub(crate) flip_counters() -> Flips;
     }
 }

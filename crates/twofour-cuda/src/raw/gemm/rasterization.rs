@@ -1,23 +1,23 @@
-//! The tile scheduler of GEMMs of many tokens: tiles are ordered by panels.
+//! The tile scheduler of GEMMs of many tokens: tiles are ordered by rasterization.
 
 use super::GemmProblem;
 use crate::source::File;
 
 /// The scheduler's code.
-pub(super) const SOURCE: File = File::new("gemm/panels.cuh", include_str!("panels.cuh"));
+pub(super) const SOURCE: File = File::new("gemm/rasterization.cuh", include_str!("rasterization.cuh"));
 
-/// The parameters of `panels.cuh`. Tiles are computed panel by panel; a panel is `width` tiles of features wide. CTAs
-/// that run concurrently then share operands in L2.
+/// The parameters of `rasterization.cuh`. Tiles are computed panel by panel; a panel is `width` tiles of features wide.
+/// CTAs that run concurrently then share operands in L2.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub(super) struct Panels {
+pub(super) struct Rasterization {
     feature_tiles: u32,
     token_tiles: u32,
     width: u32,
 }
 
-impl Panels {
-    /// Returns the panels of a problem in tiles of `features` by `tokens`. A panel is `panel_features` wide, or one
+impl Rasterization {
+    /// Returns the order of a problem in tiles of `features` by `tokens`. A panel is `panel_features` wide, or one
     /// tile if a tile is wider.
     pub(super) fn new(problem: GemmProblem, (features, tokens): (u32, u32), panel_features: u32) -> Self {
         Self {

@@ -8,14 +8,14 @@
 // Defined outside: HEIGHT, WARPS, TOKENS, STAGES, BLOCKS (CTAs resident on an SM), SHARED_BYTES_ASKED, and what
 // sparse_product.cuh requires.
 
-constexpr u32 THREADS = WARPS * 32, ROWS = 16 * HEIGHT, EIGHTS = TOKENS / 8;
+constexpr u32 THREADS = WARPS * 32, ROWS = 16 * HEIGHT, TOKEN_FRAGMENTS = TOKENS / 8;
 // Tiles of X: 128 bytes of all tokens, swizzled.
 constexpr u32 ROW = 128, X_TILE_BYTES = TOKENS * ROW;
 // After the main loop the accumulators of all warps use the stages' memory. A row is a token; rows are padded against
 // bank conflicts.
 constexpr u32 SUM_ROW = ROWS + 4, WARP_SUMS = TOKENS * SUM_ROW;
 
-typedef Sum Sums[HEIGHT][EIGHTS][4];
+typedef Sum Sums[HEIGHT][TOKEN_FRAGMENTS][4];
 
 // Returns the address of a lane's row for `load_matrices`: eight tokens of a tile of X, in the half of the row that the
 // instruction reads. Pieces of 16 bytes are swizzled by the row.
@@ -31,7 +31,7 @@ template <class Work> __device__ __forceinline__ void multiply(Sums& sums, const
         WARPS * WARP_SUMS * 4 + (ROWS + TOKENS) * 8 <= AT_BARRIERS, "there is room for sums, scales and biases");
     // The host adds 1024 bytes to align the start.
     static_assert(AT_BARRIERS + WARPS * STAGES * 8 + 1024 == SHARED_BYTES_ASKED, "the host's sum of shared memory");
-    const u32 warp = uniform(threadIdx.x / 32), lane = kept(threadIdx.x % 32);
+    const u32 warp = uniform(threadIdx.x / 32), lane = pinned(threadIdx.x % 32);
     const u32 begin = steps * warp / WARPS, end = steps * (warp + 1) / WARPS;
     const u32 buffers = shared + warp * STAGES * STAGE_BYTES, barriers = shared + AT_BARRIERS + warp * STAGES * 8;
     // Prefetches all tensor maps at once, because the first copies need them.
@@ -104,7 +104,7 @@ template <int KIND> __device__ __forceinline__ void store_all(
 __device__ __forceinline__ Factors factors_of_thread(
     const Output& to, u32 output, u32 features, u32 tokens, u32 feature, u32 which) {
     Factors of = {1.0f, 0.0f};
-    if (!is_finished_in_eights(to, output)) return of;
+    if (!is_finished_in_vectors(to, output)) return of;
     if (which < ROWS) {
         of = output == F16 ? factors_of_feature<FINISHED_F16>(to, features, feature + which)
                            : factors_of_feature<FINISHED_BF16>(to, features, feature + which);
@@ -131,13 +131,13 @@ __device__ __forceinline__ void finish(
     #pragma unroll
     for (u32 i = 0; i < TURNS; i++) {
         const u32 at = shared + AT_FACTORS + (threadIdx.x + i * THREADS) * 8;
-        if (is_finished_in_eights(to, output) && threadIdx.x + i * THREADS < FACTORS)
+        if (is_finished_in_vectors(to, output) && threadIdx.x + i * THREADS < FACTORS)
             asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(of[i].scale), "f"(of[i].bias) : "memory");
     }
     #pragma unroll
     for (u32 m = 0; m < HEIGHT; m++) {
         #pragma unroll
-        for (u32 n = 0; n < EIGHTS; n++) {
+        for (u32 n = 0; n < TOKEN_FRAGMENTS; n++) {
             #pragma unroll
             for (u32 j = 0; j < 4; j++) {
                 const u32 at = mine + ((n * 8 + j % 2) * SUM_ROW + m * 16 + j / 2 * 8) * 4;
