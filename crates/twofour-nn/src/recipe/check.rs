@@ -2,7 +2,7 @@
 
 use super::{
     Mistakes, ModelKind, OptimizerKind, Place, Recipe, ScheduleKind, TrainingSettings, layers,
-    parse::{Sections, VISION_KEYS},
+    sections::{Sections, VISION_KEYS},
     sparsity::{check_bands, check_sparsity},
     start,
 };

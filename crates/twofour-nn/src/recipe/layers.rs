@@ -4,7 +4,7 @@ use globset::{Glob, GlobMatcher};
 use serde::Serialize;
 use twofour::layer::MaskRule;
 
-use super::{Mistakes, Place, Recipe, parse::Sections};
+use super::{Mistakes, Place, Recipe, sections::Sections};
 use crate::{linear::LayerForm, settings::near, train::methods::SparsityPlan};
 
 /// A linear layer and its form.

@@ -18,6 +18,7 @@ mod load;
 mod model;
 mod parse;
 mod plan;
+mod sections;
 mod sparsity;
 mod start;
 #[cfg(test)]

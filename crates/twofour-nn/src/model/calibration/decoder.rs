@@ -14,12 +14,12 @@ use crate::{
         families::layout::StoredLinear,
         inference::{
             attention::Seen,
-            build::Parts,
             cache::Cache,
             entry::Entry,
             experts::{Experts, Routed, rows},
             latent::Latents,
             layer::{Layer, Outputs, Role},
+            parts::Parts,
             rotation::Rotations,
         },
     },

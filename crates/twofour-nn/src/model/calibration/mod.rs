@@ -25,32 +25,11 @@ pub use runner::{Gathered, Host, HostGathered, Runner, States};
 use prompt::{behind, observation};
 
 use super::{
-    Checkpoint, CheckpointError, EncoderCheckpoint, Tokenizer,
+    BlockInput, Checkpoint, CheckpointError, EncoderCheckpoint, Observation, Replace, Tokenizer,
     checkpoint::kind,
     families::{Family, Kind},
 };
 use crate::{Error, Result};
-
-/// An input of a block's linear layers.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct BlockInput {
-    /// The names of the weights that are multiplied with it, as the checkpoint has them: queries, keys and values share
-    /// one input, and so do gate and up.
-    pub weights: Vec<String>,
-    /// Whether the weights are stored as `[in_features, out_features]` (GPT-2).
-    pub is_transposed: bool,
-}
-
-/// A text's input of linear layers, in the memory of what runs the model.
-#[derive(Debug, Clone, Copy)]
-pub struct Observation<'a, X = &'a [f32]> {
-    /// Its name.
-    pub input: &'a BlockInput,
-    /// The values, `[tokens, in_features]`.
-    pub x: X,
-    /// Number of tokens.
-    pub tokens: usize,
-}
 
 /// What the stored model has for the same tokens.
 #[derive(Debug, Clone, Copy)]
@@ -67,9 +46,6 @@ pub enum Beside<X> {
 /// What sees inputs, text by text.
 pub type Observe<'f, S> =
     &'f mut dyn for<'a> FnMut(Observation<'a, <S as States>::View<'a>>, Beside<<S as States>::View<'a>>);
-
-/// The values of a weight or a bias that replace the stored ones, by name and in the stored shape; none to leave it.
-pub type Replace<'a> = &'a dyn Fn(&str) -> Option<Vec<f32>>;
 
 /// A checkpoint whose blocks are read and run one at a time: [`Checkpoint`] and [`EncoderCheckpoint`].
 pub trait BlockwiseCheckpoint: fmt::Debug {

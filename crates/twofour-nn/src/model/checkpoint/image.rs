@@ -2,22 +2,18 @@
 
 use std::path::Path;
 
-use twofour::{
-    DataType,
-    file::{Reader, StoredElement},
-    kernel::KernelElement,
-};
+use twofour::{DataType, file::Reader};
 
 #[cfg(doc)]
 use super::CheckpointError;
 use super::{StoredParts, opened::Opened};
 use crate::{
     Result,
-    model::{config::TransformerConfig, families::Kind, image::ImageEncoder},
+    model::{config::TransformerConfig, families::Kind},
 };
 
 /// An image encoder's directory whose configuration and headers were read and checked. Weights are read when an
-/// [`ImageEncoder`] is made of it.
+/// [`ImageEncoder`](crate::model::ImageEncoder) is made of it.
 ///
 /// | `model_type` | the encoder | ignored tensors |
 /// |---|---|---|
@@ -62,24 +58,6 @@ impl ImageCheckpoint {
     /// none.
     pub fn dtype(&self) -> DataType {
         self.opened.dtype()
-    }
-
-    /// Reads and packs the weights for inference on the CPU. Weights that are compressed, and dense ones that are 2:4,
-    /// go to the 2:4 kernels.
-    ///
-    /// # Errors
-    /// [`CheckpointError::DType`]; those of reading and packing.
-    pub fn inference<T: KernelElement + StoredElement>(&self) -> Result<ImageEncoder<T>> {
-        ImageEncoder::build(self.opened.config.clone(), &self.parts())
-    }
-
-    /// [`ImageCheckpoint::inference`] with every linear layer for the dense kernel, in `T`: what a 2:4 encoder is
-    /// compared with.
-    ///
-    /// # Errors
-    /// Those of [`ImageCheckpoint::inference`].
-    pub fn dense_inference<T: KernelElement + StoredElement>(&self) -> Result<ImageEncoder<T>> {
-        ImageEncoder::build(self.opened.config.clone(), &self.parts().dense())
     }
 
     pub(crate) fn parts(&self) -> StoredParts<'_> {

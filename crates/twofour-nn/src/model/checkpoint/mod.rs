@@ -36,7 +36,8 @@
 //! [`EncoderCheckpoint`] reads `bert`, and [`ImageCheckpoint`] `vit`, `dinov2`, `sam` and `sam_vision_model`.
 
 mod bert;
-mod error;
+#[cfg(feature = "cuda")]
+mod cuda;
 #[cfg(test)]
 mod gguf_tests;
 mod image;
@@ -46,7 +47,6 @@ mod new;
 mod opened;
 mod place;
 mod save;
-mod shrink;
 mod tensors;
 #[cfg(test)]
 mod tests;
@@ -59,28 +59,22 @@ use twofour::{
     kernel::KernelElement,
 };
 
-#[cfg(feature = "cuda")]
-use twofour_cuda::Device;
-
-use self::opened::Opened;
 pub(crate) use self::tensors::StoredParts;
 pub use self::{
     bert::EncoderCheckpoint,
-    error::CheckpointError,
     image::ImageCheckpoint,
     new::{is_llama, save_llama},
-    shrink::{BlockSizes, KeptParts, PartScores, Shrinking},
+    tensors::Replace,
 };
-#[cfg(feature = "cuda")]
-use super::{CudaInference, inference::cuda::repeatable};
+pub(super) use self::{opened::Opened, place::locate};
 use super::{
-    Gpt, Inference, Replace, Tokenizer,
+    CheckpointError, Gpt, Inference, Tokenizer,
     config::{ModelOutput, TransformerConfig},
     families::{Family, Kind, fields::Fields, layout::StoredLinear},
 };
 use crate::{Result, engine::Engine};
 
-const CONFIG_FILE: &str = "config.json";
+pub(super) const CONFIG_FILE: &str = "config.json";
 /// The model's name for the linear layer that scores tokens.
 const HEAD: &str = "head";
 
@@ -211,12 +205,6 @@ impl Checkpoint {
     /// [`Checkpoint::inference`] for the hidden states: in a model without a head the embedding is in its place.
     pub(crate) fn body<T: KernelElement + StoredElement>(&self) -> Result<Inference<T>> {
         self.with_body(|config, parts| Inference::build(config.clone(), parts))
-    }
-
-    /// [`Checkpoint::body`] on an NVIDIA GPU.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn body_on(&self, device: &Device, dtype: DataType) -> Result<CudaInference> {
-        self.with_body(|config, parts| CudaInference::of_parts(repeatable(device)?, config, parts, dtype))
     }
 
     fn with_body<M>(&self, read: impl FnOnce(&TransformerConfig, &StoredParts<'_>) -> Result<M>) -> Result<M> {

@@ -7,7 +7,11 @@ use twofour::file::{ConfiguredWeights, Reader};
 use super::{CONFIG_FILE, CheckpointError};
 use crate::{
     Result,
-    model::{families::fields::Fields, file},
+    model::{
+        families::fields::Fields,
+        file,
+        run::{CHECKPOINT_FILE, MODEL_DIRECTORY, MODEL_FILES},
+    },
 };
 
 /// The directory of a checkpoint that a path names: the path, or, of a file of weights or an index, the directory that
@@ -32,6 +36,20 @@ pub(super) fn is_checkpoint(path: &Path) -> bool {
     let has_config = directory_of(path).join(CONFIG_FILE).symlink_metadata().is_ok();
     let is_of_weights = || Reader::open(path).is_ok_and(|reader| !file::describes_itself(&reader));
     has_config && (path.is_dir() || is_of_weights()) || telling(path).is_some()
+}
+
+/// The model that a path means: itself, or, of the folder of a training run or a quickstart, the model in it, or, of a
+/// folder of a run's checkpoint (`last`, `best`), the checkpoint's file.
+pub(in crate::model) fn locate(path: &Path) -> PathBuf {
+    let inside = path.join(MODEL_DIRECTORY);
+    if is_checkpoint(path) || !path.is_dir() {
+        path.to_owned()
+    } else if is_checkpoint(&inside) {
+        inside
+    } else {
+        let files = MODEL_FILES.into_iter().chain([CHECKPOINT_FILE]).map(|name| path.join(name));
+        files.into_iter().find(|file| file.exists()).unwrap_or_else(|| path.to_owned())
+    }
 }
 
 /// The configuration of a checkpoint.

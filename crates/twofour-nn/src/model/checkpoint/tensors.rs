@@ -11,12 +11,14 @@ use super::CheckpointError;
 use crate::{
     Error, Result,
     model::{
-        calibration::Replace,
         families::layout::{BiasRow, Layout, StoredLinear},
         file,
-        inference::{build::Parts, linear::LinearPart, passes::narrowed, weight::Weight},
+        inference::{linear::LinearPart, parts::Parts, passes::narrowed, weight::Weight},
     },
 };
+
+/// The values of a weight or a bias that replace the stored ones, by name and in the stored shape; none to leave it.
+pub type Replace<'a> = &'a dyn Fn(&str) -> Option<Vec<f32>>;
 
 /// A checkpoint's tensors, whose shapes were checked.
 #[derive(Clone, Copy)]

@@ -25,9 +25,9 @@ use crate::{
         families::bert::{MASKED_TRANSFORM, OWN_DECODER},
         float::match_float,
         inference::{
-            build::Parts,
             linear::{Linear, LinearPart},
             norm::Norm,
+            parts::Parts,
             passes::{narrowed, widened},
             weight::Weight,
         },

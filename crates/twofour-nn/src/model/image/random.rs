@@ -12,7 +12,7 @@ use twofour::{
 use super::{ImageEncoder, TransformerConfig};
 use crate::{
     Result,
-    model::inference::{build::Parts, linear::LinearPart, weight::Weight},
+    model::inference::{linear::LinearPart, parts::Parts, weight::Weight},
     random::Stream,
 };
 

@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use twofour::kernel::{Activation, KernelElement};
 
-use super::{build::Parts, feed_forward::HiddenLayer, linear::Linear, passes::widened};
+use super::{hidden_layer::HiddenLayer, linear::Linear, parts::Parts, passes::widened};
 use crate::{
     Result,
     cpu::softmax,

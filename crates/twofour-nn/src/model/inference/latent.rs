@@ -6,9 +6,9 @@ use std::ops::Range;
 use twofour::kernel::{Activation, KernelElement};
 
 use super::{
-    build::Parts,
     linear::Linear,
     norm::Norm,
+    parts::Parts,
     passes::{for_rows, narrowed, widened},
 };
 use crate::{

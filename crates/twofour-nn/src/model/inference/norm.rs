@@ -3,7 +3,7 @@
 use twofour::{Arithmetic, kernel::KernelElement};
 
 use super::{
-    build::Parts,
+    parts::Parts,
     passes::{add, for_rows, narrowed, widened},
 };
 use crate::{

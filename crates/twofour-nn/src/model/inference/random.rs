@@ -11,7 +11,7 @@ use twofour::{
     kernel::KernelElement,
 };
 
-use super::{Inference, build::Parts, linear::LinearPart, weight::Weight};
+use super::{Inference, linear::LinearPart, parts::Parts, weight::Weight};
 use crate::{Result, model::config::TransformerConfig, random::Stream};
 
 /// The type of weights that [`Inference::random`] makes.

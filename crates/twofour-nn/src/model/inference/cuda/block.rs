@@ -24,7 +24,7 @@ use crate::{
     engine::cuda::functions::{element_function, gate},
     model::{
         config::NormPlace,
-        inference::{build::Parts, layer::Role, rotation::Rotations},
+        inference::{layer::Role, parts::Parts, rotation::Rotations},
     },
 };
 

@@ -17,7 +17,7 @@ use crate::{
     Result,
     model::{
         config::{ExpertsConfig, SharedExpert},
-        inference::{build::Parts, experts::Routed},
+        inference::{experts::Routed, parts::Parts},
     },
 };
 

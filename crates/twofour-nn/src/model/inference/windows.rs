@@ -1,6 +1,6 @@
 //! Windows of the grid of patches.
 
-use super::TransformerConfig;
+use crate::model::config::TransformerConfig;
 
 /// How an image's tokens are cut into square windows, row by row; those at the right and the lower edge are padded.
 #[derive(Debug, Clone, Copy)]

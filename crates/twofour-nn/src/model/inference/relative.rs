@@ -1,7 +1,9 @@
 //! Terms of the scores for the distance of query and key, of rows and of columns (Li et al., "MViTv2", 2022).
 
-use crate::{Result, cpu::vector, model::inference::build::Parts};
 use twofour::kernel::KernelElement;
+
+use super::parts::Parts;
+use crate::{Result, cpu::vector};
 
 /// The vectors of the distances of rows and of columns, `[2 · span - 1, head_dim]` each: that of the query `q` and the
 /// key `k` is vector `q - k + span - 1`.

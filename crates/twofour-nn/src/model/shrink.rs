@@ -16,15 +16,13 @@ use twofour::{
     file::{Reader, Reorder},
 };
 
-use super::{CONFIG_FILE, CheckpointError, Opened, kind};
-use crate::{
-    Error, Result,
-    model::{
-        Calibration, TransformerConfig,
-        families::{Family, Kind, Source, fields::Fields, layout::StoredLinear},
-        inference::layer::Role,
-    },
+use super::{
+    Calibration, CheckpointError, TransformerConfig,
+    checkpoint::{CONFIG_FILE, Opened, kind},
+    families::{Family, Kind, Source, fields::Fields, layout::StoredLinear},
+    inference::layer::Role,
 };
+use crate::{Error, Result};
 
 /// Sizes that every block of a model has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
