@@ -20,7 +20,7 @@ pub enum CheckpointError {
     NotAConfig {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// A model of a family that this program does not have.

@@ -46,14 +46,15 @@ pub struct KeptParts {
     pub kv_heads: Vec<usize>,
 }
 
-/// How much each part of a block matters.
+/// The scores of a block's parts: parts with the highest ones are kept.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PartScores {
-    /// Of hidden features.
+    /// Scores of hidden features.
     pub features: Vec<f64>,
-    /// Of heads of queries. A head of keys and values has the sum of those that read it, and its own weights'.
+    /// Scores of heads of queries.
     pub heads: Vec<f64>,
-    /// Of heads of keys and values.
+    /// Scores of heads of keys and values: each the sum of the heads of queries that read it; by magnitude, with its own
+    /// weights.
     pub kv_heads: Vec<f64>,
 }
 

@@ -41,7 +41,7 @@ impl Recipe {
 pub(super) struct ParsedRecipe {
     pub(super) recipe: Recipe,
     pub(super) mistakes: Mistakes,
-    /// Of each path of `data.text`, or of `data.questions`.
+    /// The place of each path of `data.text`, or of `data.questions`.
     pub(super) text_places: Vec<Place>,
 }
 

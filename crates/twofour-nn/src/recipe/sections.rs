@@ -19,7 +19,7 @@ pub(super) struct Sections<'a> {
     pub(super) distillation: Section<'a>,
     /// `[sparsity.sparsifier]`.
     pub(super) sparsifier: Section<'a>,
-    /// Of `[[sparsity.override]]`, in order.
+    /// The sections `[[sparsity.override]]`, in order.
     pub(super) overrides: Vec<Section<'a>>,
     /// `[sparsity.override.sparsifier]` of each.
     pub(super) override_sparsifiers: Vec<Section<'a>>,

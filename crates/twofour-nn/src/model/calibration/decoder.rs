@@ -30,7 +30,8 @@ pub(super) struct Block<'a> {
     config: &'a TransformerConfig,
     layer: Layer<f32>,
     inputs: Vec<BlockInput>,
-    /// Of each input its step, and the number of the expert, or of the latent, where it is a part of the step's.
+    /// The step of each input, and the number of the expert or latent that reads it, where the input is a part of the
+    /// step's.
     places: Vec<(usize, Option<usize>)>,
     free: Vec<Option<FreeFeatures>>,
 }
@@ -52,7 +53,7 @@ pub(super) fn inputs(index: usize, parts: &StoredParts<'_>) -> Vec<BlockInput> {
     Role::ALL.map(|role| input_of(parts, &format!("blocks.{index}.{}", role.name()))).into()
 }
 
-/// Of each step of a block the features that may stand in another order.
+/// Returns, for each step of a block, the features that may stand in another order.
 pub(super) fn free_features(
     config: &TransformerConfig,
     index: usize,

@@ -86,7 +86,7 @@ pub trait BlockwiseCheckpoint: fmt::Debug {
     /// Those of reading; a replaced weight of another length.
     fn block(&self, index: usize, replace: Option<Replace<'_>>) -> Result<Box<dyn CheckpointBlock + '_>>;
 
-    /// The same in the memory of a GPU, in f32.
+    /// Reads a block into the memory of a GPU, in f32, as [`BlockwiseCheckpoint::block`] does.
     ///
     /// # Errors
     /// Those of [`BlockwiseCheckpoint::block`] and of the device's memory; [`Error::Unsupported`] for what the GPU's
@@ -103,7 +103,7 @@ pub trait BlockwiseCheckpoint: fmt::Debug {
 /// What a block computed up to the input of its next linear layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stepped<S> {
-    /// That input; nothing where it is read from the hidden states, which were changed.
+    /// The input of the next layer; nothing where that layer reads the hidden states, which were changed.
     pub next: Option<S>,
     /// The products of a layer that changes the hidden states, without its bias, where they were asked for.
     pub products: Option<S>,
@@ -337,7 +337,7 @@ pub struct Calibration<'a, R: Runner = Host> {
     runner: &'a R,
     checkpoint: &'a dyn BlockwiseCheckpoint,
     texts: Texts<R::States>,
-    /// The same in the model as it is stored, where these are kept.
+    /// The texts on their way through the stored model, where these are kept.
     dense: Option<Texts<R::States>>,
     /// The hidden states in front of the block, where these are kept.
     entry: Option<Vec<R::States>>,
@@ -467,7 +467,7 @@ impl<'a, R: Runner> Calibration<'a, R> {
     /// input to a later one; weights that read earlier ones must not change between them. After an error the texts are
     /// of no more use.
     ///
-    /// Of experts' inputs each text's part is shown; beside it is what the stored expert would read of the same tokens,
+    /// For an expert, the part of each text that it gets is shown; beside it is what the stored expert would read of the same tokens,
     /// which the stored model may send elsewhere. For an expert that gets no token of any text, the rows of an identity
     /// matrix are shown: by them all features count alike.
     ///

@@ -103,15 +103,15 @@ pub struct Checkpoint {
     end: Vec<u32>,
 }
 
-/// The kind of model that a directory's configuration is of; none for a family that is not supported.
+/// The kind of the model that a directory's configuration describes; none for an unsupported family.
 pub(crate) fn kind(directory: &Path) -> Result<Option<Kind>> {
     let fields = place::fields_of(directory)?;
     Ok(fields.text_if("model_type")?.and_then(Family::named).map(|family| family.kind))
 }
 
 impl Checkpoint {
-    /// Whether a path is meant as a checkpoint: a directory with a configuration, or a file of weights or an index in
-    /// one. A file that describes its own model, as [`Gpt::save`] writes it, is none.
+    /// Returns true for a directory with config.json, for a weight file that contains its configuration (GGUF), and for
+    /// a weight file or an index beside a config.json, unless it describes itself, as [`Gpt::save`] writes.
     pub fn is_at(path: impl AsRef<Path>) -> bool {
         place::is_checkpoint(path.as_ref())
     }

@@ -36,12 +36,12 @@ impl<'a> StoredParts<'a> {
         StoredParts { reader, layout, tied, replace: None, dense: false }
     }
 
-    /// The same with other weights in place of those that `replace` returns.
+    /// Returns these parts with the weights that `replace` returns in place of the stored ones.
     pub(crate) fn replacing(self, replace: Option<Replace<'a>>) -> Self {
         StoredParts { replace, ..self }
     }
 
-    /// The same with every linear layer dense: compressed weights are decompressed.
+    /// Returns these parts with every linear layer dense: compressed weights are decompressed.
     pub(crate) fn dense(self) -> Self {
         StoredParts { dense: true, ..self }
     }

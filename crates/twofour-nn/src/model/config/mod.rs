@@ -491,7 +491,7 @@ impl TransformerConfig {
         matches!(self.input, ModelInput::Tokens(TokenInput { begins_windows: true, .. }))
     }
 
-    /// The same with another longest sequence of tokens.
+    /// Returns this description with another context, in tokens.
     #[must_use]
     pub fn with_context(mut self, context: usize) -> Self {
         if let ModelInput::Tokens(input) = &mut self.input {
@@ -500,7 +500,7 @@ impl TransformerConfig {
         self
     }
 
-    /// The same with another number of tokens.
+    /// Returns this description with another size of the vocabulary.
     #[must_use]
     pub fn with_vocabulary(mut self, vocabulary: usize) -> Self {
         if let ModelInput::Tokens(input) = &mut self.input {

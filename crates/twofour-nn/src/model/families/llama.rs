@@ -40,7 +40,7 @@ pub(super) enum Kin {
     Mistral,
     Qwen2,
     Qwen3,
-    /// Of heads that are rotated in part.
+    /// Heads are rotated in part.
     Partial,
     Phi,
 }

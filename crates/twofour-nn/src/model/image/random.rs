@@ -32,11 +32,11 @@ pub enum WeightForm {
 /// The forms of the weights of every block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ImageWeights {
-    /// Of queries, keys and values, and of the output projection.
+    /// Form of queries, keys and values, and of the output projection.
     pub attention: WeightForm,
-    /// Of the first layer of the feed-forward block (SAM's `lin1`).
+    /// Form of the first layer of the feed-forward block (SAM's `lin1`).
     pub up: WeightForm,
-    /// Of the second (SAM's `lin2`).
+    /// Form of the second layer of the feed-forward block (SAM's `lin2`).
     pub down: WeightForm,
 }
 

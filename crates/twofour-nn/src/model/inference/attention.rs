@@ -25,12 +25,12 @@ const MANY: usize = 16;
 const QUERIES: usize = 64;
 
 /// Multiplications that are worth a second thread.
-const LEAST_SHARED: usize = 1 << 18;
+const MIN_SHARED: usize = 1 << 18;
 
 /// What tokens attend to.
 #[derive(Debug)]
 pub(crate) enum Seen<'a, T> {
-    /// Those before them in their sequence, and themselves.
+    /// Each token to the tokens before it in its sequence, and to itself.
     Cache {
         /// Keys and values of the tokens before.
         cache: &'a mut Cache<T>,
@@ -39,7 +39,7 @@ pub(crate) enum Seen<'a, T> {
         /// Cosines and sines of the new tokens' positions, where queries and keys are rotated.
         rotary: Option<&'a Tables>,
     },
-    /// One token each of several sequences, all at one position.
+    /// One token of each of several sequences, all at one position.
     Caches {
         /// Keys and values of the tokens before, of each sequence.
         caches: &'a mut [Cache<T>],
@@ -48,12 +48,12 @@ pub(crate) enum Seen<'a, T> {
         /// Cosines and sines of the position, where queries and keys are rotated.
         rotary: Option<&'a Tables>,
     },
-    /// Their whole sequence: sequences of these lengths, one after the other.
+    /// Each token to its whole sequence: sequences of these lengths, one after the other.
     Sequences(&'a [usize]),
 }
 
 impl<T> Seen<'_, T> {
-    /// The same, borrowed once more.
+    /// Reborrows what tokens attend to.
     pub(crate) fn again(&mut self) -> Seen<'_, T> {
         match self {
             Seen::Cache { cache, position, rotary } => Seen::Cache { cache, position: *position, rotary: *rotary },
@@ -151,7 +151,7 @@ fn causal<T: KernelElement>(
             few::attend((cache.head(head), first), (scored, head * group / d), (q, d), scores, o);
         };
         let groups = row[..queries].chunks_exact(group).zip(o.chunks_exact_mut(group)).enumerate();
-        if (place.position + token + 1 - first) * queries < LEAST_SHARED {
+        if (place.position + token + 1 - first) * queries < MIN_SHARED {
             let mut scores = vec![];
             groups.for_each(|part| of_group(&mut scores, part));
         } else {

@@ -42,7 +42,7 @@ struct Shared<T: KernelElement> {
 pub(crate) type Routed = Vec<(usize, f32)>;
 
 impl<T: KernelElement> Experts<T> {
-    /// Those whose parts' names begin with `at`.
+    /// Builds the experts whose parts' names begin with `at`.
     pub(super) fn build(
         config: &TransformerConfig,
         experts: &ExpertsConfig,

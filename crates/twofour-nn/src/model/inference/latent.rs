@@ -33,7 +33,7 @@ struct Reader<T: KernelElement> {
 }
 
 impl<T: KernelElement> Latents<T> {
-    /// Those of a block, whose parts' names `at` completes; none where it has no latents.
+    /// Builds the latents of a block, whose parts' names `at` completes; none for a block without latents.
     pub(super) fn build(
         config: &TransformerConfig,
         parts: &impl Parts<T>,

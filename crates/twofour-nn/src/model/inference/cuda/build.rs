@@ -41,7 +41,7 @@ use crate::{
 };
 
 /// Most elements of the residual stream: what the norm's kernel has.
-const MOST_WIDTH: usize = 8192;
+const MAX_WIDTH: usize = 8192;
 
 impl CudaInference {
     /// Reads a file that [`Gpt::save`](crate::model::Gpt::save) wrote onto a device, as
@@ -278,7 +278,7 @@ pub(super) fn expect_supported(config: &TransformerConfig) -> Result<()> {
         (!is_full && config.layer_scale, "factors of the outputs of blocks in a decoder".into()),
         (config.is_projected(), "a table of tokens of another width".into()),
         (config.rotates_by_length(), "rotations that depend on the length of a text (longrope)".into()),
-        (width > MOST_WIDTH, format!("a width of {width}, but at most {MOST_WIDTH}")),
+        (width > MAX_WIDTH, format!("a width of {width}, but at most {MAX_WIDTH}")),
         (
             config.feed_forward.gated && config.feed_forward.activation == Nonlinearity::SquaredRelu,
             "squared ReLU with a gate".into(),
