@@ -59,8 +59,8 @@ pub enum CheckpointError {
     },
     /// Weights that another tool quantized or compressed.
     #[error(
-        "{}: `quantization_config` says that another tool stored the weights: {by}; none of them is in a format that is \
-         read, so start from the unquantized model",
+        "{}: `quantization_config` says that another tool stored the weights: {by}; none of them is in a format that \
+         is read, so start from the unquantized model",
         path.display()
     )]
     ForeignWeights {

@@ -53,8 +53,8 @@ pub struct PartScores {
     pub features: Vec<f64>,
     /// Scores of heads of queries.
     pub heads: Vec<f64>,
-    /// Scores of heads of keys and values: each the sum of the heads of queries that read it; by magnitude, with its own
-    /// weights.
+    /// Scores of heads of keys and values: each the sum of the heads of queries that read it; by magnitude, with its
+    /// own weights.
     pub kv_heads: Vec<f64>,
 }
 

@@ -24,8 +24,9 @@ impl Recipe {
     ///
     /// ```
     /// use twofour_nn::recipe::Recipe;
-    /// let text = "[model]\nlayers = 2\nwidht = 64\nheads = 4\ncontext = 32\n[data]\ntext = 'a.txt'\n[training]\nsteps = 0\n";
-    /// let mistakes = Recipe::parse(text, ".".as_ref(), &[]).unwrap_err();
+    /// let model = "[model]\nlayers = 2\nwidht = 64\nheads = 4\ncontext = 32\n";
+    /// let text = format!("{model}[data]\ntext = 'a.txt'\n[training]\nsteps = 0\n");
+    /// let mistakes = Recipe::parse(&text, ".".as_ref(), &[]).unwrap_err();
     /// let lines: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
     /// assert_eq!(lines[0], "line 1: model.width: is missing: width of the residual stream");
     /// assert_eq!(lines[1], "line 3: model.widht: unknown key; did you mean `width`?");

@@ -260,7 +260,8 @@ mod tests {
             ("{{ messages[0] | tojson }}", "{\"role\": \"user\", \"content\": \"is it <2:4> & \\\"so\\\" €?\"}"),
             ("{{ {'a': [1, true]} | tojson(indent=2) }}", "{\n  \"a\": [\n    1,\n    true\n  ]\n}"),
             (
-                "{% for m in messages %}\n    {%- if loop.last %}{% break %}{% endif %}{% endfor %}\n  {% set x = 1 %}\n.",
+                "{% for m in messages %}\n    {%- if loop.last %}{% break %}{% endif %}{% endfor %}\n  \
+                 {% set x = 1 %}\n.",
                 ".",
             ),
             (

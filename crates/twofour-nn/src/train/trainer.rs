@@ -33,7 +33,15 @@ use crate::{
 /// use twofour_transformer::engine::cpu::CpuEngine;
 /// let corpus = Arc::new(Corpus::new(b"two of every four ".repeat(100), 0.1)?);
 /// let kind = ModelKind::Gpt;
-/// let model = ModelSettings { kind, layers: 1, width: 16, heads: 2, kv_heads: None, context: 16, feed_forward: Some(32), ..Default::default() };
+/// let model = ModelSettings {
+///     kind,
+///     layers: 1,
+///     width: 16,
+///     heads: 2,
+///     context: 16,
+///     feed_forward: Some(32),
+///     ..Default::default()
+/// };
 /// let training = TrainingSettings { steps: 30, batch: 4, warm_up: 3, ..Default::default() };
 /// let layers = vec!["blocks.0.mlp.up".to_owned(), "blocks.0.mlp.down".to_owned()];
 /// let plan = SparsityPlan::of_method(Method::STE, layers, training.steps);

@@ -327,7 +327,9 @@ type BoxedBlock<'a, S> = Box<dyn CheckpointBlock<S> + 'a>;
 /// while !calibration.is_finished() {
 ///     for index in 0..calibration.inputs()?.len() {
 ///         // Weights that were pruned before are replaced here, so that later inputs are those of the pruned block.
-///         calibration.observe(index, &|_| None, &mut |seen, _| println!("{:?}: {}", seen.input.weights, seen.tokens))?;
+///         calibration.observe(index, &|_| None, &mut |seen, _| {
+///             println!("{:?}: {}", seen.input.weights, seen.tokens);
+///         })?;
 ///     }
 ///     calibration.advance(&|_| None)?;
 /// }
@@ -467,9 +469,9 @@ impl<'a, R: Runner> Calibration<'a, R> {
     /// input to a later one; weights that read earlier ones must not change between them. After an error the texts are
     /// of no more use.
     ///
-    /// For an expert, the part of each text that it gets is shown; beside it is what the stored expert would read of the same tokens,
-    /// which the stored model may send elsewhere. For an expert that gets no token of any text, the rows of an identity
-    /// matrix are shown: by them all features count alike.
+    /// For an expert, the part of each text that it gets is shown; beside it is what the stored expert would read of
+    /// the same tokens, which the stored model may send elsewhere. For an expert that gets no token of any text, the
+    /// rows of an identity matrix are shown: by them all features count alike.
     ///
     /// # Errors
     /// Those of [`Calibration::inputs`] and of the products; a replaced weight of another length; an input that the
@@ -625,8 +627,8 @@ impl<'a, R: Runner> Calibration<'a, R> {
     }
 
     /// The hidden states of each text in the stored model, `[tokens, width]`; nothing without
-    /// [`Calibration::beside_dense_of`]. Once the last input of a block was observed, they are the block's outputs; in a
-    /// block of experts, the states in front of its feed-forward block.
+    /// [`Calibration::beside_dense_of`]. Once the last input of a block was observed, they are the block's outputs; in
+    /// a block of experts, the states in front of its feed-forward block.
     pub fn dense_texts(&self) -> Option<Vec<<R::States as States>::View<'_>>> {
         self.dense.as_ref().map(Texts::states)
     }

@@ -15,11 +15,12 @@ use crate::{
 /// An image encoder's directory whose configuration and headers were read and checked. Weights are read when an
 /// [`ImageEncoder`](crate::model::ImageEncoder) is made of it.
 ///
-/// | `model_type` | the encoder | ignored tensors |
-/// |---|---|---|
-/// | `vit` | ViT | the pooler |
-/// | `dinov2`, `dinov2_with_registers` | DINOv2, with one activation or SwiGLU in its feed-forward blocks | the mask token |
-/// | `sam`, `sam_vision_model` | the image encoder of SAM | prompt encoder, mask decoder, and the embedding that they share |
+/// By `model_type`:
+/// - `vit`: ViT. Ignored: the pooler.
+/// - `dinov2`, `dinov2_with_registers`: DINOv2, with one activation or SwiGLU in its feed-forward blocks. Ignored: the
+///   mask token.
+/// - `sam`, `sam_vision_model`: the image encoder of SAM. Ignored: prompt encoder, mask decoder, and the embedding that
+///   they share.
 ///
 /// ViT and DINOv2 have a head for classes where `classifier.weight` is stored.
 #[derive(Debug)]

@@ -82,7 +82,8 @@ pub(super) const FAMILIES: &[Family] = &[
 
 type Result<T> = std::result::Result<T, CheckpointError>;
 
-/// The description that all versions share: every `pattern`-th layer attends to the whole sequence, the others in windows.
+/// The description that all versions share: every `pattern`-th layer attends to the whole sequence, the others in
+/// windows.
 fn common(fields: &Fields, pattern: usize, logit_soft_cap: Option<f64>) -> Result<TransformerConfig> {
     fields.expect_flag("use_bidirectional_attention", false, "attention is causal")?;
     let sizes = fields.sizes()?;

@@ -185,7 +185,9 @@ macro_rules! keys {
                 let sparsifier = SparsifierSettings::read_present(sparsifier, m);
                 let overrides = overrides.iter_mut().zip(sparsifiers);
                 let overrides = overrides.map(|(own, sparsifier)| LayerOverride::read(own, sparsifier, m)).collect();
-                SparsitySettings { method, layers, $( $both, )* $( $section, )* $( $flag, )* own, sparsifier, overrides }
+                SparsitySettings {
+                    method, layers, $( $both, )* $( $section, )* $( $flag, )* own, sparsifier, overrides,
+                }
             }
 
             /// The keys that are given, but for `method`, `layers` and sections.

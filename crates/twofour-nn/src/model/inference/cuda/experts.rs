@@ -61,8 +61,8 @@ struct Rows {
     of_experts: Vec<Range<usize>>,
     /// The token of each row.
     tokens: Vec<u32>,
-    /// The rows of each token, in the order of experts, with the weights of their outputs. Rows of the shared expert are
-    /// behind all others.
+    /// The rows of each token, in the order of experts, with the weights of their outputs. Rows of the shared expert
+    /// are behind all others.
     of_tokens: Vec<Vec<(u32, f32)>>,
 }
 
