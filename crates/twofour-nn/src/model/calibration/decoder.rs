@@ -6,12 +6,14 @@ use twofour_cuda::layer::{DeviceBuffer, LayerContext};
 
 #[cfg(feature = "cuda")]
 use super::gpu::gpu_block;
-use super::{BlockInput, BlockwiseCheckpoint, CheckpointBlock, FreeFeatures, InputPart, Replace, Stepped};
+use super::{
+    BlockInput, BlockwiseCheckpoint, CheckpointBlock, FreeFeatures, InputPart, Replace, Stepped,
+    inputs::{free_features, input_of},
+};
 use crate::{
     Error, Result,
     model::{
         Checkpoint, StoredParts, Tokenizer, TransformerConfig,
-        families::layout::StoredLinear,
         inference::{
             attention::Seen,
             cache::Cache,
@@ -34,36 +36,6 @@ pub(super) struct Block<'a> {
     /// step's.
     places: Vec<(usize, Option<usize>)>,
     free: Vec<Option<FreeFeatures>>,
-}
-
-/// The input of a linear layer of that name.
-fn input_of(parts: &StoredParts<'_>, name: &str) -> BlockInput {
-    match parts.stored(name) {
-        Some(StoredLinear { parts, is_transposed, .. }) => {
-            let weights = parts.iter().map(|(name, _)| format!("{name}.weight")).collect();
-            BlockInput { weights, is_transposed: *is_transposed }
-        }
-        None => BlockInput::default(),
-    }
-}
-
-/// The inputs of a block without experts.
-#[cfg(feature = "cuda")]
-pub(super) fn inputs(index: usize, parts: &StoredParts<'_>) -> Vec<BlockInput> {
-    Role::ALL.map(|role| input_of(parts, &format!("blocks.{index}.{}", role.name()))).into()
-}
-
-/// Returns, for each step of a block, the features that may stand in another order.
-pub(super) fn free_features(
-    config: &TransformerConfig,
-    index: usize,
-    parts: &StoredParts<'_>,
-) -> Vec<Option<FreeFeatures>> {
-    let of_role = |role: Role| {
-        let name = format!("blocks.{index}.{}", role.name());
-        parts.stored(&name).filter(|_| parts.is_in_order(&name))
-    };
-    Role::of(config).iter().map(|role| FreeFeatures::of(config, *role, of_role)).collect()
 }
 
 impl<'a> Block<'a> {

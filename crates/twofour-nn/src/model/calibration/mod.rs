@@ -6,6 +6,7 @@ mod encoder;
 mod free;
 #[cfg(feature = "cuda")]
 mod gpu;
+mod inputs;
 mod prompt;
 mod runner;
 #[cfg(test)]

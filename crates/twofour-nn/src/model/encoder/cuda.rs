@@ -15,7 +15,7 @@ use twofour_transformer::cuda::{
 
 use super::{
     EncoderInput, HiddenStates,
-    masked::{MaskedHead, masked_decoder},
+    masked_head::{MaskedHead, masked_decoder},
     split,
 };
 use crate::{

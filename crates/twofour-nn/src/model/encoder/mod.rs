@@ -5,6 +5,7 @@ mod checkpoint;
 mod cuda;
 mod embeddings;
 mod masked;
+mod masked_head;
 mod modules;
 mod sentence;
 mod similarity;
