@@ -106,7 +106,7 @@ pub enum Error {
         first: String,
         /// The other.
         second: String,
-        /// Why.
+        /// The reason.
         reason: &'static str,
     },
 

@@ -43,7 +43,8 @@ qwen = """{%- if messages[0]['role'] == 'system' %}
     {{- '<|im_start|>system\\nA model of four layers.<|im_end|>\\n' }}
 {%- endif %}
 {%- for message in messages %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) or (message.role == "assistant" and not message.tool_calls) %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first)
+        or (message.role == "assistant" and not message.tool_calls) %}
         {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
     {%- endif %}
 {%- endfor %}
@@ -147,13 +148,15 @@ for name, template in {"qwen": qwen, "llama": llama, "gemma": gemma, "mistral": 
     for messages in conversations:
         for prompts_reply in [False, True]:
             def made(tokenize):
+                options = {"return_dict": False} if tokenize else {}
                 return tokenizer.apply_chat_template(
-                    messages, tokenize=tokenize, add_generation_prompt=prompts_reply, **({"return_dict": False} if tokenize else {}))
+                    messages, tokenize=tokenize, add_generation_prompt=prompts_reply, **options)
             try:
                 text, ids, error = made(False), made(True), None
             except Exception as failed:
                 text, ids, error = None, None, str(failed)
-            found.append({"messages": messages, "prompts_reply": prompts_reply, "text": text, "ids": ids, "error": error})
+            found.append(
+                {"messages": messages, "prompts_reply": prompts_reply, "text": text, "ids": ids, "error": error})
     with open(os.path.join(folder, "expected.json"), "w") as file:
         json.dump(found, file)
 "#;

@@ -25,17 +25,8 @@ use crate::{
 };
 
 /// Remove hidden features and attention heads, and write the smaller model
-///
-/// Structured pruning: hidden features of the feed-forward blocks (rows of gate and up, columns of down) and heads of
-/// attention (rows of queries, keys and values, columns of the output) that score least are left out, with their
-/// biases. The result has dense weights of smaller shapes and a config.json with the new sizes: transformers and other
-/// programs load it as a model of its family, and it computes what the model with zeros in their place does. Every
-/// block keeps as many, since config.json has one number for all; which ones is each block's own.
-///
-/// Families: llama, mistral, qwen2, qwen3, phi3, gemma2, gemma3_text; of gpt2, opt, gpt_neox, falcon and bert hidden
-/// features alone, whose heads have no size of their own in config.json.
 #[derive(Debug, Args)]
-#[command(after_long_help = "\
+#[command(long_about = long_about(), after_long_help = "\
 Examples:
   twofour shrink model/ -o small/ --features 3648
   twofour shrink model/ -o small/ --features 3648 --heads 12 \\
@@ -73,6 +64,23 @@ pub(crate) struct Shrink {
 
     #[command(flatten)]
     calibration: CalibrationOptions,
+}
+
+/// The description of the command in its `--help`.
+fn long_about() -> String {
+    let [shrunk, features] = Shrinking::families();
+    let (last, others) = features.split_last().unwrap_or((&"", &[]));
+    format!(
+        "Remove hidden features and attention heads, and write the smaller model\n\nStructured pruning: hidden features of \
+         the feed-forward blocks (rows of gate and up, columns of down) and heads of attention (rows of queries, keys \
+         and values, columns of the output) that score least are left out, with their biases. The result has dense \
+         weights of smaller shapes and a config.json with the new sizes: transformers and other programs load it as a \
+         model of its family, and it computes what the model with zeros in their place does. Every block keeps as \
+         many, since config.json has one number for all; which ones is each block's own.\n\nFamilies: {}; of {} and \
+         {last} hidden features alone, whose heads have no size of their own in config.json.",
+        shrunk.join(", "),
+        others.join(", ")
+    )
 }
 
 /// How parts are scored.

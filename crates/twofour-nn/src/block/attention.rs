@@ -99,7 +99,7 @@ impl<E: Engine> Attention<E> {
         Ok(attention)
     }
 
-    /// The same with norms of queries and keys.
+    /// Returns this attention with norms of queries and keys.
     ///
     /// # Errors
     /// Norms of another width than a head's.

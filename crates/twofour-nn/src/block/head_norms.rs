@@ -115,7 +115,7 @@ impl<E: Engine> HeadNorms<E> {
     }
 }
 
-/// Those of so many tokens.
+/// Returns the rows of queries, keys and values in `qkv` for a number of tokens, from `known` where it has them.
 fn rows_of<'a, E: Engine>(
     known: &'a mut Rows<E>,
     engine: &E,

@@ -24,7 +24,7 @@ parts!(Norm<E> { gain, bias });
 /// What the backward pass of a [`Norm`] reads beside its input.
 #[derive(Debug)]
 pub struct NormStatistics<E: Engine> {
-    /// Of layer normalization.
+    /// The mean of each row, where the norm is layer normalization.
     mean: Option<E::Buffer>,
     rstd: E::Buffer,
 }

@@ -18,7 +18,7 @@ use crate::{Error, Result};
 const CHUNK: usize = 256;
 
 /// The most iterations of the solver.
-const MOST_ITERATIONS: usize = 300;
+const MAX_ITERATIONS: usize = 300;
 
 /// The largest derivative at the solution.
 const TOLERANCE: f64 = 1e-5;
@@ -128,7 +128,7 @@ impl LogisticRegression {
         let decay = 1.0 / (strength * samples.len() as f64);
         let start = fitted.weights.clone();
         let (weights, iterations) =
-            lbfgs::minimize(start, MOST_ITERATIONS, TOLERANCE, |weights| fitted.objective(samples, weights, decay));
+            lbfgs::minimize(start, MAX_ITERATIONS, TOLERANCE, |weights| fitted.objective(samples, weights, decay));
         fitted.weights = weights;
         fitted.iterations = iterations;
         Ok(fitted)

@@ -38,7 +38,7 @@ fn derivatives_agree_with_finite_differences_and_vanish_at_the_solution() {
     }
     let (_, gradient) = fitted.objective(&samples, &fitted.weights, decay);
     assert!(gradient.iter().all(|derivative| derivative.abs() <= TOLERANCE), "{gradient:?}");
-    assert!(fitted.iterations() > 3 && fitted.iterations() < MOST_ITERATIONS);
+    assert!(fitted.iterations() > 3 && fitted.iterations() < MAX_ITERATIONS);
 }
 
 #[test]

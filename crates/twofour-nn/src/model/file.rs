@@ -12,11 +12,12 @@ use twofour::{
     layer::MaskRule,
 };
 
+#[cfg(doc)]
+use super::{Gpt, VitConfig};
 use super::{
-    Gpt, GptConfig, TransformerConfig,
+    GptConfig, TransformerConfig,
     float::match_float,
     run::{CheckpointModel, is_checkpoint},
-    vit::VIT_KEY,
 };
 use crate::{
     Error, Result,
@@ -31,25 +32,8 @@ pub(super) const GPT_KEY: &str = "twofour.gpt";
 /// The metadata key that holds any other decoder's [`TransformerConfig`] as JSON.
 pub(super) const DECODER_KEY: &str = "twofour.decoder";
 
-impl<E: Engine> Gpt<E> {
-    /// Reads a model that [`Gpt::save`] wrote, or that `twofour compress` made of one, as a dense model: compressed
-    /// weights are decompressed into masters whose pruned elements are zero.
-    ///
-    /// # Errors
-    /// A file that is not a model's, lacks a tensor or holds one of another shape; those of reading.
-    pub fn load(engine: &E, path: impl AsRef<Path>) -> Result<Self> {
-        Self::from_reader(engine, &Reader::open(path)?)
-    }
-
-    /// [`Gpt::load`], from a file that is open already.
-    ///
-    /// # Errors
-    /// As for [`Gpt::load`].
-    pub fn from_reader(engine: &E, reader: &Reader) -> Result<Self> {
-        let config = config_of(reader)?;
-        Gpt::build(engine, &config, |name, shape| values(reader, name, shape))
-    }
-}
+/// The metadata key that holds a vision transformer's [`VitConfig`] as JSON.
+pub(super) const VIT_KEY: &str = "twofour.vit";
 
 /// What the file of a model holds.
 pub(super) struct SavedParts<'a, E: Engine> {
@@ -291,4 +275,18 @@ fn decompressed(reader: &Reader, name: &str, shape: [usize; 2]) -> Result<Vec<f3
         ValueFormat::Int4(_) => widened(reader.int4(name)?.dequantize().to_dense()),
         other => return Err(unsupported(reader, name, other)),
     })
+}
+
+/// The type of a model's weights: that of its largest tensor that is stored as f32, f16 or bf16; f32 where there is
+/// none.
+pub(super) fn dtype_of(reader: &Reader) -> DataType {
+    let float = |dtype: StoredDType| match dtype {
+        StoredDType::BF16 => Some(DataType::BF16),
+        StoredDType::F16 => Some(DataType::F16),
+        StoredDType::F32 => Some(DataType::F32),
+        _ => None,
+    };
+    let floats =
+        reader.plain_tensors().filter_map(|tensor| Some((tensor.shape.iter().product(), float(tensor.dtype)?)));
+    floats.max_by_key(|(len, _): &(usize, _)| *len).map_or(DataType::F32, |(_, dtype)| dtype)
 }

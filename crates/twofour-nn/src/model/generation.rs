@@ -173,15 +173,15 @@ pub struct Likelihood {
 }
 
 impl Likelihood {
-    /// Of no tokens.
+    /// The likelihood of no tokens.
     pub(super) const NONE: Likelihood = Likelihood { log: 0.0, is_greedy: true };
 
-    /// That of more tokens after these: the rows of `logits: [targets, vocabulary]` score them.
+    /// Returns the likelihood with more tokens behind these; the rows of `logits: [targets, vocabulary]` score them.
     pub(super) fn then(self, logits: &[f32], vocabulary: usize, targets: &[u32]) -> Result<Self> {
         let Likelihood { log, mut is_greedy } = self;
         for (row, target) in logits.chunks_exact(vocabulary).zip(targets) {
             let largest = largest_score(row)?;
-            // Of equal scores greedy decoding takes the first.
+            // Among equal scores, greedy decoding takes the first.
             is_greedy &= row.iter().position(|score| *score == largest) == Some(*target as usize);
         }
         Ok(Likelihood { log: log - cross_entropy::loss(logits, vocabulary, targets), is_greedy })

@@ -4,7 +4,7 @@ use std::{ops::ControlFlow, path::Path};
 
 use twofour::{
     DataType,
-    file::{Reader, StoredDType, StoredElement},
+    file::{Reader, StoredElement},
     kernel::KernelElement,
 };
 
@@ -99,7 +99,7 @@ impl LanguageModel {
             true => Stored::Checkpoint(Box::new(Checkpoint::open(path)?)),
             false => Stored::File(Box::new(file::open(path)?)),
         };
-        let dtype = dtype.unwrap_or_else(|| dtype_of(stored.reader()));
+        let dtype = dtype.unwrap_or_else(|| file::dtype_of(stored.reader()));
         let decoder = decoder(&stored, dtype)?;
         let ((tokenizer, begin), end) = match &stored {
             Stored::Checkpoint(own) => ((own.tokenizer()?, own.begin()), own.end().to_vec()),
@@ -172,18 +172,4 @@ pub(super) fn of_file(reader: &Reader) -> Result<(Tokenizer, Option<u32>)> {
     // A text of bytes may begin anywhere; a line's end is before most texts.
     let begin = matches!(tokenizer, Tokenizer::Bytes).then_some(b'\n'.into());
     Ok((tokenizer, begin))
-}
-
-/// The type of a model's weights: that of its largest tensor that is stored as f32, f16 or bf16; f32 where there is
-/// none.
-pub(super) fn dtype_of(reader: &Reader) -> DataType {
-    let float = |dtype: StoredDType| match dtype {
-        StoredDType::BF16 => Some(DataType::BF16),
-        StoredDType::F16 => Some(DataType::F16),
-        StoredDType::F32 => Some(DataType::F32),
-        _ => None,
-    };
-    let floats =
-        reader.plain_tensors().filter_map(|tensor| Some((tensor.shape.iter().product(), float(tensor.dtype)?)));
-    floats.max_by_key(|(len, _): &(usize, _)| *len).map_or(DataType::F32, |(_, dtype)| dtype)
 }

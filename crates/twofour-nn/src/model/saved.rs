@@ -2,11 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use twofour::{Axis, DataType, Mask, MatrixRef, Pattern, file::Reader, verify::conformance};
+use twofour::{DataType, Mask, file::Reader};
 
 use super::{
-    CHECKPOINT_FILE, Checkpoint, Gpt, StoredRows, Tokenizer, TransformerConfig, VOCABULARY, file, language::dtype_of,
-    run::Run,
+    Checkpoint, Gpt, StoredRows, Tokenizer, TransformerConfig, VOCABULARY,
+    checkpoint::locate,
+    file,
+    run::{MODEL_DIRECTORY, MODEL_FILES, Run, RunTokenizer},
+    violations::{beyond_mask, violation},
 };
 use crate::{Error, Result, engine::Engine, text::ChatTemplate};
 
@@ -29,24 +32,15 @@ enum Source {
 
 impl SavedModel {
     /// The directory that a training run leaves a model in that transformers can load.
-    pub const DIRECTORY: &'static str = "model";
+    pub const DIRECTORY: &'static str = MODEL_DIRECTORY;
 
     /// The files that a quickstart and a training run leave a model in, where transformers has none of its kind.
-    pub const FILES: [&'static str; 2] = ["sparse.safetensors", "model.safetensors"];
+    pub const FILES: [&'static str; 2] = MODEL_FILES;
 
     /// The model that a path means: itself, or, of the folder of a training run or a quickstart, the model in it, or,
     /// of a folder of a run's checkpoint (`last`, `best`), the checkpoint's file.
     pub fn locate(path: impl AsRef<Path>) -> PathBuf {
-        let path = path.as_ref();
-        let inside = path.join(Self::DIRECTORY);
-        if Checkpoint::is_at(path) || !path.is_dir() {
-            path.to_owned()
-        } else if Checkpoint::is_at(&inside) {
-            inside
-        } else {
-            let files = Self::FILES.into_iter().chain([CHECKPOINT_FILE]).map(|name| path.join(name));
-            files.into_iter().find(|file| file.exists()).unwrap_or_else(|| path.to_owned())
-        }
+        locate(path.as_ref())
     }
 
     /// Opens what [`SavedModel::locate`] finds.
@@ -90,7 +84,7 @@ impl SavedModel {
 
     /// The type of the weights, as [`Checkpoint::dtype`].
     pub fn dtype(&self) -> DataType {
-        dtype_of(self.reader())
+        file::dtype_of(self.reader())
     }
 
     /// The tokenizer: of a checkpoint of training, that of the run whose folder it is in; of another file, bytes.
@@ -191,7 +185,7 @@ impl SavedModel {
 /// Those of [`SavedModel::tokenizer`].
 pub(super) fn tokenizer_beside(path: &Path, config: &TransformerConfig) -> Result<Tokenizer> {
     if let Some(run) = Run::of(path)? {
-        return run.tokenizer();
+        return tokenizer_of(&run);
     }
     match config.vocabulary() {
         VOCABULARY => Ok(Tokenizer::Bytes),
@@ -203,42 +197,14 @@ pub(super) fn tokenizer_beside(path: &Path, config: &TransformerConfig) -> Resul
     }
 }
 
-/// The first nonzero of a weight in a file of [`TrainedModel::save`](super::TrainedModel::save) that a mask of its
-/// shape prunes; none where all of these are zero.
+/// The tokenizer of a decoder's run.
 ///
 /// # Errors
-/// No such tensor, or one of another shape.
-pub fn mask_violation(reader: &Reader, weight: &str, mask: &Mask) -> Result<Option<String>> {
-    Ok(beyond_mask(&file::values(reader, weight, &[mask.rows(), mask.cols()])?, mask))
-}
-
-/// The first nonzero of a weight, row by row, that a mask of its shape prunes.
-pub(super) fn beyond_mask(values: &[f32], mask: &Mask) -> Option<String> {
-    let cols = mask.cols().max(1);
-    let is_beyond = |(index, value): &(usize, &f32)| **value != 0.0 && !mask.is_kept(index / cols, index % cols);
-    let (index, value) = values.iter().enumerate().find(is_beyond)?;
-    Some(format!("row {}, column {} is {value}, which its mask prunes", index / cols, index % cols))
-}
-
-/// The first group with more than two nonzeros of a linear layer that is stored as these weights, of `(outputs,
-/// inputs)` together.
-pub(super) fn violation(
-    reader: &Reader,
-    stored: &[String],
-    (outputs, inputs): (usize, usize),
-    values: impl FnOnce() -> Result<Vec<f32>>,
-) -> Result<Option<String>> {
-    if stored.iter().all(|name| file::is_compressed(reader, name)) {
-        return Ok(None);
+/// Those of [`Tokenizer::read`] and [`SavedModel::open`].
+fn tokenizer_of(run: &Run) -> Result<Tokenizer> {
+    match run.tokenizer() {
+        RunTokenizer::Bytes => Ok(Tokenizer::Bytes),
+        RunTokenizer::File(path) => Tokenizer::read(&path),
+        RunTokenizer::Model(path) => SavedModel::open(path)?.tokenizer(),
     }
-    let values = values()?;
-    let found = conformance(MatrixRef::new(outputs, inputs, &values)?, Pattern::TWO_FOUR, Axis::Row, 1)?;
-    Ok(found.violations.first().map(|violation| {
-        format!(
-            "{}: {violation}, and {} of {} groups have more than two",
-            stored.join(", "),
-            found.violation_count,
-            found.parts
-        )
-    }))
 }

@@ -2,18 +2,18 @@
 
 use super::{
     Mistakes, ModelKind, OptimizerKind, Place, Recipe, ScheduleKind, TrainingSettings, layers,
-    parse::{Sections, VISION_KEYS},
+    sections::{Sections, VISION_KEYS},
     sparsity::{check_bands, check_sparsity},
     start,
 };
 use crate::model::{EncoderTask, VitConfig};
 
 /// The largest rotary tables: positions times half a head's elements.
-const MOST_ANGLES: usize = 1 << 25;
+const MAX_ANGLES: usize = 1 << 25;
 
 /// The most weights of a linear layer, and the most layers: a bound before anything is allocated.
-const MOST_WEIGHTS: usize = 1 << 40;
-const MOST_LAYERS: usize = 1 << 12;
+const MAX_WEIGHTS: usize = 1 << 40;
+const MAX_LAYERS: usize = 1 << 12;
 
 /// Notes every contradiction.
 pub(super) fn check(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
@@ -77,7 +77,7 @@ fn check_model(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) -> bo
         }
     }
     let angles = model.context * (model.width / model.heads).div_ceil(2);
-    if angles > MOST_ANGLES {
+    if angles > MAX_ANGLES {
         let problem = format!(
             "found {} with heads of {} elements, expected at most 2^26 elements of all positions of one head together",
             model.context,
@@ -85,12 +85,12 @@ fn check_model(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) -> bo
         );
         m.add(s.place("context"), "model.context", problem);
     }
-    if model.width * model.feed_forward().max(3 * model.width) > MOST_WEIGHTS {
+    if model.width * model.feed_forward().max(3 * model.width) > MAX_WEIGHTS {
         let problem = format!("found {}, expected linear layers of at most 2^40 weights", model.width);
         m.add(s.place("width"), "model.width", problem);
     }
-    if model.layers > MOST_LAYERS {
-        let problem = format!("found {}, expected at most {MOST_LAYERS}", model.layers);
+    if model.layers > MAX_LAYERS {
+        let problem = format!("found {}, expected at most {MAX_LAYERS}", model.layers);
         m.add(s.place("layers"), "model.layers", problem);
     }
     m.len() == faults

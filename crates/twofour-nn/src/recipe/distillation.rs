@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Mistakes, ModelKind, Recipe, parse::Sections, start::path_of};
+use super::{
+    Mistakes, ModelKind, Recipe,
+    sections::{Sections, path_of},
+};
 use crate::{
     model::{DistillationLoss, SavedModel, TransformerConfig},
     settings::{NOT_NEGATIVE, Section},

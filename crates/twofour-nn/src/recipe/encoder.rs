@@ -8,7 +8,7 @@ use std::{
 use super::{
     DataSettings, Mistakes, ModelConfig, ModelKind, ModelSettings, ModelSource, Place, Recipe, SparsitySettings,
     Tokenizer,
-    parse::{Sections, VISION_KEYS, read_files, read_validation, refuse},
+    sections::{Sections, VISION_KEYS, read_files, read_validation, refuse},
 };
 use crate::{
     Result,

@@ -4,7 +4,7 @@ use globset::{Glob, GlobMatcher};
 use serde::Serialize;
 use twofour::layer::MaskRule;
 
-use super::{Mistakes, Place, Recipe, parse::Sections};
+use super::{Mistakes, Place, Recipe, sections::Sections};
 use crate::{linear::LayerForm, settings::near, train::methods::SparsityPlan};
 
 /// A linear layer and its form.
@@ -22,7 +22,7 @@ pub struct LayerPlan {
     pub masked: bool,
     /// Whether its mask is then 2:4 along columns too, so that its transpose is packed as well.
     pub transposable: bool,
-    /// Why, or why not; empty where nothing is to be said.
+    /// The reason why it is sparse or dense; may be empty.
     pub reason: String,
 }
 

@@ -36,7 +36,7 @@ pub enum RecipeError {
     NotARecipe {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// There are mistakes.

@@ -1,13 +1,13 @@
 //! The settings of a training run, as a TOML file has them.
 //!
-//! | item | |
-//! |---|---|
-//! | [`Recipe::parse`], [`LoadedRecipe::read`] | from a file to settings; every mistake is reported at once, with its line |
-//! | [`Override`] | a value that replaces one of the recipe's |
-//! | [`Recipe::sparsity_plan`] | what a method means: mask, gradients, decay, and when layers are 2:4 |
-//! | [`Recipe::model_config`], [`Recipe::saved_model`] | the model: its description, and that which training starts from |
-//! | [`Recipe::layers`] | which linear layers become 2:4, and why the others do not |
-//! | [`Recipe::plan`] | parameters, memory, steps and tokens, before anything is done |
+//! - [`Recipe::parse`], [`LoadedRecipe::read`]: from a file to settings; every mistake is reported at once, with its
+//!   line.
+//! - [`Override`]: a value that replaces one of the recipe's.
+//! - [`Recipe::sparsity_plan`]: what a method means: mask, gradients, decay, and when layers are 2:4.
+//! - [`Recipe::model_config`], [`Recipe::saved_model`]: the model's description, and the model that training starts
+//!   from.
+//! - [`Recipe::layers`]: which linear layers become 2:4, and why the others do not.
+//! - [`Recipe::plan`]: parameters, memory, steps and tokens, before anything is done.
 
 mod check;
 mod data;
@@ -18,6 +18,7 @@ mod load;
 mod model;
 mod parse;
 mod plan;
+mod sections;
 mod sparsity;
 mod start;
 #[cfg(test)]

@@ -4,34 +4,13 @@ use std::path::{Path, PathBuf};
 
 use super::{
     DataSettings, Mistakes, ModelKind, ModelSettings, Override, Place, Recipe, SparsitySettings, Tokenizer,
-    TrainingSettings, check,
-    data::tenth,
-    distillation, encoder,
+    TrainingSettings, check, distillation, encoder,
+    sections::{Sections, path_of, read_files, read_validation, refuse},
     start::{self, Start},
 };
-use crate::settings::{LARGEST, Range, Section, parse, suggestion};
-
-/// The keys of a model that only a vision transformer has.
-pub(super) const VISION_KEYS: [&str; 5] = ["image", "patch", "channels", "classes", "pooling"];
-
-const VALIDATION: Range = Range { words: "a share above 0 and at most 0.5", holds: |x| x > 0.0 && x <= 0.5 };
+use crate::settings::{LARGEST, Section, parse, suggestion};
 
 const SECTIONS: [&str; 5] = ["model", "data", "training", "sparsity", "distillation"];
-
-/// The sections while they are read and checked.
-pub(super) struct Sections<'a> {
-    pub(super) model: Section<'a>,
-    pub(super) data: Section<'a>,
-    pub(super) training: Section<'a>,
-    pub(super) sparsity: Section<'a>,
-    pub(super) distillation: Section<'a>,
-    /// `[sparsity.sparsifier]`.
-    pub(super) sparsifier: Section<'a>,
-    /// Of `[[sparsity.override]]`, in order.
-    pub(super) overrides: Vec<Section<'a>>,
-    /// `[sparsity.override.sparsifier]` of each.
-    pub(super) override_sparsifiers: Vec<Section<'a>>,
-}
 
 impl Recipe {
     /// Reads a recipe's text, with values replaced by the overrides. Paths in the recipe are relative to `folder`;
@@ -45,8 +24,9 @@ impl Recipe {
     ///
     /// ```
     /// use twofour_nn::recipe::Recipe;
-    /// let text = "[model]\nlayers = 2\nwidht = 64\nheads = 4\ncontext = 32\n[data]\ntext = 'a.txt'\n[training]\nsteps = 0\n";
-    /// let mistakes = Recipe::parse(text, ".".as_ref(), &[]).unwrap_err();
+    /// let model = "[model]\nlayers = 2\nwidht = 64\nheads = 4\ncontext = 32\n";
+    /// let text = format!("{model}[data]\ntext = 'a.txt'\n[training]\nsteps = 0\n");
+    /// let mistakes = Recipe::parse(&text, ".".as_ref(), &[]).unwrap_err();
     /// let lines: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
     /// assert_eq!(lines[0], "line 1: model.width: is missing: width of the residual stream");
     /// assert_eq!(lines[1], "line 3: model.widht: unknown key; did you mean `width`?");
@@ -62,7 +42,7 @@ impl Recipe {
 pub(super) struct ParsedRecipe {
     pub(super) recipe: Recipe,
     pub(super) mistakes: Mistakes,
-    /// Of each path of `data.text`, or of `data.questions`.
+    /// The place of each path of `data.text`, or of `data.questions`.
     pub(super) text_places: Vec<Place>,
 }
 
@@ -155,21 +135,12 @@ fn read_model(s: &mut Section<'_>, from: Option<PathBuf>, m: &mut Mistakes) -> M
     }
 }
 
-/// Notes keys that the recipe's kind of model does not have.
-pub(super) fn refuse(s: &mut Section<'_>, section: &str, keys: &[&'static str], why: &str, m: &mut Mistakes) {
-    for key in keys {
-        if s.skip(key) {
-            m.add(s.place(key), format!("{section}.{key}"), why);
-        }
-    }
-}
-
 /// The images of a vision transformer.
 fn read_images(s: &mut Section<'_>, folder: &Path, m: &mut Mistakes) -> DataSettings {
     let mut file = |key, what| {
         let file = s.text(key, m);
         let (file, place) = s.required(key, what, file.map(Some), None, m)?;
-        Some(start::path_of(&file, &place, folder))
+        Some(path_of(&file, &place, folder))
     };
     let images = file("images", "an IDX file of images to train on");
     let labels = file("labels", "an IDX file with their classes");
@@ -206,22 +177,4 @@ fn read_text(
         validation: read_validation(s, m),
     };
     (settings, places)
-}
-
-/// A list of files that must be there, with the place of each.
-pub(super) fn read_files(
-    s: &mut Section<'_>,
-    key: &'static str,
-    what: &str,
-    folder: &Path,
-    m: &mut Mistakes,
-) -> (Vec<PathBuf>, Vec<Place>) {
-    let files = s.texts(key, m);
-    let files = s.required(key, what, files, Vec::new(), m);
-    files.into_iter().map(|(file, place)| (start::path_of(&file, &place, folder), place)).unzip()
-}
-
-/// The share for validation.
-pub(super) fn read_validation(s: &mut Section<'_>, m: &mut Mistakes) -> f64 {
-    s.number("validation", VALIDATION, m).unwrap_or_else(tenth)
 }

@@ -61,7 +61,7 @@ pub struct LevelPlan {
     pub rule: String,
     /// Whether pruned weights stay zero.
     pub in_place: bool,
-    /// Steps after which masks are chosen, with the level: every one at which it jumps, and some of those in between.
+    /// Steps after which masks are chosen, with the level: every step at which the level jumps, and some in between.
     pub levels: Vec<(u64, f64)>,
 }
 
@@ -77,9 +77,9 @@ pub struct StagePlan {
     /// The step before which groups keep three of four; absent where they never do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub two_of_four_from: Option<u64>,
-    /// The step before which they become dense again; that of the run's end where they do not.
+    /// The step before which they become dense again; the end of the run where they do not.
     pub end: u64,
-    /// Whether it is weights that are 2:4, and not inputs, and not weights under masks of a sparsifier.
+    /// True if weights are 2:4; false for 2:4 inputs and for a sparsifier's masks.
     pub two_of_four_weights: bool,
     /// The form of the layers while they are sparse.
     #[serde(skip)]
@@ -99,9 +99,9 @@ impl StagePlan {
 /// What a recipe will do.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RecipePlan {
-    /// Where.
+    /// The kind of device that runs it.
     pub device: DeviceKind,
-    /// How many of them divide each batch.
+    /// Number of devices, which divide each batch.
     pub devices: usize,
     /// The data type of activations and of GEMMs.
     pub precision: &'static str,
@@ -124,11 +124,11 @@ pub struct RecipePlan {
     pub classes: Option<usize>,
     /// Trainable parameters.
     pub parameters: usize,
-    /// Those of layers that are 2:4, biases not counted.
+    /// Weights of 2:4 layers, without biases.
     pub sparse_weights: usize,
-    /// Those of layers that a sparsifier masks, biases not counted.
+    /// Weights of the layers that a sparsifier masks, without biases.
     pub masked_weights: usize,
-    /// Elements of the adapters that train while all of these are frozen.
+    /// Elements of the adapters that train while the model's parameters are frozen.
     #[serde(skip_serializing_if = "is_default")]
     pub adapter_elements: usize,
     /// Optimizer steps.
@@ -136,7 +136,7 @@ pub struct RecipePlan {
     /// When the first layers become 2:4 or masked, and the step before which the last ones become dense again; absent
     /// where no layer is ever sparse.
     pub sparse: Option<(SparseBegin, u64)>,
-    /// The same for each part: the layers of the method, and those of each override.
+    /// When the layers of each part are sparse: those of the method, and those of each override.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<StagePlan>,
     /// Tokens of an optimizer step.

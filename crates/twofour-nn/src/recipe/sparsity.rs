@@ -1,6 +1,6 @@
 //! What a recipe's sparsity means for its model, and what contradicts its other sections.
 
-use super::{LayerOverride, Method, Mistakes, ModelKind, OptimizerKind, Recipe, layers::globs, parse::Sections};
+use super::{LayerOverride, Method, Mistakes, ModelKind, OptimizerKind, Recipe, layers::globs, sections::Sections};
 use crate::{
     Result,
     train::{

@@ -10,7 +10,7 @@ use twofour::layer::MaskRule;
 
 use super::{
     DataSettings, Mistakes, ModelConfig, ModelKind, ModelSettings, Place, Recipe, SparsitySettings, Tokenizer,
-    parse::{Sections, VISION_KEYS},
+    sections::{Sections, VISION_KEYS, path_of},
 };
 use crate::{
     Result,
@@ -81,14 +81,6 @@ impl Recipe {
             }
             _ => Cow::Borrowed(&self.sparsity),
         }
-    }
-}
-
-/// A path of a recipe, which is relative to it, or of an override, which is not.
-pub(super) fn path_of(text: &str, place: &Place, folder: &Path) -> PathBuf {
-    match place {
-        Place::Override => text.into(),
-        _ => folder.join(text),
     }
 }
 

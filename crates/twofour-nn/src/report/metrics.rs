@@ -34,8 +34,8 @@ pub struct StepMetrics {
     /// The share of validation images that are classified rightly, where it was evaluated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub val_accuracy: Option<f64>,
-    /// Of each 2:4 or masked layer: at steps where the validation loss was evaluated, and at those that chose masks
-    /// where these are rare.
+    /// The mask of each 2:4 or masked layer: at steps that evaluated the validation loss, and, where masks are chosen
+    /// rarely, at steps that chose them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub layers: BTreeMap<String, LayerMetrics>,
     /// Tokens trained on a second.

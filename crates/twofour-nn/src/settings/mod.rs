@@ -24,7 +24,7 @@ pub(crate) use tree::parse;
 pub(crate) const LARGEST: u64 = 1 << 20;
 
 /// The most steps.
-pub(crate) const MOST_STEPS: u64 = 1 << 40;
+pub(crate) const MAX_STEPS: u64 = 1 << 40;
 
 /// The largest seed: integers of TOML have 64 bits with their sign.
 pub(crate) const LARGEST_SEED: u64 = i64::MAX as u64;

@@ -15,7 +15,7 @@ pub struct OwnSetting {
     pub kind: OwnKind,
     /// The number where a recipe gives none, unless it depends on the run.
     pub default: Option<f64>,
-    /// Why other methods do not have it.
+    /// The reason why other methods do not have it.
     pub elsewhere: &'static str,
 }
 

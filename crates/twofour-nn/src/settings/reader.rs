@@ -38,7 +38,7 @@ pub(crate) mod named {
     }
 }
 
-/// The same for a choice that may be absent.
+/// An optional choice in files by its name.
 pub(crate) mod named_option {
     use serde::{Deserialize, Deserializer, Serializer};
 

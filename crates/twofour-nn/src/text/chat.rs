@@ -22,14 +22,14 @@ const SETTINGS_FILE: &str = "tokenizer_config.json";
 const DEFAULT: &str = "default";
 
 /// Steps after which a template is taken for one that does not end: a long conversation takes a thousandth of them.
-const MOST_STEPS: u64 = 50_000_000;
+const MAX_STEPS: u64 = 50_000_000;
 
 /// A message of a conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// Who says it: `system`, `user` or `assistant`.
+    /// The speaker: `system`, `user` or `assistant`.
     pub role: &'a str,
-    /// What is said.
+    /// The text.
     pub content: &'a str,
 }
 
@@ -107,7 +107,7 @@ impl ChatTemplate {
         environment.set_syntax(syntax.map_err(|error| fault(&error))?);
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
         environment.set_unknown_method_callback(unknown_method_callback);
-        environment.set_fuel(Some(MOST_STEPS));
+        environment.set_fuel(Some(MAX_STEPS));
         environment.add_filter("tojson", to_json);
         environment.add_function("raise_exception", |message: String| -> Result<Value, JinjaError> {
             Err(JinjaError::new(ErrorKind::InvalidOperation, format!("it refuses: {message}")))
@@ -260,7 +260,8 @@ mod tests {
             ("{{ messages[0] | tojson }}", "{\"role\": \"user\", \"content\": \"is it <2:4> & \\\"so\\\" €?\"}"),
             ("{{ {'a': [1, true]} | tojson(indent=2) }}", "{\n  \"a\": [\n    1,\n    true\n  ]\n}"),
             (
-                "{% for m in messages %}\n    {%- if loop.last %}{% break %}{% endif %}{% endfor %}\n  {% set x = 1 %}\n.",
+                "{% for m in messages %}\n    {%- if loop.last %}{% break %}{% endif %}{% endfor %}\n  \
+                 {% set x = 1 %}\n.",
                 ".",
             ),
             (

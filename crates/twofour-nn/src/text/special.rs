@@ -3,9 +3,9 @@
 /// The tokens that are no text: what [`Tokenizer::special`](super::Tokenizer::special) returns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpecialTokens {
-    /// Those before and after a text.
+    /// The tokens before and after a text.
     pub framing: [Vec<u32>; 2],
-    /// The one that stands for a masked token.
+    /// The token that stands for a masked one.
     pub mask: u32,
 }
 

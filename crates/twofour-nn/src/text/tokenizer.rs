@@ -203,14 +203,13 @@ thread_local! {
     static IS_GUARDED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether a panic of this thread becomes an error: of the tokenizers' library, to which a tokenizer's file may do
-/// that. A panic hook need not tell of it.
+/// Returns true while this thread runs code whose panic becomes an error; the panic hook then prints nothing.
 pub fn is_guarded() -> bool {
     IS_GUARDED.get()
 }
 
-/// What the tokenizers' library returns. A file with parts that contradict each other may make it panic, which is an
-/// error here.
+/// Calls the `tokenizers` library, and turns its panics into errors: a file whose parts contradict each other may make
+/// it panic.
 fn guarded<R>(path: &Path, f: impl FnOnce() -> tokenizers::Result<R>) -> Result<R, TextError> {
     let fault = |reason: String| TextError::Tokenizer { path: path.to_owned(), reason };
     IS_GUARDED.set(true);

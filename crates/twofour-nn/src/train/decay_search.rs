@@ -38,7 +38,7 @@ pub struct DecayCandidate {
     pub strength: f64,
     /// Its flip rate.
     pub flip_rate: f64,
-    /// That over the dense trial's, μ; absent where the dense trial's masks did not change.
+    /// μ: its flip rate over the dense trial's; absent where the dense trial's masks did not change.
     pub ratio: Option<f64>,
 }
 
@@ -47,9 +47,9 @@ pub struct DecayCandidate {
 pub struct DecayChoice {
     /// The strength that the run takes.
     pub strength: f64,
-    /// Its ratio.
+    /// The ratio of that strength.
     pub ratio: Option<f64>,
-    /// Whether that is in [`DecaySearch::RATIOS`]. Where no strength's is, the nearest is taken.
+    /// Whether the ratio is in [`DecaySearch::RATIOS`]. If no strength has such a ratio, the nearest one is taken.
     pub is_feasible: bool,
     /// The flip rate of the dense trial.
     pub dense_flip_rate: f64,

@@ -25,7 +25,7 @@ pub struct MaskedSample {
     pub tokens: Vec<u32>,
     /// Positions of the tokens to predict, ascending.
     pub places: Vec<u32>,
-    /// Those tokens.
+    /// The tokens to predict, in the order of `places`.
     pub targets: Vec<u32>,
 }
 

@@ -21,7 +21,7 @@ pub(super) struct MethodMasks {
 }
 
 impl MethodMasks {
-    /// Those of a method.
+    /// Returns the masks of a method.
     pub(super) fn of(all: &mut [MethodMasks], method: Method) -> Option<&mut (dyn HostMasks + 'static)> {
         all.iter_mut().find(|own| own.method == method).map(|own| &mut *own.masks)
     }

@@ -4,8 +4,8 @@
 //! | item | |
 //! |---|---|
 //! | [`Corpus`] | the text, split into training and validation parts, and the batches drawn from it |
-//! | [`EncoderData`]: [`QuestionSet`], [`MaskedText`] | questions and their texts, or text with masked tokens, the same |
-//! | [`ImageSet`] | the images, the same |
+//! | [`EncoderData`] | [`QuestionSet`], questions and their texts, or [`MaskedText`], text with masked tokens; split too |
+//! | [`ImageSet`] | the images, split into training and validation parts |
 //! | [`SparsityPlan`] | which layers are 2:4, when, and how they are trained |
 //! | [`methods`] | the methods of sparse training, a file for each |
 //! | [`DecaySearch`] | trial runs that find the strength of the decay of pruned weights |

@@ -16,8 +16,8 @@ pub struct StepReport {
     /// Share of the mask elements of all 2:4 and masked layers that changed after the update; 0 where no mask was
     /// selected.
     pub flip_rate: f64,
-    /// The same of each 2:4 or masked layer, in the model's order, 0 for one that kept its mask; empty where no mask
-    /// was selected.
+    /// The flip rate of each 2:4 or masked layer, in the model's order: 0 for a layer that kept its mask; empty where
+    /// no mask was selected.
     pub layer_flip_rates: Vec<f64>,
     /// Share of the elements of the plan's observed masks that changed after the update, where it has such.
     pub observed_flip_rate: Option<f64>,

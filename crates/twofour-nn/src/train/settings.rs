@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::schedule::Schedule;
 use crate::{
     Error, Result,
-    settings::{LARGEST_SEED, MOMENT, MOST_STEPS, NOT_NEGATIVE, Named, POSITIVE, is_default, name_of, settings},
+    settings::{LARGEST_SEED, MAX_STEPS, MOMENT, NOT_NEGATIVE, Named, POSITIVE, is_default, name_of, settings},
 };
 
 /// The data type of activations and of GEMMs. Master weights, moments and gradients of parameters are f32.
@@ -76,7 +76,7 @@ settings! {
     #[serde(deny_unknown_fields, default)]
     pub struct TrainingSettings {
         /// Optimizer steps.
-        steps: u64 = 1000, |s, key, m| s.integer(key, 1, MOST_STEPS, m);
+        steps: u64 = 1000, |s, key, m| s.integer(key, 1, MAX_STEPS, m);
         /// Sequences in an optimizer step.
         batch: usize = 16, |s, key, m| s.size(key, m);
         /// Sequences in a forward pass; `batch` must be a multiple of it. Gradients of the passes of a step are added.
@@ -88,12 +88,12 @@ settings! {
         /// rate is a little higher.
         final_learning_rate: f64 = 1e-4, |s, key, m| s.number(key, NOT_NEGATIVE, m);
         /// Steps over which the learning rate rises linearly.
-        warm_up: u64 = 50, |s, key, m| s.integer(key, 0, MOST_STEPS, m);
+        warm_up: u64 = 50, |s, key, m| s.integer(key, 0, MAX_STEPS, m);
         /// How it falls.
         schedule: ScheduleKind = ScheduleKind::Cosine, |s, key, m| s.choice(key, m);
         /// Steps of the fall of the schedule `wsd`: at least 2, or 0 for a constant rate; a fifth of all steps if
         /// absent.
-        decay_steps: Option<u64> = None, |s, key, m| s.integer(key, 0, MOST_STEPS, m).map(Some);
+        decay_steps: Option<u64> = None, |s, key, m| s.integer(key, 0, MAX_STEPS, m).map(Some);
         /// The optimizer.
         #[serde(skip_serializing_if = "is_default")]
         optimizer: OptimizerKind = OptimizerKind::Adamw, |s, key, m| s.choice(key, m);
@@ -115,11 +115,11 @@ settings! {
         /// Decides initial weights, batches and random estimates.
         seed: u64 = 0, |s, key, m| s.integer(key, 0, LARGEST_SEED, m);
         /// Steps between two evaluations of the validation loss; only at the end if 0.
-        validate_every: u64 = 100, |s, key, m| s.integer(key, 0, MOST_STEPS, m);
+        validate_every: u64 = 100, |s, key, m| s.integer(key, 0, MAX_STEPS, m);
         /// Sequences of an evaluation.
         validation_sequences: usize = 64, |s, key, m| s.size(key, m);
         /// Steps between two checkpoints; only at the end if 0.
-        checkpoint_every: u64 = 100, |s, key, m| s.integer(key, 0, MOST_STEPS, m);
+        checkpoint_every: u64 = 100, |s, key, m| s.integer(key, 0, MAX_STEPS, m);
         /// Checkpoints to keep beside the best one.
         keep_checkpoints: usize = 1, |s, key, m| s.integer(key, 1, 1000, m).map(|n| n as usize);
         /// Whether the tables of a decoder's tokens, embedding and head, stay as they are.

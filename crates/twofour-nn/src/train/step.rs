@@ -221,14 +221,14 @@ struct StepLaunch<'a, E: Engine, M: TrainedModel<E>> {
     loss: &'a mut E::Buffer,
     guard: &'a mut E::StepGuard,
     micro_batches: &'a [Option<M::Uploaded>],
-    /// Of each planned layer, the part of the plan that it belongs to.
+    /// The part of the plan that each planned layer belongs to, by the layer's name.
     parts: &'a HashMap<String, usize>,
     shape: BatchShape,
-    /// Of the whole batch.
+    /// Targets of the whole batch.
     targets: usize,
     limits: StepLimits,
     steps: Steps,
-    /// For each linear layer.
+    /// The refresh of each linear layer.
     refreshes: &'a [Refresh],
     launched: Launched,
     seat: Option<&'a mut Seat<E>>,

@@ -33,7 +33,15 @@ use crate::{
 /// use twofour_transformer::engine::cpu::CpuEngine;
 /// let corpus = Arc::new(Corpus::new(b"two of every four ".repeat(100), 0.1)?);
 /// let kind = ModelKind::Gpt;
-/// let model = ModelSettings { kind, layers: 1, width: 16, heads: 2, kv_heads: None, context: 16, feed_forward: Some(32), ..Default::default() };
+/// let model = ModelSettings {
+///     kind,
+///     layers: 1,
+///     width: 16,
+///     heads: 2,
+///     context: 16,
+///     feed_forward: Some(32),
+///     ..Default::default()
+/// };
 /// let training = TrainingSettings { steps: 30, batch: 4, warm_up: 3, ..Default::default() };
 /// let layers = vec!["blocks.0.mlp.up".to_owned(), "blocks.0.mlp.down".to_owned()];
 /// let plan = SparsityPlan::of_method(Method::STE, layers, training.steps);
@@ -59,7 +67,7 @@ pub struct Trainer<E: Engine, D: TrainingData = Corpus> {
     /// The masks that methods choose themselves.
     pub(super) masks: Vec<MethodMasks>,
     schedule: Schedule,
-    /// Of each planned layer, the part of the plan that it belongs to.
+    /// The part of the plan that each planned layer belongs to, by the layer's name.
     pub(super) parts: HashMap<String, usize>,
     /// A [`Kind::Wide`] scalar that losses are added to.
     pub(super) loss: E::Buffer,
@@ -72,7 +80,7 @@ pub struct Trainer<E: Engine, D: TrainingData = Corpus> {
 const TABLES: [&str; 2] = ["embedding", "head"];
 
 /// Consecutive skipped steps after which training stops.
-const MOST_SKIPPED: u64 = 30;
+const MAX_SKIPPED: u64 = 30;
 
 impl<E: Engine, D: TrainingData> Trainer<E, D> {
     /// A trainer of a new model at step 0.
@@ -304,8 +312,8 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         if skipped {
             self.progress.skipped += 1;
             self.progress.skipped_in_a_row += 1;
-            if self.progress.skipped_in_a_row >= MOST_SKIPPED {
-                return Err(Error::Diverged { step, count: MOST_SKIPPED });
+            if self.progress.skipped_in_a_row >= MAX_SKIPPED {
+                return Err(Error::Diverged { step, count: MAX_SKIPPED });
             }
         } else {
             self.progress.skipped_in_a_row = 0;

@@ -53,9 +53,9 @@ impl<E: Engine> ModelParts<E> for BertHead<E> {
 /// What the backward pass of a [`BertHead`] reads.
 #[derive(Debug)]
 pub enum SavedBertHead<E: Engine> {
-    /// Of masked tokens.
+    /// For masked tokens.
     Masked(SavedMasked<E>),
-    /// Of answers, nothing.
+    /// For answers: nothing.
     Answers,
 }
 
@@ -197,7 +197,7 @@ impl<E: Engine> BertHead<E> {
         }
     }
 
-    /// The same for changing it.
+    /// The mutable embedding of tokens, where it is the head's weight.
     pub(super) fn table_mut(&mut self) -> Option<&mut Parameter<E>> {
         match self {
             BertHead::Masked(head) => Some(head.decoder.weight_mut()),

@@ -36,10 +36,10 @@ impl BertSamples<'_> {
 pub struct BertBatch<E: Engine> {
     pub(super) tokens: E::Buffer,
     pub(super) types: E::Buffer,
-    /// Of masked tokens the rows of hidden states, of answers the scores' elements, sequence by sequence: those of the
-    /// beginning, then those of the end.
+    /// For masked tokens, rows of the hidden states. For answers, elements of the scores, sequence by sequence: the
+    /// scores of the beginning, then the scores of the end.
     pub(super) rows: E::Buffer,
-    /// Of answers the inverse of `rows`.
+    /// For answers, the inverse of `rows`.
     pub(super) back: E::Buffer,
     pub(super) targets: E::Buffer,
 }

@@ -6,20 +6,22 @@ use twofour_cuda::layer::{DeviceBuffer, LayerContext};
 
 #[cfg(feature = "cuda")]
 use super::gpu::gpu_block;
-use super::{BlockInput, BlockwiseCheckpoint, CheckpointBlock, FreeFeatures, InputPart, Replace, Stepped};
+use super::{
+    BlockInput, BlockwiseCheckpoint, CheckpointBlock, FreeFeatures, InputPart, Replace, Stepped,
+    inputs::{free_features, input_of},
+};
 use crate::{
     Error, Result,
     model::{
         Checkpoint, StoredParts, Tokenizer, TransformerConfig,
-        families::layout::StoredLinear,
         inference::{
             attention::Seen,
-            build::Parts,
             cache::Cache,
             entry::Entry,
             experts::{Experts, Routed, rows},
             latent::Latents,
             layer::{Layer, Outputs, Role},
+            parts::Parts,
             rotation::Rotations,
         },
     },
@@ -30,39 +32,10 @@ pub(super) struct Block<'a> {
     config: &'a TransformerConfig,
     layer: Layer<f32>,
     inputs: Vec<BlockInput>,
-    /// Of each input its step, and the number of the expert, or of the latent, where it is a part of the step's.
+    /// The step of each input, and the number of the expert or latent that reads it, where the input is a part of the
+    /// step's.
     places: Vec<(usize, Option<usize>)>,
     free: Vec<Option<FreeFeatures>>,
-}
-
-/// The input of a linear layer of that name.
-fn input_of(parts: &StoredParts<'_>, name: &str) -> BlockInput {
-    match parts.stored(name) {
-        Some(StoredLinear { parts, is_transposed, .. }) => {
-            let weights = parts.iter().map(|(name, _)| format!("{name}.weight")).collect();
-            BlockInput { weights, is_transposed: *is_transposed }
-        }
-        None => BlockInput::default(),
-    }
-}
-
-/// The inputs of a block without experts.
-#[cfg(feature = "cuda")]
-pub(super) fn inputs(index: usize, parts: &StoredParts<'_>) -> Vec<BlockInput> {
-    Role::ALL.map(|role| input_of(parts, &format!("blocks.{index}.{}", role.name()))).into()
-}
-
-/// Of each step of a block the features that may stand in another order.
-pub(super) fn free_features(
-    config: &TransformerConfig,
-    index: usize,
-    parts: &StoredParts<'_>,
-) -> Vec<Option<FreeFeatures>> {
-    let of_role = |role: Role| {
-        let name = format!("blocks.{index}.{}", role.name());
-        parts.stored(&name).filter(|_| parts.is_in_order(&name))
-    };
-    Role::of(config).iter().map(|role| FreeFeatures::of(config, *role, of_role)).collect()
 }
 
 impl<'a> Block<'a> {

@@ -34,7 +34,7 @@ pub struct OutputOrder {
 }
 
 impl FreeFeatures {
-    /// Those of the input of a linear layer, where `stored` returns the others of the block.
+    /// Returns the free features of a linear layer's input; `stored` returns the other layers of the block.
     pub(super) fn of<'s>(
         config: &TransformerConfig,
         role: Role,

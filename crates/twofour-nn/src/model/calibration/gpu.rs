@@ -14,7 +14,7 @@ use twofour_transformer::cuda::copy;
 
 use super::{
     BlockInput, BlockwiseCheckpoint, CheckpointBlock, FreeFeatures, Replace, Stepped,
-    decoder::{free_features, inputs},
+    inputs::{free_features, inputs},
     runner::{Gathered, Runner, States},
 };
 use crate::{

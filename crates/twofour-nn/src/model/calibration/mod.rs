@@ -6,6 +6,7 @@ mod encoder;
 mod free;
 #[cfg(feature = "cuda")]
 mod gpu;
+mod inputs;
 mod prompt;
 mod runner;
 #[cfg(test)]
@@ -25,32 +26,11 @@ pub use runner::{Gathered, Host, HostGathered, Runner, States};
 use prompt::{behind, observation};
 
 use super::{
-    Checkpoint, CheckpointError, EncoderCheckpoint, Tokenizer,
+    BlockInput, Checkpoint, CheckpointError, EncoderCheckpoint, Observation, Replace, Tokenizer,
     checkpoint::kind,
     families::{Family, Kind},
 };
 use crate::{Error, Result};
-
-/// An input of a block's linear layers.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct BlockInput {
-    /// The names of the weights that are multiplied with it, as the checkpoint has them: queries, keys and values share
-    /// one input, and so do gate and up.
-    pub weights: Vec<String>,
-    /// Whether the weights are stored as `[in_features, out_features]` (GPT-2).
-    pub is_transposed: bool,
-}
-
-/// A text's input of linear layers, in the memory of what runs the model.
-#[derive(Debug, Clone, Copy)]
-pub struct Observation<'a, X = &'a [f32]> {
-    /// Its name.
-    pub input: &'a BlockInput,
-    /// The values, `[tokens, in_features]`.
-    pub x: X,
-    /// Number of tokens.
-    pub tokens: usize,
-}
 
 /// What the stored model has for the same tokens.
 #[derive(Debug, Clone, Copy)]
@@ -67,9 +47,6 @@ pub enum Beside<X> {
 /// What sees inputs, text by text.
 pub type Observe<'f, S> =
     &'f mut dyn for<'a> FnMut(Observation<'a, <S as States>::View<'a>>, Beside<<S as States>::View<'a>>);
-
-/// The values of a weight or a bias that replace the stored ones, by name and in the stored shape; none to leave it.
-pub type Replace<'a> = &'a dyn Fn(&str) -> Option<Vec<f32>>;
 
 /// A checkpoint whose blocks are read and run one at a time: [`Checkpoint`] and [`EncoderCheckpoint`].
 pub trait BlockwiseCheckpoint: fmt::Debug {
@@ -110,7 +87,7 @@ pub trait BlockwiseCheckpoint: fmt::Debug {
     /// Those of reading; a replaced weight of another length.
     fn block(&self, index: usize, replace: Option<Replace<'_>>) -> Result<Box<dyn CheckpointBlock + '_>>;
 
-    /// The same in the memory of a GPU, in f32.
+    /// Reads a block into the memory of a GPU, in f32, as [`BlockwiseCheckpoint::block`] does.
     ///
     /// # Errors
     /// Those of [`BlockwiseCheckpoint::block`] and of the device's memory; [`Error::Unsupported`] for what the GPU's
@@ -127,7 +104,7 @@ pub trait BlockwiseCheckpoint: fmt::Debug {
 /// What a block computed up to the input of its next linear layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stepped<S> {
-    /// That input; nothing where it is read from the hidden states, which were changed.
+    /// The input of the next layer; nothing where that layer reads the hidden states, which were changed.
     pub next: Option<S>,
     /// The products of a layer that changes the hidden states, without its bias, where they were asked for.
     pub products: Option<S>,
@@ -351,7 +328,9 @@ type BoxedBlock<'a, S> = Box<dyn CheckpointBlock<S> + 'a>;
 /// while !calibration.is_finished() {
 ///     for index in 0..calibration.inputs()?.len() {
 ///         // Weights that were pruned before are replaced here, so that later inputs are those of the pruned block.
-///         calibration.observe(index, &|_| None, &mut |seen, _| println!("{:?}: {}", seen.input.weights, seen.tokens))?;
+///         calibration.observe(index, &|_| None, &mut |seen, _| {
+///             println!("{:?}: {}", seen.input.weights, seen.tokens);
+///         })?;
 ///     }
 ///     calibration.advance(&|_| None)?;
 /// }
@@ -361,7 +340,7 @@ pub struct Calibration<'a, R: Runner = Host> {
     runner: &'a R,
     checkpoint: &'a dyn BlockwiseCheckpoint,
     texts: Texts<R::States>,
-    /// The same in the model as it is stored, where these are kept.
+    /// The texts on their way through the stored model, where these are kept.
     dense: Option<Texts<R::States>>,
     /// The hidden states in front of the block, where these are kept.
     entry: Option<Vec<R::States>>,
@@ -491,9 +470,9 @@ impl<'a, R: Runner> Calibration<'a, R> {
     /// input to a later one; weights that read earlier ones must not change between them. After an error the texts are
     /// of no more use.
     ///
-    /// Of experts' inputs each text's part is shown; beside it is what the stored expert would read of the same tokens,
-    /// which the stored model may send elsewhere. For an expert that gets no token of any text, the rows of an identity
-    /// matrix are shown: by them all features count alike.
+    /// For an expert, the part of each text that it gets is shown; beside it is what the stored expert would read of
+    /// the same tokens, which the stored model may send elsewhere. For an expert that gets no token of any text, the
+    /// rows of an identity matrix are shown: by them all features count alike.
     ///
     /// # Errors
     /// Those of [`Calibration::inputs`] and of the products; a replaced weight of another length; an input that the
@@ -649,8 +628,8 @@ impl<'a, R: Runner> Calibration<'a, R> {
     }
 
     /// The hidden states of each text in the stored model, `[tokens, width]`; nothing without
-    /// [`Calibration::beside_dense_of`]. Once the last input of a block was observed, they are the block's outputs; in a
-    /// block of experts, the states in front of its feed-forward block.
+    /// [`Calibration::beside_dense_of`]. Once the last input of a block was observed, they are the block's outputs; in
+    /// a block of experts, the states in front of its feed-forward block.
     pub fn dense_texts(&self) -> Option<Vec<<R::States as States>::View<'_>>> {
         self.dense.as_ref().map(Texts::states)
     }

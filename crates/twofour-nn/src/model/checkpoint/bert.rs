@@ -4,36 +4,34 @@ use std::path::Path;
 
 use twofour::{
     DataType, Mask,
-    file::{Overwrite, Reader, StoredElement},
-    kernel::KernelElement,
+    file::{Overwrite, Reader},
 };
 
 use super::{
     Checkpoint, CheckpointError, StoredParts,
     opened::Opened,
+    place::locate,
     save::{copy_beside, write_weights},
 };
 use crate::{
     Error, Result,
     engine::Engine,
     model::{
-        Bert, BertConfig, EncoderTask, SavedModel, Tokenizer,
+        Bert, BertConfig, EncoderTask, Tokenizer,
         bert::initial,
         config::TransformerConfig,
-        encoder::{Encoder, HiddenStates},
         families::{
             Kind,
             bert::{ANSWERS, MASKED_DECODER, MASKED_TRANSFORM, OWN_DECODER, layout_of_task},
         },
         file,
-        float::match_float,
         run::{CheckpointModel, Run},
-        saved::{beyond_mask, violation},
+        violations::{beyond_mask, violation},
     },
 };
 
-/// An encoder's directory whose configuration and headers were read and checked. Weights are read when an [`Encoder`]
-/// is made of it.
+/// An encoder's directory whose configuration and headers were read and checked. Weights are read when an
+/// [`Encoder`](crate::model::Encoder) is made of it.
 #[derive(Debug)]
 pub struct EncoderCheckpoint {
     opened: Opened,
@@ -94,7 +92,7 @@ impl EncoderCheckpoint {
         let own = run.model_folder();
         let directory = match Checkpoint::is_at(&own) {
             true => own,
-            false => Self::open(SavedModel::locate(run.from().ok_or_else(no_run)?))?.opened.directory,
+            false => Self::open(locate(&run.from().ok_or_else(no_run)?))?.opened.directory,
         };
         Ok(EncoderCheckpoint { opened: Opened { directory, config: encoder.clone(), reader, layout } })
     }
@@ -126,29 +124,6 @@ impl EncoderCheckpoint {
     /// [`TextError::Tokenizer`](crate::text::TextError::Tokenizer) where there is none, or a damaged one.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         self.opened.tokenizer()
-    }
-
-    /// Reads and packs the weights for inference on the CPU. Weights that are compressed, and dense ones that are 2:4,
-    /// go to the 2:4 kernels.
-    ///
-    /// # Errors
-    /// [`CheckpointError::DType`]; those of reading and packing.
-    pub fn inference<T: KernelElement + StoredElement>(&self) -> Result<Encoder<T>> {
-        Encoder::build(self.opened.config.clone(), &self.parts())
-    }
-
-    /// [`EncoderCheckpoint::inference`] in f32, bf16 or f16.
-    pub(crate) fn hidden_states(&self, dtype: DataType) -> Result<Box<dyn HiddenStates>> {
-        match_float!(dtype, |T| Ok(Box::new(self.inference::<T>()?)))
-    }
-
-    /// [`EncoderCheckpoint::inference`] with every linear layer for the dense kernel, in `T`: what a 2:4 encoder is
-    /// compared with.
-    ///
-    /// # Errors
-    /// Those of [`EncoderCheckpoint::inference`].
-    pub fn dense_inference<T: KernelElement + StoredElement>(&self) -> Result<Encoder<T>> {
-        Encoder::build(self.opened.config.clone(), &self.parts().dense())
     }
 
     /// Reads the weights into a model that trains for a task on sequences of that many tokens, on any engine;

@@ -2,28 +2,25 @@
 
 use std::path::Path;
 
-use twofour::{
-    DataType,
-    file::{Reader, StoredElement},
-    kernel::KernelElement,
-};
+use twofour::{DataType, file::Reader};
 
 #[cfg(doc)]
 use super::CheckpointError;
 use super::{StoredParts, opened::Opened};
 use crate::{
     Result,
-    model::{config::TransformerConfig, families::Kind, image::ImageEncoder},
+    model::{config::TransformerConfig, families::Kind},
 };
 
 /// An image encoder's directory whose configuration and headers were read and checked. Weights are read when an
-/// [`ImageEncoder`] is made of it.
+/// [`ImageEncoder`](crate::model::ImageEncoder) is made of it.
 ///
-/// | `model_type` | the encoder | ignored tensors |
-/// |---|---|---|
-/// | `vit` | ViT | the pooler |
-/// | `dinov2`, `dinov2_with_registers` | DINOv2, with one activation or SwiGLU in its feed-forward blocks | the mask token |
-/// | `sam`, `sam_vision_model` | the image encoder of SAM | prompt encoder, mask decoder, and the embedding that they share |
+/// By `model_type`:
+/// - `vit`: ViT. Ignored: the pooler.
+/// - `dinov2`, `dinov2_with_registers`: DINOv2, with one activation or SwiGLU in its feed-forward blocks. Ignored: the
+///   mask token.
+/// - `sam`, `sam_vision_model`: the image encoder of SAM. Ignored: prompt encoder, mask decoder, and the embedding that
+///   they share.
 ///
 /// ViT and DINOv2 have a head for classes where `classifier.weight` is stored.
 #[derive(Debug)]
@@ -62,24 +59,6 @@ impl ImageCheckpoint {
     /// none.
     pub fn dtype(&self) -> DataType {
         self.opened.dtype()
-    }
-
-    /// Reads and packs the weights for inference on the CPU. Weights that are compressed, and dense ones that are 2:4,
-    /// go to the 2:4 kernels.
-    ///
-    /// # Errors
-    /// [`CheckpointError::DType`]; those of reading and packing.
-    pub fn inference<T: KernelElement + StoredElement>(&self) -> Result<ImageEncoder<T>> {
-        ImageEncoder::build(self.opened.config.clone(), &self.parts())
-    }
-
-    /// [`ImageCheckpoint::inference`] with every linear layer for the dense kernel, in `T`: what a 2:4 encoder is
-    /// compared with.
-    ///
-    /// # Errors
-    /// Those of [`ImageCheckpoint::inference`].
-    pub fn dense_inference<T: KernelElement + StoredElement>(&self) -> Result<ImageEncoder<T>> {
-        ImageEncoder::build(self.opened.config.clone(), &self.parts().dense())
     }
 
     pub(crate) fn parts(&self) -> StoredParts<'_> {

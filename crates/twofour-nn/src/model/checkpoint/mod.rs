@@ -36,7 +36,8 @@
 //! [`EncoderCheckpoint`] reads `bert`, and [`ImageCheckpoint`] `vit`, `dinov2`, `sam` and `sam_vision_model`.
 
 mod bert;
-mod error;
+#[cfg(feature = "cuda")]
+mod cuda;
 #[cfg(test)]
 mod gguf_tests;
 mod image;
@@ -46,7 +47,6 @@ mod new;
 mod opened;
 mod place;
 mod save;
-mod shrink;
 mod tensors;
 #[cfg(test)]
 mod tests;
@@ -59,28 +59,22 @@ use twofour::{
     kernel::KernelElement,
 };
 
-#[cfg(feature = "cuda")]
-use twofour_cuda::Device;
-
-use self::opened::Opened;
 pub(crate) use self::tensors::StoredParts;
 pub use self::{
     bert::EncoderCheckpoint,
-    error::CheckpointError,
     image::ImageCheckpoint,
     new::{is_llama, save_llama},
-    shrink::{BlockSizes, KeptParts, PartScores, Shrinking},
+    tensors::Replace,
 };
-#[cfg(feature = "cuda")]
-use super::{CudaInference, inference::cuda::repeatable};
+pub(super) use self::{opened::Opened, place::locate};
 use super::{
-    Gpt, Inference, Replace, Tokenizer,
+    CheckpointError, Gpt, Inference, Tokenizer,
     config::{ModelOutput, TransformerConfig},
     families::{Family, Kind, fields::Fields, layout::StoredLinear},
 };
 use crate::{Result, engine::Engine};
 
-const CONFIG_FILE: &str = "config.json";
+pub(super) const CONFIG_FILE: &str = "config.json";
 /// The model's name for the linear layer that scores tokens.
 const HEAD: &str = "head";
 
@@ -109,15 +103,15 @@ pub struct Checkpoint {
     end: Vec<u32>,
 }
 
-/// The kind of model that a directory's configuration is of; none for a family that is not supported.
+/// The kind of the model that a directory's configuration describes; none for an unsupported family.
 pub(crate) fn kind(directory: &Path) -> Result<Option<Kind>> {
     let fields = place::fields_of(directory)?;
     Ok(fields.text_if("model_type")?.and_then(Family::named).map(|family| family.kind))
 }
 
 impl Checkpoint {
-    /// Whether a path is meant as a checkpoint: a directory with a configuration, or a file of weights or an index in
-    /// one. A file that describes its own model, as [`Gpt::save`] writes it, is none.
+    /// Returns true for a directory with config.json, for a weight file that contains its configuration (GGUF), and for
+    /// a weight file or an index beside a config.json, unless it describes itself, as [`Gpt::save`] writes.
     pub fn is_at(path: impl AsRef<Path>) -> bool {
         place::is_checkpoint(path.as_ref())
     }
@@ -211,12 +205,6 @@ impl Checkpoint {
     /// [`Checkpoint::inference`] for the hidden states: in a model without a head the embedding is in its place.
     pub(crate) fn body<T: KernelElement + StoredElement>(&self) -> Result<Inference<T>> {
         self.with_body(|config, parts| Inference::build(config.clone(), parts))
-    }
-
-    /// [`Checkpoint::body`] on an NVIDIA GPU.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn body_on(&self, device: &Device, dtype: DataType) -> Result<CudaInference> {
-        self.with_body(|config, parts| CudaInference::of_parts(repeatable(device)?, config, parts, dtype))
     }
 
     fn with_body<M>(&self, read: impl FnOnce(&TransformerConfig, &StoredParts<'_>) -> Result<M>) -> Result<M> {

@@ -10,7 +10,7 @@ use crate::{
     model::{
         ModelOutput, Tokenizer, TransformerConfig,
         families::{Family, Kind, Source, fields::Fields, layout::Layout},
-        language::dtype_of,
+        file,
     },
 };
 
@@ -45,16 +45,16 @@ fn has_head(reader: &Reader, tied: bool, head: &str) -> bool {
 
 /// A directory whose configuration and headers were read and checked.
 #[derive(Debug)]
-pub(super) struct Opened {
-    pub(super) directory: PathBuf,
-    pub(super) config: TransformerConfig,
-    pub(super) reader: Reader,
-    pub(super) layout: Layout,
+pub(in crate::model) struct Opened {
+    pub(in crate::model) directory: PathBuf,
+    pub(in crate::model) config: TransformerConfig,
+    pub(in crate::model) reader: Reader,
+    pub(in crate::model) layout: Layout,
 }
 
 impl Opened {
     /// Opens a directory, or one file of weights or index in it, or a GGUF file, with a model of a kind.
-    pub(super) fn new(path: &Path, kind: Kind) -> Result<(Self, Fields)> {
+    pub(in crate::model) fn new(path: &Path, kind: Kind) -> Result<(Self, Fields)> {
         let fields = place::fields_of(path)?;
         let name = fields.text_if("model_type")?;
         let Some(family) = name.and_then(Family::named).filter(|family| family.kind == kind) else {
@@ -100,18 +100,18 @@ impl Opened {
 
     /// The type of the weights: that of the largest tensor that is stored dense as f32, f16 or bf16; f32 where there is
     /// none.
-    pub(super) fn dtype(&self) -> DataType {
-        dtype_of(&self.reader)
+    pub(in crate::model) fn dtype(&self) -> DataType {
+        file::dtype_of(&self.reader)
     }
 
-    pub(super) fn tokenizer(&self) -> Result<Tokenizer> {
+    pub(in crate::model) fn tokenizer(&self) -> Result<Tokenizer> {
         match self.reader.described().contains(&TOKENIZER_FILE) {
             true => Tokenizer::parse(self.reader.path(), &self.reader.beside(TOKENIZER_FILE)?.unwrap_or_default()),
             false => Tokenizer::read(&self.directory.join(TOKENIZER_FILE)),
         }
     }
 
-    pub(super) fn parts(&self) -> StoredParts<'_> {
+    pub(in crate::model) fn parts(&self) -> StoredParts<'_> {
         StoredParts::new(&self.reader, &self.layout, self.config.is_tied())
     }
 }

@@ -7,7 +7,11 @@ use twofour::file::{ConfiguredWeights, Reader};
 use super::{CONFIG_FILE, CheckpointError};
 use crate::{
     Result,
-    model::{families::fields::Fields, file},
+    model::{
+        families::fields::Fields,
+        file,
+        run::{CHECKPOINT_FILE, MODEL_DIRECTORY, MODEL_FILES},
+    },
 };
 
 /// The directory of a checkpoint that a path names: the path, or, of a file of weights or an index, the directory that
@@ -20,23 +24,37 @@ pub(super) fn directory_of(path: &Path) -> PathBuf {
     parent.unwrap_or(Path::new(".")).to_owned()
 }
 
-/// A file of weights that tells its configuration itself, as GGUF does.
-fn telling(path: &Path) -> Option<Reader> {
+/// Opens a weight file that contains its configuration (GGUF); none for another path.
+fn configured(path: &Path) -> Option<Reader> {
     let reader = path.is_file().then(|| Reader::open(path).ok())??;
     (!reader.described().is_empty()).then_some(reader)
 }
 
-/// Whether a path names a checkpoint: a directory with a configuration, a file of weights that tells it, or one in such
-/// a directory that does not describe its own model, as those of [`Gpt::save`](crate::model::Gpt::save) do.
+/// Returns true for a directory with config.json, for a weight file that contains its configuration (GGUF), and for a
+/// weight file beside a config.json unless it describes itself, as [`Gpt::save`](crate::model::Gpt::save) writes.
 pub(super) fn is_checkpoint(path: &Path) -> bool {
     let has_config = directory_of(path).join(CONFIG_FILE).symlink_metadata().is_ok();
     let is_of_weights = || Reader::open(path).is_ok_and(|reader| !file::describes_itself(&reader));
-    has_config && (path.is_dir() || is_of_weights()) || telling(path).is_some()
+    has_config && (path.is_dir() || is_of_weights()) || configured(path).is_some()
+}
+
+/// The model that a path means: itself, or, of the folder of a training run or a quickstart, the model in it, or, of a
+/// folder of a run's checkpoint (`last`, `best`), the checkpoint's file.
+pub(in crate::model) fn locate(path: &Path) -> PathBuf {
+    let inside = path.join(MODEL_DIRECTORY);
+    if is_checkpoint(path) || !path.is_dir() {
+        path.to_owned()
+    } else if is_checkpoint(&inside) {
+        inside
+    } else {
+        let files = MODEL_FILES.into_iter().chain([CHECKPOINT_FILE]).map(|name| path.join(name));
+        files.into_iter().find(|file| file.exists()).unwrap_or_else(|| path.to_owned())
+    }
 }
 
 /// The configuration of a checkpoint.
 pub(super) fn fields_of(path: &Path) -> Result<Fields> {
-    match telling(path) {
+    match configured(path) {
         Some(reader) => Ok(Fields::parse(path, &reader.beside(CONFIG_FILE)?.unwrap_or_default())?),
         None => Ok(Fields::read(&directory_of(path).join(CONFIG_FILE))?),
     }

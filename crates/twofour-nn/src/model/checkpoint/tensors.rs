@@ -11,12 +11,14 @@ use super::CheckpointError;
 use crate::{
     Error, Result,
     model::{
-        calibration::Replace,
         families::layout::{BiasRow, Layout, StoredLinear},
         file,
-        inference::{build::Parts, linear::LinearPart, passes::narrowed, weight::Weight},
+        inference::{linear::LinearPart, parts::Parts, passes::narrowed, weight::Weight},
     },
 };
+
+/// The values of a weight or a bias that replace the stored ones, by name and in the stored shape; none to leave it.
+pub type Replace<'a> = &'a dyn Fn(&str) -> Option<Vec<f32>>;
 
 /// A checkpoint's tensors, whose shapes were checked.
 #[derive(Clone, Copy)]
@@ -34,12 +36,12 @@ impl<'a> StoredParts<'a> {
         StoredParts { reader, layout, tied, replace: None, dense: false }
     }
 
-    /// The same with other weights in place of those that `replace` returns.
+    /// Returns these parts with the weights that `replace` returns in place of the stored ones.
     pub(crate) fn replacing(self, replace: Option<Replace<'a>>) -> Self {
         StoredParts { replace, ..self }
     }
 
-    /// The same with every linear layer dense: compressed weights are decompressed.
+    /// Returns these parts with every linear layer dense: compressed weights are decompressed.
     pub(crate) fn dense(self) -> Self {
         StoredParts { dense: true, ..self }
     }

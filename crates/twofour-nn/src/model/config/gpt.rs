@@ -39,7 +39,7 @@ impl GptConfig {
     pub fn validate(&self) -> Result<()> {
         // Bounds a hostile file's sizes before anything is allocated by them.
         const LARGEST: usize = 1 << 20;
-        const MOST_ANGLES: usize = 1 << 25;
+        const MAX_ANGLES: usize = 1 << 25;
         let sizes = [
             ("layers", self.layers),
             ("width", self.width),
@@ -63,7 +63,7 @@ impl GptConfig {
         // The rotary tables hold an angle for each position and pair of elements, and no tensor of a file vouches for
         // them.
         let angles = self.context * (self.width / self.heads / 2);
-        if angles > MOST_ANGLES {
+        if angles > MAX_ANGLES {
             let found = format!("{} with heads of {} elements", self.context, self.width / self.heads);
             let expected = "at most 2^26 elements of all positions of one head together";
             return Err(Error::Setting { what: "context", found, expected });

@@ -9,8 +9,9 @@ use crate::{Error, Result};
 /// part of a key is one for all heads (DeepSeek-V2; Liu et al., 2024).
 ///
 /// The block's first layer makes, side by side, the latent of the queries, or the queries themselves where they have
-/// none, the latent of keys and values, and the rotated part of the keys. A head of queries, as it is stored, is what is
-/// not rotated, then what is; one of the second layer of keys and values what is not rotated of the key, then the value.
+/// none, the latent of keys and values, and the rotated part of the keys. A head of queries, as it is stored, is what
+/// is not rotated, then what is; one of the second layer of keys and values what is not rotated of the key, then the
+/// value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LatentConfig {
     /// Elements of the latent of the queries; none where queries are made at once.

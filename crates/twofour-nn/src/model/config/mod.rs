@@ -1,21 +1,29 @@
 //! The description of a transformer: decoders, encoders and image encoders, for training and for inference.
 
 mod alibi;
+mod attention;
 mod experts;
 mod gpt;
+mod image;
 mod latent;
+mod layers;
 mod named;
 mod rope;
+mod shapes;
 mod stored;
 #[cfg(test)]
 mod tests;
+mod validate;
 
-use crate::{Error, Result, engine::Nonlinearity, text::VOCABULARY};
+use self::validate::expect_size;
+use crate::{Error, Result, engine::Nonlinearity};
 
 pub use self::{
     alibi::Alibi,
+    attention::AttentionConfig,
     experts::{ClampedGate, ExpertGroups, ExpertsConfig, Routing, ScoreFunction, SharedExpert},
     gpt::GptConfig,
+    image::{ImageHead, ImageHeadInput, ImageInput},
     latent::LatentConfig,
     rope::{Rope, RopeScaling},
 };
@@ -23,8 +31,8 @@ pub use self::{
 /// A transformer: what enters, layers of an attention block and a feed-forward block each, and what follows the last
 /// layer.
 ///
-/// As JSON it has the form in which files and checkpoints of training keep it; that of a model without such files does
-/// not exist.
+/// As JSON it has the form of model files and of training checkpoints. Serializing an option that this form lacks is an
+/// error.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TransformerConfig {
     /// What enters the first layer.
@@ -69,7 +77,7 @@ pub struct TokenInput {
     pub token_types: usize,
     /// Whether the sum of the embeddings is normalized.
     pub is_normalized: bool,
-    /// What embeddings are multiplied by.
+    /// The factor of embeddings.
     pub scale: Option<f32>,
     /// The width of the table of tokens, where it is another than the model's: a linear layer leads from it to the
     /// first layer, and one from the last layer to it (OPT-350M).
@@ -77,22 +85,6 @@ pub struct TokenInput {
     /// Whether every window of a text must begin with the token that texts begin with: the model predicts badly
     /// without it.
     pub begins_windows: bool,
-}
-
-/// Embeddings of the patches of images of one size, behind learned tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ImageInput {
-    /// Height and width of an image, in pixels; multiples of the patch.
-    pub image: [usize; 2],
-    /// Values of a pixel.
-    pub channels: usize,
-    /// Height and width of a patch, in pixels.
-    pub patch: usize,
-    /// Whether a learned token stands before the patches.
-    pub class_token: bool,
-    /// Learned tokens between the class token and the patches, without positions (Darcet et al., "Vision Transformers
-    /// Need Registers", 2024).
-    pub registers: usize,
 }
 
 /// How positions enter a model.
@@ -143,47 +135,6 @@ pub enum NormKind {
     RootMeanSquare,
 }
 
-/// The attention blocks of a model.
-#[derive(Debug, Clone, PartialEq)]
-pub struct AttentionConfig {
-    /// Heads of queries.
-    pub heads: usize,
-    /// Heads of keys and values; a divisor of `heads`, which share them in groups.
-    pub kv_heads: usize,
-    /// Elements of a head.
-    pub head_dim: usize,
-    /// Whether a token attends to no token behind it.
-    pub is_causal: bool,
-    /// Whether queries, keys and values have biases.
-    pub qkv_bias: bool,
-    /// Whether the output has a bias.
-    pub out_bias: bool,
-    /// Whether queries and keys are normalized, head by head, before they are rotated.
-    pub head_norms: bool,
-    /// What scores are multiplied by; `1 / √head_dim` where there is no number.
-    pub scale: Option<f32>,
-    /// The bound of scores: `soft_cap * tanh(score / soft_cap)`.
-    pub soft_cap: Option<f32>,
-    /// The largest magnitude of queries, keys and values, to which they are clamped (MPT).
-    pub qkv_bound: Option<f32>,
-    /// For each layer its window; none for the whole sequence. Empty where no layer has one. Of causal attention it is
-    /// how many tokens back, itself included, a token
-    /// attends to; of an image the side of square windows of patches, which are padded with zeros at the right and the
-    /// lower edge.
-    pub windows: Vec<Option<usize>>,
-    /// The rotation in layers with a window, where it is another.
-    pub local_rope: Option<Rope>,
-    /// How many elements of a head are rotated, from the first on, where not all are.
-    pub rotated: Option<usize>,
-    /// Whether scores have a term for the distance of query and key, of rows and of columns (SAM).
-    pub relative_positions: bool,
-    /// Whether each head has a sink: a score beside those of the keys, of which the softmax makes a weight that falls
-    /// on no value (gpt-oss).
-    pub sinks: bool,
-    /// How keys and values are made of latents, where they are.
-    pub latent: Option<LatentConfig>,
-}
-
 /// The feed-forward blocks of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FeedForwardConfig {
@@ -220,26 +171,6 @@ pub enum ModelOutput {
     },
 }
 
-/// The linear layer that scores classes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ImageHead {
-    /// Number of classes.
-    pub classes: usize,
-    /// What it reads.
-    pub input: ImageHeadInput,
-}
-
-/// What scores classes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ImageHeadInput {
-    /// The class token (ViT).
-    ClassToken,
-    /// The class token, and behind it the mean of the patches (DINOv2).
-    ClassTokenAndMean,
-    /// The mean of the patches.
-    Mean,
-}
-
 impl TokenInput {
     /// Embeddings of tokens alone, as they are.
     pub fn plain(vocabulary: usize, context: usize) -> Self {
@@ -255,192 +186,7 @@ impl TokenInput {
     }
 }
 
-impl ImageHeadInput {
-    /// Its elements for a model of that width.
-    pub fn elements(self, width: usize) -> usize {
-        match self {
-            ImageHeadInput::ClassToken | ImageHeadInput::Mean => width,
-            ImageHeadInput::ClassTokenAndMean => 2 * width,
-        }
-    }
-}
-
-impl ImageInput {
-    /// Rows and columns of patches.
-    pub fn grid(&self) -> [usize; 2] {
-        self.image.map(|side| side / self.patch.max(1))
-    }
-
-    /// Patches of an image.
-    pub fn patches(&self) -> usize {
-        let [rows, columns] = self.grid();
-        rows.saturating_mul(columns)
-    }
-
-    /// Tokens of an image: the class token, registers, and its patches.
-    pub fn tokens(&self) -> usize {
-        self.learned_tokens().saturating_add(self.patches())
-    }
-
-    /// Tokens before the patches: the class token and registers.
-    pub fn learned_tokens(&self) -> usize {
-        usize::from(self.class_token).saturating_add(self.registers)
-    }
-
-    /// Values of an image.
-    pub fn image_len(&self) -> usize {
-        self.channels * self.image[0] * self.image[1]
-    }
-
-    /// Values of a patch.
-    pub fn patch_len(&self) -> usize {
-        self.channels * self.patch * self.patch
-    }
-
-    fn validate(&self) -> Result<()> {
-        let ImageInput { image, channels, patch, registers, .. } = *self;
-        for size in [image[0], image[1], channels, patch] {
-            expect_size("a size of the images", size, 20)?;
-        }
-        if image.iter().any(|side| !side.is_multiple_of(patch)) {
-            let found = format!("{patch} for images of {image:?}");
-            return Err(Error::Setting { what: "patch", found, expected: "a divisor of the image's height and width" });
-        }
-        if channels.saturating_mul(patch * patch) > 1 << 20 || self.patches() > 1 << 20 {
-            let found = format!("{patch} for images of {image:?}");
-            return Err(Error::Setting { what: "patch", found, expected: "at most 2^20 values, and 2^20 patches" });
-        }
-        if registers > 1 << 20 {
-            let found = registers.to_string();
-            return Err(Error::Setting { what: "registers", found, expected: "at most 2^20" });
-        }
-        Ok(())
-    }
-}
-
-/// An error for a size that is zero or above a power of two: it bounds the sizes of a hostile file before anything is
-/// allocated by them.
-fn expect_size(what: &'static str, size: usize, bits: u32) -> Result<()> {
-    if (1..=1 << bits).contains(&size) {
-        return Ok(());
-    }
-    let expected = if bits == 20 { "between 1 and 2^20" } else { "between 1 and 2^24" };
-    Err(Error::Setting { what, found: size.to_string(), expected })
-}
-
 impl TransformerConfig {
-    /// Checks the sizes against each other.
-    ///
-    /// # Errors
-    /// [`Error::Setting`] for a size that is zero or absurd, a patch that does not divide the image, heads that do not
-    /// fit each other, a head of an odd number of elements that is to
-    /// be rotated, experts that do not fit each other, windows for another number of layers, numbers that are not above
-    /// 0, a class token beside windows, relative positions or a neck, and a head for classes or registers without one.
-    pub fn validate(&self) -> Result<()> {
-        let AttentionConfig { heads, kv_heads, head_dim, .. } = self.attention;
-        let sizes = match self.input {
-            ModelInput::Tokens(TokenInput { vocabulary, context, .. }) => [vocabulary, context],
-            ModelInput::Image(image) => {
-                image.validate()?;
-                [1, image.tokens()]
-            }
-        };
-        for (what, size) in [
-            ("vocabulary", sizes[0]),
-            ("context", sizes[1]),
-            ("layers", self.layers),
-            ("width", self.width),
-            ("heads", heads),
-            ("key-value heads", kv_heads),
-            ("elements of a head", head_dim),
-            ("feed_forward", self.feed_forward.hidden),
-        ] {
-            expect_size(what, size, 24)?;
-        }
-        if let ModelInput::Tokens(TokenInput { token_types: types @ 1.., .. }) = self.input {
-            expect_size("token types", types, 24)?;
-        }
-        expect_size("the width of the table of tokens", self.table_width(), 24)?;
-        if !heads.is_multiple_of(kv_heads) {
-            let found = format!("{kv_heads} for {heads} heads");
-            return Err(Error::Setting { what: "key-value heads", found, expected: "a divisor of the heads" });
-        }
-        if !self.attention.is_causal && self.query_width() != self.width {
-            let found = format!("{heads} for width {}", self.width);
-            return Err(Error::Setting { what: "heads", found, expected: "a divisor of the width" });
-        }
-        if matches!(self.positions, Positions::Rotary(_)) && !self.rotated().is_multiple_of(2) {
-            let found = self.rotated().to_string();
-            return Err(Error::Setting { what: "elements of a head", found, expected: "even, as rotation requires" });
-        }
-        if self.rotated() > head_dim {
-            let (what, found) = ("rotated elements of a head", self.rotated().to_string());
-            return Err(Error::Setting { what, found, expected: "no more than a head has" });
-        }
-        for rope in self.ropes() {
-            rope.validate(self.rotated())?;
-        }
-        self.experts.as_ref().map_or(Ok(()), ExpertsConfig::validate)?;
-        self.attention.latent.as_ref().map_or(Ok(()), |latent| latent.validate(&self.attention))?;
-        self.expect_windows()?;
-        let scale = match self.input {
-            ModelInput::Tokens(input) => input.scale,
-            ModelInput::Image(_) => None,
-        };
-        let AttentionConfig { scale: of_scores, soft_cap, qkv_bound, .. } = self.attention;
-        for (what, number) in [
-            ("the scale of embeddings", scale),
-            ("the scale of scores", of_scores),
-            ("the bound of scores", soft_cap),
-            ("the bound of queries, keys and values", qkv_bound),
-            ("the bound of the head's scores", self.logit_soft_cap()),
-        ] {
-            if let Some(number) = number.filter(|number| !(number.is_finite() && *number > 0.0)) {
-                return Err(Error::Setting { what, found: number.to_string(), expected: "a number above 0" });
-            }
-        }
-        self.expect_output()
-    }
-
-    fn expect_windows(&self) -> Result<()> {
-        let windows = &self.attention.windows;
-        if windows.is_empty() || windows.len() == self.layers && !windows.contains(&Some(0)) {
-            return Ok(());
-        }
-        let found = match windows.iter().position(|window| *window == Some(0)) {
-            Some(layer) => format!("0 for layer {layer}"),
-            None => format!("{} for {} layers", windows.len(), self.layers),
-        };
-        Err(Error::Setting { what: "sliding windows", found, expected: "a positive number or none for each layer" })
-    }
-
-    fn expect_output(&self) -> Result<()> {
-        let is_neck = matches!(self.output, ModelOutput::Neck { .. });
-        let is_grid = !self.attention.windows.is_empty() || self.attention.relative_positions || is_neck;
-        if let ModelOutput::Neck { channels: size }
-        | ModelOutput::Hidden { head: Some(ImageHead { classes: size, .. }) } = self.output
-        {
-            expect_size("classes or channels", size, 20)?;
-        }
-        let ModelInput::Image(ImageInput { class_token, registers, .. }) = self.input else {
-            if is_neck || self.attention.relative_positions {
-                let (what, found) = ("the neck or relative positions", "in a model of text".to_owned());
-                return Err(Error::Setting { what, found, expected: "in a model of images" });
-            }
-            return Ok(());
-        };
-        let reads_class = match self.output {
-            ModelOutput::Hidden { head: Some(ImageHead { input, .. }) } => input != ImageHeadInput::Mean,
-            _ => false,
-        };
-        if class_token && is_grid || !class_token && (reads_class || registers > 0) {
-            let found = if class_token { "beside windows, relative positions or a neck" } else { "absent" };
-            let expected = "there for a head or registers, and absent where patches form a grid";
-            return Err(Error::Setting { what: "the class token", found: found.to_owned(), expected });
-        }
-        Ok(())
-    }
-
     /// Rows and columns of an image's hidden states: tokens, and their elements.
     pub fn hidden_shape(&self) -> [usize; 2] {
         match self.output {
@@ -449,7 +195,7 @@ impl TransformerConfig {
         }
     }
 
-    /// Number of tokens; 0 of a model of images.
+    /// Size of the vocabulary; 0 for a model of images.
     pub fn vocabulary(&self) -> usize {
         match self.input {
             ModelInput::Tokens(input) => input.vocabulary,
@@ -465,7 +211,7 @@ impl TransformerConfig {
         }
     }
 
-    /// The longest sequence, in tokens: of a model of images the tokens of an image.
+    /// The longest sequence, in tokens; for a model of images, the tokens of an image.
     pub fn context(&self) -> usize {
         match self.input {
             ModelInput::Tokens(input) => input.context,
@@ -491,7 +237,7 @@ impl TransformerConfig {
         matches!(self.input, ModelInput::Tokens(TokenInput { begins_windows: true, .. }))
     }
 
-    /// The same with another longest sequence of tokens.
+    /// Returns this description with another context, in tokens.
     #[must_use]
     pub fn with_context(mut self, context: usize) -> Self {
         if let ModelInput::Tokens(input) = &mut self.input {
@@ -500,7 +246,7 @@ impl TransformerConfig {
         self
     }
 
-    /// The same with another number of tokens.
+    /// Returns this description with another size of the vocabulary.
     #[must_use]
     pub fn with_vocabulary(mut self, vocabulary: usize) -> Self {
         if let ModelInput::Tokens(input) = &mut self.input {
@@ -599,7 +345,7 @@ impl TransformerConfig {
         }
     }
 
-    /// What scores are multiplied by.
+    /// The factor of scores.
     pub fn score_scale(&self) -> f32 {
         self.attention.scale.unwrap_or_else(|| 1.0 / (self.attention.head_dim as f32).sqrt())
     }
@@ -624,166 +370,6 @@ impl TransformerConfig {
     /// Elements of a head that are rotated, where heads are.
     pub fn rotated(&self) -> usize {
         self.attention.rotated.unwrap_or(self.attention.head_dim)
-    }
-
-    /// Output and input features of every linear layer with its name, in the order of computation.
-    pub fn linear_layers(&self) -> Vec<(String, usize, usize)> {
-        let width = self.width;
-        let block = |layer: usize| {
-            let first = (format!("blocks.{layer}.attn.qkv"), self.attention_outputs(), width);
-            let of_latents = self.of_latents().into_iter();
-            let of_latents =
-                of_latents.map(move |(name, outputs, of)| (format!("blocks.{layer}.{name}"), outputs, of.len()));
-            let out = (format!("blocks.{layer}.attn.out"), width, self.value_width());
-            let attention = [first].into_iter().chain(of_latents).chain([out]);
-            attention.chain(self.feed_forward_layers(layer))
-        };
-        let patches = match self.input {
-            ModelInput::Tokens(_) => None,
-            ModelInput::Image(input) => Some(("patches".to_owned(), width, input.patch_len())),
-        };
-        let head = match self.output {
-            ModelOutput::Vocabulary { .. } => Some((self.vocabulary(), self.table_width())),
-            ModelOutput::Hidden { head } => head.map(|head| (head.classes, head.input.elements(width))),
-            ModelOutput::Neck { .. } => None,
-        };
-        let head = head.map(|(outputs, inputs)| ("head".to_owned(), outputs, inputs));
-        let table_width = self.table_width();
-        let projected = |name: &str, outputs, inputs| self.is_projected().then(|| (name.to_owned(), outputs, inputs));
-        let before = patches.into_iter().chain(projected("project_in", width, table_width));
-        let behind = projected("project_out", table_width, width).into_iter().chain(head);
-        before.chain((0..self.layers).flat_map(block)).chain(behind).collect()
-    }
-
-    /// Number of parameters, without those of a neck and of relative positions.
-    pub fn parameters(&self) -> usize {
-        let TransformerConfig { width, layers, .. } = *self;
-        let linear =
-            |(name, out, inputs): (String, usize, usize)| out * inputs + if self.has_bias(&name) { out } else { 0 };
-        let linears: usize = self.linear_layers().into_iter().map(linear).sum();
-        let norm = if self.norm.kind == NormKind::Layer { 2 * width } else { width };
-        let norms = match self.norm.place {
-            NormPlace::Before | NormPlace::Parallel => 2 * layers + 1,
-            NormPlace::After => 2 * layers,
-            NormPlace::Around => 4 * layers + 1,
-        };
-        let scales = if self.layer_scale { 2 * layers * width } else { 0 };
-        let heads = if self.attention.head_norms { 2 * self.attention.head_dim * layers } else { 0 };
-        let latents = layers * self.of_latents().into_iter().map(|(_, _, of)| of.len()).sum::<usize>();
-        let tables = match self.input {
-            ModelInput::Tokens(input) => {
-                let positions = if self.positions == Positions::Learned { input.context } else { 0 };
-                let words = if self.is_tied() { 0 } else { input.vocabulary };
-                let norm = if input.is_normalized { norm } else { 0 };
-                words * self.table_width() + (positions + input.token_types) * width + norm
-            }
-            // A class token is part of its position.
-            ModelInput::Image(input) => input.tokens() * width,
-        };
-        linears + norms * norm + scales + heads + latents + tables
-    }
-
-    /// Whether the linear layer of that name has a bias.
-    pub(crate) fn has_bias(&self, linear: &str) -> bool {
-        match linear.rsplit('.').next() {
-            Some("qkv") => self.attention.qkv_bias,
-            Some("out") => self.attention.out_bias,
-            Some("up" | "down") => self.feed_forward.bias,
-            // The head of a decoder has none.
-            _ => !matches!(self.output, ModelOutput::Vocabulary { .. }),
-        }
-    }
-}
-
-impl From<&GptConfig> for TransformerConfig {
-    fn from(sizes: &GptConfig) -> Self {
-        let llama = TransformerConfig::llama(sizes, sizes.heads, VOCABULARY);
-        TransformerConfig {
-            norm: NormConfig { kind: NormKind::Layer, ..llama.norm },
-            attention: AttentionConfig { qkv_bias: true, out_bias: true, ..llama.attention },
-            feed_forward: FeedForwardConfig {
-                activation: Nonlinearity::Gelu,
-                gated: false,
-                bias: true,
-                ..llama.feed_forward
-            },
-            ..llama
-        }
-    }
-}
-
-impl TransformerConfig {
-    /// A decoder as LLaMA: root-mean-square norms, rotary positions, SiLU with a gate, no biases, and a head of its
-    /// own.
-    pub fn llama(sizes: &GptConfig, kv_heads: usize, vocabulary: usize) -> Self {
-        let GptConfig { layers, width, heads, context, feed_forward } = *sizes;
-        TransformerConfig {
-            input: ModelInput::Tokens(TokenInput::plain(vocabulary, context)),
-            positions: Positions::Rotary(Rope { base: 10_000.0, scaling: None }),
-            layers,
-            width,
-            norm: NormConfig { place: NormPlace::Before, kind: NormKind::RootMeanSquare, epsilon: 1e-5 },
-            attention: AttentionConfig::causal(heads, kv_heads, width / heads.max(1)),
-            feed_forward: FeedForwardConfig {
-                hidden: feed_forward,
-                activation: Nonlinearity::Silu,
-                gated: true,
-                bias: false,
-            },
-            experts: None,
-            layer_scale: false,
-            output: ModelOutput::Vocabulary { tied: false, soft_cap: None },
-        }
-    }
-
-    /// An encoder as BERT: layer norms after the blocks, full attention, learned positions, two token types and GELU.
-    pub fn bert(sizes: &GptConfig, vocabulary: usize) -> Self {
-        let GptConfig { layers, width, heads, context, feed_forward } = *sizes;
-        TransformerConfig {
-            input: ModelInput::Tokens(TokenInput {
-                token_types: 2,
-                is_normalized: true,
-                ..TokenInput::plain(vocabulary, context)
-            }),
-            positions: Positions::Learned,
-            layers,
-            width,
-            norm: NormConfig { place: NormPlace::After, kind: NormKind::Layer, epsilon: 1e-12 },
-            attention: AttentionConfig::full(width, heads),
-            feed_forward: FeedForwardConfig {
-                hidden: feed_forward,
-                activation: Nonlinearity::Gelu,
-                gated: false,
-                bias: true,
-            },
-            experts: None,
-            layer_scale: false,
-            output: ModelOutput::Hidden { head: None },
-        }
-    }
-
-    /// An encoder of images as ViT: layer norms before the blocks, full attention, learned positions and GELU. The
-    /// context among the sizes is not used.
-    pub fn vit(sizes: &GptConfig, image: ImageInput) -> Self {
-        let bert = Self::bert(sizes, 0);
-        TransformerConfig {
-            input: ModelInput::Image(image),
-            norm: NormConfig { place: NormPlace::Before, kind: NormKind::Layer, epsilon: 1e-6 },
-            ..bert
-        }
-    }
-
-    /// SAM's image encoder for square images of that side, with windows of a side in all layers but those with global
-    /// attention.
-    pub fn sam(sizes: &GptConfig, side: usize, (window, global): (usize, &[usize])) -> Self {
-        let image = ImageInput { image: [side; 2], channels: 3, patch: 16, class_token: false, registers: 0 };
-        let vit = Self::vit(sizes, image);
-        let windows = (0..sizes.layers).map(|layer| (!global.contains(&layer)).then_some(window)).collect();
-        TransformerConfig {
-            attention: AttentionConfig { windows, relative_positions: true, ..vit.attention },
-            output: ModelOutput::Neck { channels: 256 },
-            ..vit
-        }
     }
 
     /// The images that enter.
@@ -811,34 +397,4 @@ impl TransformerConfig {
 
 fn of_other(found: &str, expected: &'static str) -> Error {
     Error::Setting { what: "the model", found: found.to_owned(), expected }
-}
-
-impl AttentionConfig {
-    /// Causal attention over the whole sequence, without biases, norms and bounds.
-    pub fn causal(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
-        AttentionConfig {
-            heads,
-            kv_heads,
-            head_dim,
-            is_causal: true,
-            qkv_bias: false,
-            out_bias: false,
-            head_norms: false,
-            scale: None,
-            soft_cap: None,
-            qkv_bound: None,
-            windows: vec![],
-            local_rope: None,
-            rotated: None,
-            relative_positions: false,
-            sinks: false,
-            latent: None,
-        }
-    }
-
-    /// Full attention of so many heads that divide the width, with biases.
-    pub fn full(width: usize, heads: usize) -> Self {
-        let causal = Self::causal(heads, heads, width / heads.max(1));
-        AttentionConfig { is_causal: false, qkv_bias: true, out_bias: true, ..causal }
-    }
 }

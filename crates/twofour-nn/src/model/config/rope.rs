@@ -61,7 +61,7 @@ pub enum RopeScaling {
     Long {
         /// The divisors in texts up to the original context, one for each pair.
         short: Vec<f64>,
-        /// Those in longer texts.
+        /// The divisors in longer texts, one for each pair.
         long: Vec<f64>,
         /// What rotated elements are multiplied by.
         attention_factor: f64,

@@ -7,8 +7,18 @@ fn gpt() -> TransformerConfig {
 #[test]
 fn descriptions_of_earlier_files_are_read_and_written_as_they_were() {
     // Written by commit 6c449b6.
-    let decoder = r#"{"vocabulary":256,"context":128,"layers":2,"width":512,"heads":8,"kv_heads":4,"head_dim":64,"feed_forward":1536,"norm":"root-mean-square","epsilon":0.00001,"positions":{"rotary":{"base":10000.0,"scaling":{"factor":8.0,"low_frequency_factor":1.0,"high_frequency_factor":4.0,"original_context":8192.0}}},"activation":"silu","gated":true,"biases":{"qkv":true,"out":false,"feed_forward":false},"head_norms":true,"tied":true,"windows":[null,16]}"#;
-    let encoder = r#"{"vocabulary":99,"context":40,"token_types":2,"layers":2,"width":32,"heads":4,"feed_forward":64,"epsilon":1e-12,"activation":"gelu"}"#;
+    let decoder = concat!(
+        r#"{"vocabulary":256,"context":128,"layers":2,"width":512,"heads":8,"kv_heads":4,"head_dim":64,"#,
+        r#""feed_forward":1536,"norm":"root-mean-square","epsilon":0.00001,"positions":{"rotary":{"base":10000.0,"#,
+        r#""scaling":{"factor":8.0,"low_frequency_factor":1.0,"high_frequency_factor":4.0,"#,
+        r#""original_context":8192.0}}},"#,
+        r#""activation":"silu","gated":true,"biases":{"qkv":true,"out":false,"feed_forward":false},"#,
+        r#""head_norms":true,"tied":true,"windows":[null,16]}"#
+    );
+    let encoder = concat!(
+        r#"{"vocabulary":99,"context":40,"token_types":2,"layers":2,"width":32,"heads":4,"feed_forward":64,"#,
+        r#""epsilon":1e-12,"activation":"gelu"}"#
+    );
     for text in [decoder, encoder] {
         let config: TransformerConfig = serde_json::from_str(text).unwrap();
         config.validate().unwrap();

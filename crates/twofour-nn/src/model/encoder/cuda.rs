@@ -15,7 +15,7 @@ use twofour_transformer::cuda::{
 
 use super::{
     EncoderInput, HiddenStates,
-    masked::{MaskedHead, masked_decoder},
+    masked_head::{MaskedHead, masked_decoder},
     split,
 };
 use crate::{
@@ -28,10 +28,10 @@ use crate::{
         families::bert::MASKED_TRANSFORM,
         float::match_float,
         inference::{
-            build::Parts,
             cuda::{
                 Build, CudaLinear, CudaNorm, CudaStack, FullAttention, Input, Work, fused, of_stack, repeatable, upload,
             },
+            parts::Parts,
         },
     },
 };

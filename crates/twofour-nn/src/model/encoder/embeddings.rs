@@ -8,7 +8,7 @@ use crate::{
     model::{
         checkpoint::StoredParts,
         config::{NormKind, TokenInput},
-        inference::{build::Parts, norm::Norm, passes::widened},
+        inference::{norm::Norm, parts::Parts, passes::widened},
     },
 };
 

@@ -1,7 +1,5 @@
 //! Predicting masked tokens.
 
-use std::fmt::Debug;
-
 use twofour::{
     DataType,
     file::StoredElement,
@@ -12,24 +10,25 @@ use twofour_cuda::Device;
 
 #[cfg(feature = "cuda")]
 use super::cuda::{CudaEncoder, CudaMaskedHead};
-use super::{EncoderInput, HiddenStates};
+use super::{
+    EncoderInput, HiddenStates,
+    masked_head::{MaskedHead, masked_decoder},
+};
 use crate::{
     Error, Result,
     cpu::{cross_entropy, nonlinearity},
     engine::Nonlinearity,
     model::{
-        CheckpointError, EncoderCheckpoint, Perplexity, TransformerConfig,
-        checkpoint::StoredParts,
+        CheckpointError, EncoderCheckpoint, Perplexity,
         config::NormKind,
         expect_below,
-        families::bert::{MASKED_TRANSFORM, OWN_DECODER},
+        families::bert::MASKED_TRANSFORM,
         float::match_float,
         inference::{
-            build::Parts,
-            linear::{Linear, LinearPart},
+            linear::Linear,
             norm::Norm,
+            parts::Parts,
             passes::{narrowed, widened},
-            weight::Weight,
         },
     },
     text::SpecialTokens,
@@ -42,12 +41,6 @@ pub struct MaskedEncoder {
     encoder: Box<dyn HiddenStates>,
     head: Box<dyn MaskedHead>,
     special: SpecialTokens,
-}
-
-/// The head that scores the vocabulary for masked tokens.
-pub(super) trait MaskedHead: Debug + Send + Sync {
-    /// The sum of `-log p` of the tokens that belong to rows of hidden states.
-    fn loss(&self, rows: &[f32], targets: &[u32]) -> Result<f64>;
 }
 
 impl MaskedEncoder {
@@ -167,20 +160,6 @@ struct CpuMaskedHead<T: KernelElement> {
     norm: Norm,
     decoder: Linear<T>,
     vocabulary: usize,
-}
-
-/// The layer that scores the vocabulary: with the embedding's values where it has none of its own.
-pub(super) fn masked_decoder<T: KernelElement + StoredElement>(
-    parts: &StoredParts<'_>,
-    config: &TransformerConfig,
-) -> Result<LinearPart<T>> {
-    let shape = (config.vocabulary(), config.width);
-    let values: Vec<T> = match parts.has_linear(OWN_DECODER) {
-        true => narrowed(&parts.values(&format!("{OWN_DECODER}.weight"))?),
-        false => parts.table("embedding.weight", [shape.0, shape.1])?,
-    };
-    let bias = Parts::<T>::vector(parts, "embedding.bias", shape.0)?;
-    Ok(LinearPart::of(Weight::Dense(values), shape, Some(bias)))
 }
 
 impl<T: KernelElement + StoredElement> CpuMaskedHead<T> {

@@ -84,7 +84,7 @@ fn unsupported(path: &Path, field: &str, found: impl ToString, supported: &'stat
 }
 
 impl Modules {
-    /// Those of a model that has none: the mean of its hidden states, of that width.
+    /// The modules of a model without a folder of modules: the mean of its hidden states, of that width.
     pub(super) fn mean(width: usize) -> Self {
         Modules { poolings: vec![Pooling::Mean], then: vec![], width }
     }

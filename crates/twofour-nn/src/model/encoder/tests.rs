@@ -149,10 +149,9 @@ fn embeddings_of_sentences_are_what_their_modules_make_of_hidden_states() {
     }
     fs::write(&pooling, r#"{"pooling_mode": "mean"}"#).unwrap();
     let modules = |types: &[(&str, &str)]| {
-        let list: Vec<_> = types
-            .iter()
-            .map(|(kind, path)| serde_json::json!({"type": format!("sentence_transformers.models.{kind}"), "path": path}))
-            .collect();
+        let named = |kind: &str| format!("sentence_transformers.models.{kind}");
+        let list: Vec<_> =
+            types.iter().map(|(kind, path)| serde_json::json!({"type": named(kind), "path": path})).collect();
         fs::write(folder.path().join("modules.json"), serde_json::Value::from(list).to_string()).unwrap();
     };
     modules(&[("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]);

@@ -1,6 +1,6 @@
 //! BERT.
 
-use super::{Family, Kind, Source, fields::Fields, layout::Layout, llama::activation};
+use super::{Family, Kind, SizeFields, Source, fields::Fields, layout::Layout, llama::activation};
 use crate::{
     Result,
     model::{
@@ -14,6 +14,7 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     kind: Kind::Encoder,
     layers: "num_hidden_layers",
     prefixes: &["bert."],
+    sizes: Some(SizeFields::features("intermediate_size")),
     config: |source| config(source.fields),
     layout: layout_of_source,
 }];

@@ -21,6 +21,7 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     kind: Kind::Decoder,
     layers: "n_layer",
     prefixes: &["transformer."],
+    sizes: None,
     config: |source| config(source.fields),
     layout: |source, config| Ok(layout(config, source.prefix)),
 }];

@@ -28,6 +28,7 @@ const fn family(name: &'static str, config: fn(&Source<'_>) -> Result<Transforme
         kind: Kind::Decoder,
         layers: "num_hidden_layers",
         prefixes: &["model."],
+        sizes: None,
         config,
         layout: |source, config| layout(source, config).map_err(crate::Error::from),
     }

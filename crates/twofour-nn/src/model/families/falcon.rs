@@ -1,7 +1,7 @@
 //! Falcon.
 
 use super::{
-    Family, Kind, Source,
+    Family, Kind, SizeFields, Source,
     fields::Fields,
     layout::{Layout, by_head},
     llama::{activation, rope_parameters, rotation_of},
@@ -19,6 +19,7 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     kind: Kind::Decoder,
     layers: "num_hidden_layers",
     prefixes: &["transformer."],
+    sizes: Some(SizeFields::features("ffn_hidden_size")),
     config: |source| config(source.fields),
     layout,
 }];

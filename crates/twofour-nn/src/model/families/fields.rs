@@ -21,7 +21,7 @@ impl Fields {
     /// A `config.json` is not larger.
     const LARGEST: u64 = 1 << 24;
 
-    const MOST_LAYERS: usize = 1 << 16;
+    const MAX_LAYERS: usize = 1 << 16;
 
     /// Reads a file.
     pub(in crate::model) fn read(path: &Path) -> Result<Self> {
@@ -102,7 +102,7 @@ impl Fields {
     /// A number of layers: more than any model has are refused before a list of them is made.
     pub(in crate::model) fn layers(&self, field: &str) -> Result<usize> {
         match self.size(field)? {
-            layers if layers <= Self::MOST_LAYERS => Ok(layers),
+            layers if layers <= Self::MAX_LAYERS => Ok(layers),
             _ => Err(self.unsupported(field, "no model has as many layers")),
         }
     }
@@ -188,7 +188,7 @@ impl Fields {
         Ok(values.map(|values| Fields { path: self.path.clone(), prefix, values }))
     }
 
-    /// The same with numbers in place of fields that are absent.
+    /// Returns these fields with numbers in place of absent ones.
     pub(in crate::model) fn with_defaults<N: Copy + Into<Value>>(mut self, defaults: &[(&str, N)]) -> Self {
         for (field, number) in defaults.iter().filter(|(field, _)| self.get(field).is_none()).collect::<Vec<_>>() {
             self.values.insert((*field).to_owned(), (*number).into());
@@ -203,8 +203,8 @@ impl Fields {
         }
     }
 
-    /// The same with a rotation of one position for each token: in text, the positions of time, rows and columns that
-    /// Qwen2-VL has (`mrope_section`) are equal.
+    /// Returns these fields with a rotation of one position for each token: in text, Qwen2-VL's positions of time, rows
+    /// and columns (`mrope_section`) are equal.
     pub(in crate::model) fn with_rotation_of_text(mut self) -> Result<Self> {
         for holder in ["rope_scaling", "rope_parameters"] {
             let Some(Fields { mut values, .. }) = self.object_if(holder)? else { continue };

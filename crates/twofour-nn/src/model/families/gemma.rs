@@ -1,7 +1,7 @@
 //! Gemma 1, 2 and 3, of text.
 
 use super::{
-    Family, Kind,
+    Family, Kind, SizeFields,
     fields::Fields,
     layout::Layout,
     llama::{self, Rotation, activation, rotation, rotation_of, windows_of_types},
@@ -23,6 +23,7 @@ pub(super) const FAMILIES: &[Family] = &[
         kind: Kind::Decoder,
         layers: "num_hidden_layers",
         prefixes: &["model."],
+        sizes: None,
         config: |source| {
             let fields = source.fields;
             let own = common(fields, 1, None)?;
@@ -48,6 +49,7 @@ pub(super) const FAMILIES: &[Family] = &[
         kind: Kind::Decoder,
         layers: "num_hidden_layers",
         prefixes: &["model."],
+        sizes: Some(SizeFields { divides_width: true, ..SizeFields::LLAMA }),
         config: |source| {
             let (fields, own) = (source.fields, common(source.fields, 2, Some(30.0))?);
             let soft_cap = bound(fields, "attn_logit_softcapping", Some(50.0))?;
@@ -62,6 +64,7 @@ pub(super) const FAMILIES: &[Family] = &[
         kind: Kind::Decoder,
         layers: "num_hidden_layers",
         prefixes: &["model."],
+        sizes: Some(SizeFields { divides_width: true, ..SizeFields::LLAMA }),
         config: |source| {
             let fields = source.fields;
             let pattern = fields.size_if("sliding_window_pattern")?.or(fields.size_if("_sliding_window_pattern")?);
@@ -79,7 +82,8 @@ pub(super) const FAMILIES: &[Family] = &[
 
 type Result<T> = std::result::Result<T, CheckpointError>;
 
-/// What both have: every `pattern`-th layer attends to the whole sequence, the others in windows.
+/// The description that all versions share: every `pattern`-th layer attends to the whole sequence, the others in
+/// windows.
 fn common(fields: &Fields, pattern: usize, logit_soft_cap: Option<f64>) -> Result<TransformerConfig> {
     fields.expect_flag("use_bidirectional_attention", false, "attention is causal")?;
     let sizes = fields.sizes()?;

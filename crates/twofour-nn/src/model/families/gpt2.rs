@@ -1,7 +1,7 @@
 //! GPT-2.
 
 use super::{
-    Family, Kind,
+    Family, Kind, SizeFields,
     fields::Fields,
     layout::{Layout, StoredLinear},
     llama::activation,
@@ -16,6 +16,7 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     kind: Kind::Decoder,
     layers: "n_layer",
     prefixes: &["transformer."],
+    sizes: Some(SizeFields::features("n_inner")),
     config: |source| config(source.fields),
     layout: |source, config| Ok(layout(config, source.prefix)),
 }];

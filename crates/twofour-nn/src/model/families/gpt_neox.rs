@@ -1,7 +1,7 @@
 //! GPT-NeoX, and Pythia.
 
 use super::{
-    Family, Kind,
+    Family, Kind, SizeFields,
     fields::Fields,
     layout::{Layout, by_head},
     llama::{Rotation, activation, rope_parameters, rotation_of},
@@ -16,6 +16,7 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     kind: Kind::Decoder,
     layers: "num_hidden_layers",
     prefixes: &["gpt_neox."],
+    sizes: Some(SizeFields::features("intermediate_size")),
     config: |source| config(source.fields),
     layout: |source, config| Ok(layout(config, source.prefix)),
 }];

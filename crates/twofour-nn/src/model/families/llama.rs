@@ -1,6 +1,6 @@
 //! LLaMA, Mistral, Qwen2 and Qwen3.
 
-use super::{Family, Kind, Source, fields::Fields, layout::Layout, phi};
+use super::{Family, Kind, SizeFields, Source, fields::Fields, layout::Layout, phi};
 use crate::{
     engine::Nonlinearity,
     model::CheckpointError,
@@ -12,7 +12,10 @@ use crate::{
 
 /// The families of this shape.
 pub(super) const FAMILIES: &[Family] = &[
-    family("llama", |source| config(source.fields, Kin::Llama)),
+    Family {
+        sizes: Some(SizeFields { divides_width: true, ..SizeFields::LLAMA }),
+        ..family("llama", |source| config(source.fields, Kin::Llama))
+    },
     family("mistral", |source| config(source.fields, Kin::Mistral)),
     family("qwen2", |source| config(source.fields, Kin::Qwen2)),
     family("qwen3", |source| config(source.fields, Kin::Qwen3)),
@@ -24,6 +27,7 @@ const fn family(name: &'static str, config: fn(&Source<'_>) -> Result<Transforme
         kind: Kind::Decoder,
         layers: "num_hidden_layers",
         prefixes: &["model.", "transformer."],
+        sizes: Some(SizeFields::LLAMA),
         config,
         layout: |source, config| Ok(layout(config, source.prefix)),
     }
@@ -36,7 +40,7 @@ pub(super) enum Kin {
     Mistral,
     Qwen2,
     Qwen3,
-    /// Of heads that are rotated in part.
+    /// Heads are rotated in part.
     Partial,
     Phi,
 }

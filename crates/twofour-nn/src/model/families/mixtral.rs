@@ -25,7 +25,7 @@ const fn family(
     layout: fn(&Source<'_>, &TransformerConfig) -> crate::Result<Layout>,
 ) -> Family {
     let (kind, prefixes) = (Kind::Decoder, &["model."]);
-    Family { name, kind, layers: "num_hidden_layers", prefixes, config, layout }
+    Family { name, kind, layers: "num_hidden_layers", prefixes, sizes: None, config, layout }
 }
 
 /// What a family calls the parts of its blocks of experts.

@@ -1,74 +1,89 @@
 //! Families of models: what the fields of `config.json` mean, and how tensors are named. A family is a file here, and
-//! its line in [`FAMILIES`].
+//! its line in `families!`.
 
-pub(crate) mod bert;
-mod bloom;
-mod deepseek;
-mod falcon;
 pub(super) mod fields;
-mod gemma;
-mod gpt2;
-mod gpt_neox;
-mod gpt_oss;
-mod granite;
 pub(crate) mod layout;
-pub(super) mod llama;
-mod mixtral;
-mod mpt;
-mod opt;
-mod phi;
-mod phi2;
-mod sam;
-mod smollm3;
-mod stablelm;
-mod starcoder2;
-mod vision_language;
-mod vit;
 
 use twofour::file::Reader;
 
 use self::{fields::Fields, layout::Layout};
 use super::{CheckpointError, TransformerConfig};
 
-/// All families.
-const FAMILIES: &[&[Family]] = &[
-    llama::FAMILIES,
-    mixtral::FAMILIES,
-    gpt_oss::FAMILIES,
-    deepseek::FAMILIES,
-    granite::FAMILIES,
-    smollm3::FAMILIES,
-    stablelm::FAMILIES,
-    starcoder2::FAMILIES,
-    phi2::FAMILIES,
-    phi::FAMILIES,
-    gpt2::FAMILIES,
-    gemma::FAMILIES,
-    opt::FAMILIES,
-    gpt_neox::FAMILIES,
-    falcon::FAMILIES,
-    bloom::FAMILIES,
-    mpt::FAMILIES,
-    vision_language::FAMILIES,
-    bert::FAMILIES,
-    vit::FAMILIES,
-    sam::FAMILIES,
-];
+/// The files of families.
+macro_rules! families {
+    ($($visibility:vis $file:ident,)*) => {
+        $($visibility mod $file;)*
+
+        /// All families.
+        const FAMILIES: &[&[Family]] = &[$($file::FAMILIES,)*];
+    };
+}
+
+families! {
+    pub(super) llama,
+    mixtral,
+    gpt_oss,
+    deepseek,
+    granite,
+    smollm3,
+    stablelm,
+    starcoder2,
+    phi2,
+    phi,
+    gpt2,
+    gemma,
+    opt,
+    gpt_neox,
+    falcon,
+    bloom,
+    mpt,
+    vision_language,
+    pub(crate) bert,
+    vit,
+    sam,
+}
 
 /// How directories of one `model_type` are read.
 #[derive(Debug)]
 pub(super) struct Family {
     /// The `model_type`.
-    name: &'static str,
+    pub(super) name: &'static str,
     pub(super) kind: Kind,
     /// The field with the number of layers.
     pub(super) layers: &'static str,
     /// What the names of a model's tensors may begin with; nothing where it was stored without its head's class.
     prefixes: &'static [&'static str],
+    /// The fields with the sizes of blocks, where blocks can be made smaller.
+    pub(super) sizes: Option<SizeFields>,
     /// Reads the description, and refuses fields that change what the model computes and are not computed.
     pub(super) config: fn(&Source<'_>) -> Result<TransformerConfig, CheckpointError>,
     /// Where the tensors lie.
     pub(super) layout: fn(&Source<'_>, &TransformerConfig) -> crate::Result<Layout>,
+}
+
+/// The fields of a family's `config.json` that have the sizes of its blocks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SizeFields {
+    /// Hidden features of the feed-forward block.
+    pub(super) features: &'static str,
+    /// Heads, heads of keys and values, and elements of a head; none where a head has `width / heads` elements.
+    pub(super) heads: Option<[&'static str; 3]>,
+    /// Whether transformers refuses a number of heads that does not divide the width.
+    pub(super) divides_width: bool,
+}
+
+impl SizeFields {
+    /// LLaMA's names, for any number of heads.
+    const LLAMA: Self = SizeFields {
+        features: "intermediate_size",
+        heads: Some(["num_attention_heads", "num_key_value_heads", "head_dim"]),
+        divides_width: false,
+    };
+
+    /// The fields of a family whose heads have no size of their own.
+    const fn features(features: &'static str) -> Self {
+        SizeFields { features, heads: None, divides_width: false }
+    }
 }
 
 /// What a model is for.
@@ -92,14 +107,19 @@ pub(super) struct Source<'a> {
 }
 
 impl Family {
+    /// All families.
+    pub(super) fn all() -> impl Iterator<Item = &'static Self> {
+        FAMILIES.iter().copied().flatten()
+    }
+
     /// The family of a `model_type`.
     pub(super) fn named(name: &str) -> Option<&'static Self> {
-        FAMILIES.iter().copied().flatten().find(|family| family.name == name)
+        Self::all().find(|family| family.name == name)
     }
 
     /// The names of the families of these kinds, as a list.
     pub(super) fn names(kinds: &[Kind]) -> String {
-        let of_kinds = FAMILIES.iter().copied().flatten().filter(|family| kinds.contains(&family.kind));
+        let of_kinds = Self::all().filter(|family| kinds.contains(&family.kind));
         let names: Vec<_> = of_kinds.map(|family| family.name).collect();
         match names.split_last() {
             Some((last, others)) if !others.is_empty() => format!("{} and {last}", others.join(", ")),

@@ -1,6 +1,6 @@
 //! OPT.
 
-use super::{Family, Kind, fields::Fields, layout::Layout, llama::activation};
+use super::{Family, Kind, SizeFields, fields::Fields, layout::Layout, llama::activation};
 use crate::model::{
     CheckpointError,
     config::{
@@ -17,6 +17,7 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     kind: Kind::Decoder,
     layers: "num_hidden_layers",
     prefixes: &["model.decoder.", "decoder."],
+    sizes: Some(SizeFields::features("ffn_dim")),
     config: |source| config(source.fields),
     layout: |source, config| Ok(layout(config, source.prefix)),
 }];

@@ -2,7 +2,7 @@
 //! rotated. Long contexts have LongRoPE.
 
 use super::{
-    Family, Kind,
+    Family, Kind, SizeFields,
     fields::Fields,
     layout::Layout,
     llama::{self, Kin, Rotation, rope_parameters, type_field, unscaled},
@@ -20,6 +20,7 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     kind: Kind::Decoder,
     layers: "num_hidden_layers",
     prefixes: &["model."],
+    sizes: Some(SizeFields::LLAMA),
     config: |source| llama::config(source.fields, Kin::Phi),
     layout: |source, config| Ok(layout(config, source.prefix)),
 }];

@@ -17,6 +17,7 @@ pub(super) const FAMILIES: &[Family] = &[
         kind: Kind::Image,
         layers: "vision_config.num_hidden_layers",
         prefixes: &[],
+        sizes: None,
         config: |source| {
             let vision = source.fields.object_if("vision_config")?;
             let description = "the description of the image encoder is required";
@@ -29,6 +30,7 @@ pub(super) const FAMILIES: &[Family] = &[
         kind: Kind::Image,
         layers: "num_hidden_layers",
         prefixes: &[],
+        sizes: None,
         config: |source| config(source.fields),
         layout: |_, config| layout(config),
     },

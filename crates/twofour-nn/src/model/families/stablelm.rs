@@ -16,6 +16,7 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     kind: Kind::Decoder,
     layers: "num_hidden_layers",
     prefixes: &["model."],
+    sizes: None,
     config: |source| config(source.fields),
     layout: |source, config| Ok(layout(config, source.prefix)),
 }];

@@ -15,6 +15,7 @@ const fn family(name: &'static str) -> Family {
         kind: Kind::Decoder,
         layers: "text_config",
         prefixes: &["language_model.model.", "model.language_model.", "language_model.", "model."],
+        sizes: None,
         config,
         layout,
     }

@@ -17,6 +17,7 @@ const DINOV2: Family = Family {
     kind: Kind::Image,
     layers: "num_hidden_layers",
     prefixes: &["dinov2."],
+    sizes: None,
     config: |source| config(source, Kin::Dinov2),
     layout: |source, config| layout(config, source.prefix),
 };

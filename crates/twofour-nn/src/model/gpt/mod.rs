@@ -1,5 +1,6 @@
 //! The decoder that trains.
 
+mod file;
 mod perplexity;
 mod task;
 

@@ -213,13 +213,13 @@ pub(in crate::model) fn expect_sequences(shape: BatchShape, context: usize) -> R
 /// [`Error::Setting`] for a context whose rotary tables would be too large: they hold an angle for each position and
 /// pair of elements, and no tensor of a file vouches for them.
 pub(crate) fn expect_trainable(config: &TransformerConfig) -> Result<()> {
-    const MOST_ANGLES: usize = 1 << 25;
+    const MAX_ANGLES: usize = 1 << 25;
     if let Some(what) = config.untrainable() {
         let remedy = "leave training and tuning out: such models run, are scored and are pruned without";
         return Err(Error::Unsupported { engine: "training", what: what.into(), remedy });
     }
     let (context, head_dim) = (config.context(), config.attention.head_dim);
-    if matches!(config.positions, Positions::Rotary(_)) && context * (head_dim / 2) > MOST_ANGLES {
+    if matches!(config.positions, Positions::Rotary(_)) && context * (head_dim / 2) > MAX_ANGLES {
         let found = format!("{context} with heads of {head_dim} elements");
         let expected = "at most 2^26 elements of all positions of one head together";
         return Err(Error::Setting { what: "context", found, expected });

@@ -7,8 +7,8 @@ use crate::{
     Error, Result,
     model::config::ImageInput,
     model::inference::{
-        build::Parts,
         linear::{Linear, LinearPart},
+        parts::Parts,
         passes::{narrowed, widened},
         weight::Weight,
     },

@@ -1,14 +1,13 @@
 //! Image encoders for inference: ViT, DINOv2, and SAM's image encoder.
 
+mod checkpoint;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod embeddings;
 mod neck;
 mod random;
-mod relative;
 #[cfg(test)]
 mod tests;
-mod windows;
 
 use std::path::Path;
 
@@ -21,16 +20,15 @@ use twofour::{
 pub use self::cuda::{CudaImageBatch, CudaImageEncoder};
 pub use self::random::{ImageWeights, WeightForm};
 use self::{embeddings::PatchEmbeddings, neck::Neck};
-pub(super) use self::{relative::RelativePositions, windows::WindowGrid};
 use super::{
     checkpoint::ImageCheckpoint,
     config::{ImageHeadInput, ModelOutput, NormKind, TransformerConfig},
     inference::{
         attention::Seen,
-        build::Parts,
         layer::{Layer, unobserved},
         linear::Linear,
         norm::Norm,
+        parts::Parts,
         passes::{narrowed, widened},
     },
 };

@@ -8,9 +8,9 @@ use crate::{
     model::{
         config::NormKind,
         inference::{
-            build::Parts,
             linear::{Linear, LinearPart},
             norm::Norm,
+            parts::Parts,
             passes::{narrowed, widened},
             weight::Weight,
         },

@@ -12,7 +12,7 @@ use twofour::{
 use super::{ImageEncoder, TransformerConfig};
 use crate::{
     Result,
-    model::inference::{build::Parts, linear::LinearPart, weight::Weight},
+    model::inference::{linear::LinearPart, parts::Parts, weight::Weight},
     random::Stream,
 };
 
@@ -32,11 +32,11 @@ pub enum WeightForm {
 /// The forms of the weights of every block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ImageWeights {
-    /// Of queries, keys and values, and of the output projection.
+    /// Form of queries, keys and values, and of the output projection.
     pub attention: WeightForm,
-    /// Of the first layer of the feed-forward block (SAM's `lin1`).
+    /// Form of the first layer of the feed-forward block (SAM's `lin1`).
     pub up: WeightForm,
-    /// Of the second (SAM's `lin2`).
+    /// Form of the second layer of the feed-forward block (SAM's `lin2`).
     pub down: WeightForm,
 }
 

@@ -8,12 +8,12 @@ use crate::model::config::{Alibi, Positions, TransformerConfig};
 #[derive(Debug)]
 pub(crate) struct Slopes {
     slopes: Vec<f32>,
-    /// Of terms that are rounded what they are multiplied by.
+    /// The factor of the terms, where slopes, positions and products are rounded to bf16.
     rounded: Option<f32>,
 }
 
 impl Slopes {
-    /// Those of a model; none where positions enter otherwise.
+    /// The slopes of a model; none for a model without ALiBi.
     pub(crate) fn of(config: &TransformerConfig) -> Option<Self> {
         let Positions::Alibi(alibi) = config.positions else { return None };
         let slopes = Alibi::slopes(config.attention.heads);

@@ -4,18 +4,18 @@ use rayon::prelude::*;
 use twofour::kernel::{KernelElement, share};
 
 use super::{
-    alibi::Slopes,
     cache::{BLOCK, Cache},
     few,
     passes::{for_rows, narrowed},
     rotation::Tables,
+    scores::{Added, Scores},
 };
 use crate::{
     cpu::{
         matmul::{Into, View, multiply},
-        rope, softmax, vector,
+        rope, vector,
     },
-    model::{config::TransformerConfig, image::RelativePositions},
+    model::config::TransformerConfig,
 };
 
 /// Tokens from which attention is computed by GEMMs.
@@ -25,12 +25,12 @@ const MANY: usize = 16;
 const QUERIES: usize = 64;
 
 /// Multiplications that are worth a second thread.
-const LEAST_SHARED: usize = 1 << 18;
+const MIN_SHARED: usize = 1 << 18;
 
 /// What tokens attend to.
 #[derive(Debug)]
 pub(crate) enum Seen<'a, T> {
-    /// Those before them in their sequence, and themselves.
+    /// Each token to the tokens before it in its sequence, and to itself.
     Cache {
         /// Keys and values of the tokens before.
         cache: &'a mut Cache<T>,
@@ -39,7 +39,7 @@ pub(crate) enum Seen<'a, T> {
         /// Cosines and sines of the new tokens' positions, where queries and keys are rotated.
         rotary: Option<&'a Tables>,
     },
-    /// One token each of several sequences, all at one position.
+    /// One token of each of several sequences, all at one position.
     Caches {
         /// Keys and values of the tokens before, of each sequence.
         caches: &'a mut [Cache<T>],
@@ -48,75 +48,18 @@ pub(crate) enum Seen<'a, T> {
         /// Cosines and sines of the position, where queries and keys are rotated.
         rotary: Option<&'a Tables>,
     },
-    /// Their whole sequence: sequences of these lengths, one after the other.
+    /// Each token to its whole sequence: sequences of these lengths, one after the other.
     Sequences(&'a [usize]),
 }
 
 impl<T> Seen<'_, T> {
-    /// The same, borrowed once more.
+    /// Reborrows what tokens attend to.
     pub(crate) fn again(&mut self) -> Seen<'_, T> {
         match self {
             Seen::Cache { cache, position, rotary } => Seen::Cache { cache, position: *position, rotary: *rotary },
             Seen::Caches { caches, position, rotary } => Seen::Caches { caches, position: *position, rotary: *rotary },
             Seen::Sequences(lengths) => Seen::Sequences(lengths),
         }
-    }
-}
-
-/// What is added to the scores of attention.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Added<'a> {
-    pub(super) relative: Option<&'a RelativePositions>,
-    /// The score of each head's sink.
-    pub(super) sinks: Option<&'a [f32]>,
-    /// The slopes of ALiBi.
-    pub(super) slopes: Option<&'a Slopes>,
-}
-
-/// The weights of a query's scores, beside that of its head's sink.
-#[inline(always)]
-fn weigh(scores: &mut [f32], sink: Option<f32>) {
-    let Some(sink) = sink else { return softmax::in_place(scores) };
-    let most = scores.iter().copied().fold(sink, f32::max);
-    let mut sum = vector::exp(sink - most);
-    for score in scores.iter_mut() {
-        *score = vector::exp(*score - most);
-        sum += *score;
-    }
-    scores.iter_mut().for_each(|score| *score /= sum);
-}
-
-/// What products of queries and keys become on their way to weights.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Scores<'a> {
-    /// What they are multiplied by.
-    pub(super) scale: f32,
-    soft_cap: Option<f32>,
-    added: Added<'a>,
-}
-
-impl<'a> Scores<'a> {
-    fn of(config: &TransformerConfig, added: Added<'a>) -> Self {
-        Scores { scale: config.score_scale(), soft_cap: config.attention.soft_cap, added }
-    }
-
-    /// The weights of the scores of a head's query at a position, for the keys from `first` on.
-    #[inline(always)]
-    pub(super) fn weigh(&self, (head, position): (usize, usize), first: usize, scores: &mut [f32]) {
-        if let Some(slopes) = self.added.slopes {
-            slopes.add((head, position), first, scores);
-        }
-        bound(scores, self.soft_cap);
-        weigh(scores, self.added.sinks.and_then(|sinks| sinks.get(head).copied()));
-    }
-}
-
-/// Bounds scores smoothly: `cap * tanh(score / cap)`.
-#[inline(always)]
-pub(super) fn bound(scores: &mut [f32], cap: Option<f32>) {
-    if let Some(cap) = cap {
-        let twice = 2.0 / cap;
-        scores.iter_mut().for_each(|score| *score = cap * (1.0 - 2.0 / (vector::exp(*score * twice) + 1.0)));
     }
 }
 
@@ -208,7 +151,7 @@ fn causal<T: KernelElement>(
             few::attend((cache.head(head), first), (scored, head * group / d), (q, d), scores, o);
         };
         let groups = row[..queries].chunks_exact(group).zip(o.chunks_exact_mut(group)).enumerate();
-        if (place.position + token + 1 - first) * queries < LEAST_SHARED {
+        if (place.position + token + 1 - first) * queries < MIN_SHARED {
             let mut scores = vec![];
             groups.for_each(|part| of_group(&mut scores, part));
         } else {

@@ -13,7 +13,7 @@ use crate::{
 const AT_ONCE: usize = 64;
 
 /// Elements of logits that are computed at once.
-const MOST_LOGITS: usize = 1 << 23;
+const MAX_LOGITS: usize = 1 << 23;
 
 impl<T: KernelElement> Inference<T> {
     pub(super) fn sample_batch(
@@ -89,7 +89,7 @@ impl<T: KernelElement> Inference<T> {
             let seen = Seen::Caches { caches, position, rotary: tables.as_ref() };
             layer.forward(&self.config, &mut x, seen, &mut unobserved)?;
         }
-        let rows = (MOST_LOGITS / self.config.vocabulary()).max(1);
+        let rows = (MAX_LOGITS / self.config.vocabulary()).max(1);
         let mut logits = Vec::with_capacity(tokens.len() * self.config.vocabulary());
         for x in x.chunks(rows * width) {
             logits.extend(self.head_of(x)?);

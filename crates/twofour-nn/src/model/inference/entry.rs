@@ -3,10 +3,10 @@
 use twofour::kernel::{Activation, KernelElement};
 
 use super::{
-    build::Parts,
     linear::Linear,
     no_token,
     norm::Norm,
+    parts::Parts,
     passes::{narrowed, widened},
     weight::Weight,
 };

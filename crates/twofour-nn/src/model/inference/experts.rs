@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use twofour::kernel::{Activation, KernelElement};
 
-use super::{build::Parts, feed_forward::HiddenLayer, linear::Linear, passes::widened};
+use super::{hidden_layer::HiddenLayer, linear::Linear, parts::Parts, passes::widened};
 use crate::{
     Result,
     cpu::softmax,
@@ -42,7 +42,7 @@ struct Shared<T: KernelElement> {
 pub(crate) type Routed = Vec<(usize, f32)>;
 
 impl<T: KernelElement> Experts<T> {
-    /// Those whose parts' names begin with `at`.
+    /// Builds the experts whose parts' names begin with `at`.
     pub(super) fn build(
         config: &TransformerConfig,
         experts: &ExpertsConfig,

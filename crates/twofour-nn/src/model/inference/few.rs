@@ -7,8 +7,8 @@
 use twofour::kernel::KernelElement;
 
 use super::{
-    attention::Scores,
     cache::{BLOCK, HeadCache},
+    scores::Scores,
 };
 use crate::cpu::vector::{self, Inlined};
 

@@ -4,7 +4,7 @@ use std::{collections::HashMap, path::Path};
 
 use twofour::{file::Reader, kernel::KernelElement};
 
-use super::{Inference, build::Parts, linear::LinearPart, passes::narrowed, weight::Weight};
+use super::{Inference, linear::LinearPart, parts::Parts, passes::narrowed, weight::Weight};
 use crate::{
     Error, Result,
     engine::Engine,

@@ -6,9 +6,9 @@ use std::ops::Range;
 use twofour::kernel::{Activation, KernelElement};
 
 use super::{
-    build::Parts,
     linear::Linear,
     norm::Norm,
+    parts::Parts,
     passes::{for_rows, narrowed, widened},
 };
 use crate::{
@@ -33,7 +33,7 @@ struct Reader<T: KernelElement> {
 }
 
 impl<T: KernelElement> Latents<T> {
-    /// Those of a block, whose parts' names `at` completes; none where it has no latents.
+    /// Builds the latents of a block, whose parts' names `at` completes; none for a block without latents.
     pub(super) fn build(
         config: &TransformerConfig,
         parts: &impl Parts<T>,

@@ -6,21 +6,20 @@ use twofour::kernel::{Activation, KernelElement};
 
 use super::{
     alibi::Slopes,
-    attention::{Added, Seen, attend},
+    attention::{Seen, attend},
     experts::Experts,
     feed_forward::FeedForward,
     latent::Latents,
     linear::Linear,
     norm::{Norm, Residual, normalize_heads},
     passes::widened,
+    relative::RelativePositions,
+    scores::Added,
+    windows::WindowGrid,
 };
 use crate::{
     Result,
-    model::{
-        NormPlace,
-        config::TransformerConfig,
-        image::{RelativePositions, WindowGrid},
-    },
+    model::config::{NormPlace, TransformerConfig},
 };
 
 /// Attention and feed-forward block.

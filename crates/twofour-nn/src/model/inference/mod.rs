@@ -3,7 +3,7 @@
 mod alibi;
 pub(super) mod attention;
 mod batch;
-pub(super) mod build;
+mod build;
 pub(super) mod cache;
 #[cfg(feature = "cuda")]
 pub(super) mod cuda;
@@ -12,18 +12,22 @@ pub(super) mod experts;
 mod feed_forward;
 mod few;
 mod gpt;
+mod hidden_layer;
 pub(super) mod latent;
 pub(super) mod layer;
 pub(super) mod linear;
 pub(super) mod norm;
+pub(super) mod parts;
 pub(super) mod passes;
-mod perplexity;
 mod random;
+mod relative;
 pub(super) mod rotation;
+mod scores;
 mod session;
 #[cfg(test)]
 mod tests;
 pub(super) mod weight;
+mod windows;
 
 use std::{borrow::Cow, ops::ControlFlow};
 
@@ -32,23 +36,20 @@ use twofour::kernel::{Activation, KernelElement};
 #[cfg(feature = "cuda")]
 pub use self::cuda::{CudaInference, CudaRandomWeights, CudaSession};
 use self::{
-    attention::bound,
     entry::Entry,
     layer::Layer,
     linear::Linear,
     norm::Norm,
     passes::{narrowed, widened},
     rotation::Rotations,
+    scores::bound,
 };
-pub use self::{
-    perplexity::{Perplexity, Windows},
-    random::RandomWeights,
-    session::Session,
-};
+pub use self::{random::RandomWeights, session::Session};
 #[cfg(doc)]
 use super::Gpt;
 use super::{
-    Decoder, EncoderInput, SampledTexts, Sampling, Sequence, config::TransformerConfig, encoder::HiddenStates,
+    Decoder, EncoderInput, HiddenStates, Perplexity, SampledTexts, Sampling, Sequence, Windows,
+    config::TransformerConfig,
 };
 
 use crate::{Error, Result};
@@ -116,6 +117,19 @@ impl<T: KernelElement> Inference<T> {
         mut f: impl FnMut(u32) -> ControlFlow<()>,
     ) -> Result<()> {
         Decoder::generate(self, prompt, count, sampling, &mut f)
+    }
+
+    /// [`Decoder::perplexity`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn perplexity(
+        &self,
+        tokens: &[u32],
+        windows: Windows,
+        mut progress: impl FnMut(usize, usize),
+    ) -> Result<Perplexity> {
+        Decoder::perplexity(self, tokens, windows, &mut progress)
     }
 
     /// The residual stream of tokens at `position` and after, before the first layer.

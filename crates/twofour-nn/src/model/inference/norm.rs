@@ -3,7 +3,7 @@
 use twofour::{Arithmetic, kernel::KernelElement};
 
 use super::{
-    build::Parts,
+    parts::Parts,
     passes::{add, for_rows, narrowed, widened},
 };
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
 #[derive(Debug, Clone)]
 pub(crate) struct Norm {
     gain: Vec<f32>,
-    /// Of layer normalization; root-mean-square normalization has none.
+    /// The bias of layer normalization; none in root-mean-square normalization.
     bias: Option<Vec<f32>>,
     epsilon: f32,
 }
@@ -62,7 +62,7 @@ pub(crate) fn normalize_heads(config: &TransformerConfig, [query, key]: &[Norm; 
     }
 }
 
-/// What a block reads of the residual stream, and how its output is added: its norms, and the factors of its output.
+/// The connection of a block to the residual stream: its norms, and the factors of its output.
 #[derive(Debug)]
 pub(crate) struct Residual {
     place: NormPlace,
@@ -73,7 +73,7 @@ pub(crate) struct Residual {
 }
 
 impl Residual {
-    /// That of the block whose parts' names begin with `block`.
+    /// Builds it for the block whose parts' names begin with `block`.
     pub(crate) fn build<T: KernelElement>(
         config: &TransformerConfig,
         parts: &impl Parts<T>,

@@ -11,7 +11,7 @@ use twofour::{
     kernel::KernelElement,
 };
 
-use super::{Inference, build::Parts, linear::LinearPart, weight::Weight};
+use super::{Inference, linear::LinearPart, parts::Parts, weight::Weight};
 use crate::{Result, model::config::TransformerConfig, random::Stream};
 
 /// The type of weights that [`Inference::random`] makes.
@@ -36,7 +36,8 @@ impl<T: KernelElement> Inference<T> {
     ///
     /// ```
     /// use twofour_nn::model::{TransformerConfig, GptConfig, Inference, RandomWeights};
-    /// let config = TransformerConfig::from(&GptConfig { layers: 1, width: 32, heads: 2, context: 8, feed_forward: 64 });
+    /// let sizes = GptConfig { layers: 1, width: 32, heads: 2, context: 8, feed_forward: 64 };
+    /// let config = TransformerConfig::from(&sizes);
     /// let model = Inference::<f32>::random(config, RandomWeights::Int8, RandomWeights::DenseInt8, 0)?;
     /// assert_eq!(model.session().feed(&[1, 2])?.len(), 256);
     /// # Ok::<(), twofour_nn::Error>(())

@@ -11,7 +11,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Rotations {
     all: Rope,
-    /// That of layers with a window, where it is another.
+    /// The rotation of layers with a window, where it differs.
     windowed: Option<Rope>,
     /// Elements of a head that are rotated.
     rotated: usize,

@@ -27,10 +27,10 @@ pub struct Session<'a, T: KernelElement> {
 
 /// Tokens that go through the layers at once: enough for the kernels, and few enough for the scores of attention to
 /// stay small.
-const MOST_AT_ONCE: usize = 512;
+const MAX_AT_ONCE: usize = 512;
 
 /// Elements of logits that are computed at once where all tokens are scored.
-const MOST_LOGITS: usize = 1 << 22;
+const MAX_LOGITS: usize = 1 << 22;
 
 impl<T: KernelElement> fmt::Debug for Session<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -91,7 +91,7 @@ impl<'a, T: KernelElement> Session<'a, T> {
         let (model, width, vocabulary) = (self.model, self.model.config.width, self.model.config.vocabulary());
         let x = self.hidden(tokens)?;
         let first = tokens.len() - count - 1;
-        let at_once = (MOST_LOGITS / vocabulary).max(1);
+        let at_once = (MAX_LOGITS / vocabulary).max(1);
         let (x, targets) = (&x[first * width..][..count * width], &tokens[first + 1..]);
         let mut sum = 0.0;
         for (x, targets) in x.chunks(at_once * width).zip(targets.chunks(at_once)) {
@@ -133,7 +133,7 @@ impl<'a, T: KernelElement> Session<'a, T> {
         let Inference { config, layers, rotations, .. } = self.model;
         let total = self.position() + tokens.len();
         let mut all = Vec::with_capacity(tokens.len() * config.width);
-        for tokens in tokens.chunks(MOST_AT_ONCE) {
+        for tokens in tokens.chunks(MAX_AT_ONCE) {
             let position = self.position();
             let mut x = self.model.embed(tokens, position)?;
             let positions = position..position + tokens.len();
@@ -171,7 +171,7 @@ impl<T: KernelElement> Sequence for Session<'_, T> {
         let (model, width, vocabulary) = (self.model, self.model.config.width, self.model.config.vocabulary());
         Likelihood::expect_targets(tokens, targets, vocabulary)?;
         let x = self.hidden(tokens)?;
-        let at_once = (MOST_LOGITS / vocabulary).max(1);
+        let at_once = (MAX_LOGITS / vocabulary).max(1);
         let scored = x[(tokens.len() - targets.len()) * width..].chunks(at_once * width).zip(targets.chunks(at_once));
         let mut found = Likelihood::NONE;
         for (x, targets) in scored {

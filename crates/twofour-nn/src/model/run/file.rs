@@ -31,7 +31,7 @@ pub(crate) fn state_of<S: for<'a> Deserialize<'a>>(reader: &Reader) -> Result<S>
 /// A writer that keeps the checksum of each tensor.
 pub(crate) struct SummingWriter {
     writer: Writer,
-    /// Of the metadata under no name.
+    /// Checksums by tensor; the empty name is the metadata's.
     sums: BTreeMap<String, u32>,
 }
 

@@ -14,11 +14,27 @@ pub(crate) use file::{STATE_KEY, SavedLayer, SummingWriter, expect_whole, mask_b
 pub(crate) use scales::WeightScales;
 pub(super) use weights::CheckpointModel;
 
-use super::{CheckpointError, SavedModel, Tokenizer};
+use super::CheckpointError;
 use crate::Result;
 
 /// The recipe in the folder of a training run.
 const RECIPE_FILE: &str = "recipe.toml";
+
+/// The directory that a training run leaves a model in that transformers can load.
+pub(super) const MODEL_DIRECTORY: &str = "model";
+
+/// The files that a quickstart and a training run leave a model in, where transformers has none of its kind.
+pub(super) const MODEL_FILES: [&str; 2] = ["sparse.safetensors", "model.safetensors"];
+
+/// Where the tokenizer of a decoder's run is.
+pub(super) enum RunTokenizer {
+    /// Tokens are bytes.
+    Bytes,
+    /// In a file.
+    File(PathBuf),
+    /// Beside the model that training started from.
+    Model(PathBuf),
+}
 
 /// The folder of a training run, with what its recipe says of the model that training started from.
 pub(super) struct Run {
@@ -68,7 +84,7 @@ impl Run {
 
     /// The folder of the model in transformers' format that the run leaves.
     pub(super) fn model_folder(&self) -> PathBuf {
-        self.folder.join(SavedModel::DIRECTORY)
+        self.folder.join(MODEL_DIRECTORY)
     }
 
     /// The model that training started from.
@@ -76,20 +92,16 @@ impl Run {
         self.recipe.model.from.as_ref().map(|from| self.folder.join(from))
     }
 
-    /// The tokenizer of a decoder's run.
-    ///
-    /// # Errors
-    /// Those of [`Tokenizer::read`] and [`SavedModel::open`].
-    pub(super) fn tokenizer(&self) -> Result<Tokenizer> {
+    /// Where the tokenizer of a decoder's run is.
+    pub(super) fn tokenizer(&self) -> RunTokenizer {
         let own = self.model_folder().join("tokenizer.json");
         if own.is_file() {
-            return Tokenizer::read(&own);
+            return RunTokenizer::File(own);
         }
-        let saved = || self.from().map(SavedModel::open).transpose();
         match self.recipe.data.tokenizer.as_deref() {
-            Some("bytes") => Ok(Tokenizer::Bytes),
-            None | Some("checkpoint") => saved()?.map_or(Ok(Tokenizer::Bytes), |saved| saved.tokenizer()),
-            Some(path) => Tokenizer::read(&self.folder.join(path)),
+            Some("bytes") => RunTokenizer::Bytes,
+            None | Some("checkpoint") => self.from().map_or(RunTokenizer::Bytes, RunTokenizer::Model),
+            Some(path) => RunTokenizer::File(self.folder.join(path)),
         }
     }
 }

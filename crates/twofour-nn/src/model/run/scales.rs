@@ -35,14 +35,14 @@ impl WeightScales {
         (0..rows * cols).into_par_iter().map(scale).collect()
     }
 
-    /// What a checkpoint has of it.
+    /// The tensor of a checkpoint that holds the scales.
     pub(crate) fn tensor(&self, weight: &str, (rows, cols): (usize, usize)) -> (PlannedTensor, Vec<u8>) {
         let shape = [rows, self.granularity.scales_per_row(cols)];
         let planned = PlannedTensor::new(name(weight, self.bits), StoredDType::F32, shape);
         (planned, self.values.iter().flat_map(|scale| scale.to_le_bytes()).collect())
     }
 
-    /// Those that a checkpoint has of a weight of that shape; `None` where it is not rounded.
+    /// Reads the scales that a checkpoint has for a weight of that shape; `None` for a weight that is not rounded.
     ///
     /// # Errors
     /// A tensor that does not fit, a scale that is not finite.

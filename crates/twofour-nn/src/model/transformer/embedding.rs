@@ -163,7 +163,7 @@ impl<E: Engine> Default for Places<E> {
 }
 
 impl<E: Engine> Places<E> {
-    /// Those of a batch, [`Kind::Index`].
+    /// Returns the positions of a batch's tokens, [`Kind::Index`].
     pub(in crate::model) fn of(&mut self, engine: &E, shape: BatchShape) -> Result<&E::Buffer> {
         match self.0.entry(shape) {
             Entry::Occupied(known) => Ok(known.into_mut()),

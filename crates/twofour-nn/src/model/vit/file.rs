@@ -5,10 +5,11 @@ use std::path::Path;
 use twofour::file::Reader;
 
 use super::{Vit, VitConfig};
-use crate::{Result, engine::Engine, model::file::values};
-
-/// The metadata key that holds a vision transformer's [`VitConfig`] as JSON.
-pub(in crate::model) const VIT_KEY: &str = "twofour.vit";
+use crate::{
+    Result,
+    engine::Engine,
+    model::file::{VIT_KEY, values},
+};
 
 impl<E: Engine> Vit<E> {
     /// Reads a model that [`Transformer::save`](crate::model::Transformer::save) wrote, as a dense model: compressed

@@ -7,7 +7,7 @@ use crate::{
 };
 
 /// The most tokens of all images: batches name them by 32-bit numbers.
-const MOST_TOKENS: usize = i32::MAX as usize;
+const MAX_TOKENS: usize = i32::MAX as usize;
 
 impl VitConfig {
     /// Brings images to the engine's memory, `[height, width, channels]` each: the tokens of one after those of the
@@ -34,7 +34,7 @@ impl VitConfig {
             return Err(Error::token(what, class.into(), position, vocabulary));
         }
         let tokens = classes.len() * self.tokens();
-        if tokens > MOST_TOKENS {
+        if tokens > MAX_TOKENS {
             let (what, found) = ("tokens of all images", tokens.to_string());
             return Err(Error::Setting { what, found, expected: "at most 2^31; use larger patches" });
         }

@@ -11,7 +11,6 @@ use super::Transformer;
 use crate::{Result, block::BatchShape, engine::Engine};
 
 pub use config::{Pooling, VitConfig};
-pub(super) use file::VIT_KEY;
 pub use task::ImageClasses;
 
 /// A vision transformer for classification (Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021), pre-norm as

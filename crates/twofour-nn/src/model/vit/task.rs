@@ -4,7 +4,7 @@ use std::collections::{HashMap, hash_map::Entry};
 
 use twofour::layer::Accumulate;
 
-use super::{Pooling, VitConfig, file::VIT_KEY};
+use super::{Pooling, VitConfig};
 use crate::{
     Error, Result,
     block::{BatchShape, Workspace},
@@ -12,6 +12,7 @@ use crate::{
     linear::Linear,
     model::{
         GptConfig, ImageInput, IndexBatch, Saved, Task, TransformerConfig,
+        file::VIT_KEY,
         transformer::{Builder, INITIAL_DEVIATION, Places, expect_below},
     },
     parameter::Parameter,

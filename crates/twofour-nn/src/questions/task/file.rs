@@ -107,8 +107,8 @@ impl TaskFile {
 
 /// The item of a line, or what is wrong with it.
 fn item(line: usize, text: &str) -> Result<TaskItem, String> {
-    const EXPECTED: &str = "expected {\"context\": text, \"choices\": [text, text], \"answer\": index} or {\"context\": \
-                            text, \"target\": text} on one line";
+    const EXPECTED: &str = "expected {\"context\": text, \"choices\": [text, text], \"answer\": index} or \
+                            {\"context\": text, \"target\": text} on one line";
     let parsed: Result<Line, _> = serde_json::from_str(text);
     let Line { context, question, choices, answer, target } = parsed.map_err(|error| {
         let (found, column) = (error.to_string(), error.column());

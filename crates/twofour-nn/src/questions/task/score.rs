@@ -11,15 +11,15 @@ use crate::{
 /// The share of items that a model gets right.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct TaskScore {
-    /// Of choices, where the one with the highest log-likelihood is taken; of targets, where each token is the most
-    /// likely one.
+    /// The share of items where the choice with the highest log-likelihood is the right one, or where each token of the
+    /// target is the most likely one.
     pub accuracy: f64,
-    /// The standard error of that share.
+    /// The standard error of `accuracy`.
     pub accuracy_stderr: f64,
-    /// Of choices, where the log-likelihood is divided by the bytes of the choice.
+    /// The share for choices, with each log-likelihood divided by the bytes of its choice; absent for targets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accuracy_norm: Option<f64>,
-    /// The standard error of that share.
+    /// The standard error of `accuracy_norm`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accuracy_norm_stderr: Option<f64>,
     /// Items.

@@ -11,7 +11,7 @@ use crate::{
 
 pub(super) const METHOD: Method = Method { name: "activation", method: &Activation };
 
-/// Why it has no setting of masks that stay.
+/// The reason why this method refuses settings of masks of weights.
 const INPUT: &str = "it prunes the input of a layer, at each pass";
 
 struct Activation;

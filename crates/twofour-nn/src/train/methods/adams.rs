@@ -39,7 +39,7 @@ const DENSE_UNTIL: OwnSetting = OwnSetting {
     elsewhere: "only \"adams\" computes with dense weights that decay",
 };
 
-/// That step, among the plan's numbers.
+/// The key of the step before which layers are dense, among the plan's numbers.
 const DENSE_UNTIL_STEP: &str = "dense_until_step";
 
 struct AdamS;

@@ -17,7 +17,7 @@ pub struct CheckedPart<'a> {
     pub(crate) sparsifier: &'a Section<'a>,
     /// The section's name.
     pub(crate) name: &'static str,
-    /// Those of the run.
+    /// Steps of the run.
     pub(crate) steps: u64,
 }
 

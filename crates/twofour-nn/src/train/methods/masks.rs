@@ -103,10 +103,10 @@ pub trait HostMasks: Debug + Send + Any {
         None
     }
 
-    /// What a checkpoint has of it: tensors with their bytes.
+    /// The tensors of a checkpoint that hold its state, with their bytes.
     fn tensors(&self) -> Vec<(PlannedTensor, Vec<u8>)>;
 
-    /// What a checkpoint's metadata have of it.
+    /// The metadata of a checkpoint that hold its state.
     fn metadata(&self) -> Vec<(String, String)>;
 
     /// Goes back to what a checkpoint has.
@@ -116,7 +116,7 @@ pub trait HostMasks: Debug + Send + Any {
     fn load(&mut self, reader: &Reader) -> Result<()>;
 }
 
-/// What a checkpoint has of a mask, which [`mask_beside`](crate::model::mask_beside) reads.
+/// The tensor of a checkpoint that holds a mask, which [`mask_beside`](crate::model::mask_beside) reads.
 pub(super) fn mask_tensor(weight: &str, mask: &Mask) -> (PlannedTensor, Vec<u8>) {
     let (rows, bytes) = (mask.rows(), mask.cols().div_ceil(8));
     let row = |row: usize| mask.row_words(row).iter().flat_map(|word| word.to_le_bytes()).take(bytes);

@@ -43,12 +43,12 @@ pub use step::SwitchMean;
 /// The layers of feed-forward blocks.
 const FEED_FORWARD: &str = "blocks.*.mlp.*";
 
-/// Which rules of masks a method has.
+/// The rules of masks that a method has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rules {
-    /// Those that choose kept elements and leave their values: all but the soft threshold.
+    /// Rules that choose kept elements and leave their values: all but the soft threshold.
     Hard,
-    /// Those whose masks are 2:4 along columns too.
+    /// Rules whose masks are 2:4 along columns too.
     Transposable,
     /// The soft threshold.
     Soft,
@@ -90,7 +90,7 @@ pub trait TrainingMethod: Sync {
         Rules::Hard
     }
 
-    /// Why it does not have a weight gradient; none if it has.
+    /// The reason why the method refuses a kind of weight gradient; none if it takes it.
     fn refuses(&self, gradient: WeightGradient) -> Option<&'static str> {
         let masked = "pruned elements would never grow back; use the method \"fixed\"";
         (gradient == WeightGradient::Masked).then_some(masked)
@@ -144,7 +144,8 @@ pub trait TrainingMethod: Sync {
         None
     }
 
-    /// Why it is not for a model: one with gated feed-forward blocks, or an encoder; none if it is.
+    /// The reason why the method is not for a model, which may have gated feed-forward blocks or be an encoder; none if
+    /// it is.
     fn unsuitable(&self, _has_gates: bool, _is_encoder: bool) -> Option<&'static str> {
         None
     }

@@ -18,12 +18,12 @@ use crate::{
 pub struct Decay {
     /// The factor λ.
     pub strength: f64,
-    /// Where it is added.
+    /// The place where it is added.
     pub target: DecayTarget,
 }
 
 impl Decay {
-    /// Where a recipe says nothing: the papers' value for AdamW and weights of deviation 0.02, on gradients.
+    /// The default of recipes: the papers' value for AdamW and weights of deviation 0.02, on gradients.
     pub const PUBLISHED: Self = Decay { strength: 2e-4, target: DecayTarget::Gradient };
 }
 

@@ -3,8 +3,8 @@
 //!
 //! A layer computes with `s · clamp(round(w / s), -n, n)`, where `n` is 7 or 127. The scales `s` are those with the
 //! least squared error of the first weights ([`ScaleRule::LeastSquares`]), and stay. The gradient of what the layer
-//! computes with goes to the master weight as it is (straight-through estimator), and is zero where the mask prunes. A run
-//! leaves the rounded weights, so that quantizing them takes next to nothing more off.
+//! computes with goes to the master weight as it is (straight-through estimator), and is zero where the mask prunes. A
+//! run leaves the rounded weights, so that quantizing them takes next to nothing more off.
 
 use std::collections::BTreeMap;
 
@@ -378,8 +378,8 @@ mod tests {
 
     #[test]
     fn settings_that_it_does_not_have_are_mistakes() {
-        let text = "[model]\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 16\n[data]\ntext = [\"t.txt\"]\n[training]\nsteps \
-                    = 10\n[sparsity]\nmethod = \"quantized\"\n";
+        let text = "[model]\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 16\n[data]\ntext = [\"t.txt\"]\n\
+                    [training]\nsteps = 10\n[sparsity]\nmethod = \"quantized\"\n";
         let parse = |set: &str| Recipe::parse(text, Path::new(""), &[set.parse::<Override>().unwrap()]);
         for (set, words) in [
             ("sparsity.group=32", "128, 64, or 0"),

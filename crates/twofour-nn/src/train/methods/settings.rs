@@ -10,7 +10,7 @@ use super::{METHODS, Method, SparsifierSettings};
 use crate::{
     linear::SparsePrecision,
     settings::{
-        MOST_STEPS, Mistakes, NOT_NEGATIVE, Named, OwnSettings, POSITIVE, SHARE, Section, is_default, name_of,
+        MAX_STEPS, Mistakes, NOT_NEGATIVE, Named, OwnSettings, POSITIVE, SHARE, Section, is_default, name_of,
         named_option,
     },
 };
@@ -101,14 +101,14 @@ impl Named for SparsePrecision {
         &[("activations", SparsePrecision::Activations), ("fp8", SparsePrecision::Fp8)];
 }
 
-/// Whose settings a method has where a recipe says nothing else.
+/// The source of the settings that a recipe does not give.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
 pub enum Defaults {
-    /// Those of this project.
+    /// This project's.
     #[default]
     #[serde(rename = "twofour")]
     Own,
-    /// Those of the 2by4-pretrain toolkit, the implementation of FST, S-STE and STEP by two papers' authors.
+    /// The 2by4-pretrain toolkit's, which is the implementation of FST, S-STE and STEP by two papers' authors.
     #[serde(rename = "2by4-pretrain")]
     Toolkit,
 }
@@ -158,10 +158,10 @@ macro_rules! keys {
             /// The method; [`Method::DENSE`] takes layers out.
             pub method: Option<Method>,
             $( $(#[$b])* pub $both: Option<$bt>, )*
-            /// As [`SparsitySettings::own`].
+            /// Settings that the method alone has.
             #[serde(flatten)]
             pub own: OwnSettings,
-            /// As [`SparsitySettings::sparsifier`], over it.
+            /// The masks of [`Method::SPARSIFIER`], over [`SparsitySettings::sparsifier`].
             #[serde(skip_serializing_if = "Option::is_none")]
             pub sparsifier: Option<SparsifierSettings>,
         }
@@ -185,7 +185,9 @@ macro_rules! keys {
                 let sparsifier = SparsifierSettings::read_present(sparsifier, m);
                 let overrides = overrides.iter_mut().zip(sparsifiers);
                 let overrides = overrides.map(|(own, sparsifier)| LayerOverride::read(own, sparsifier, m)).collect();
-                SparsitySettings { method, layers, $( $both, )* $( $section, )* $( $flag, )* own, sparsifier, overrides }
+                SparsitySettings {
+                    method, layers, $( $both, )* $( $section, )* $( $flag, )* own, sparsifier, overrides,
+                }
             }
 
             /// The keys that are given, but for `method`, `layers` and sections.
@@ -248,7 +250,7 @@ keys! {
         #[serde(with = "named_option")]
         mask: MaskRule = |s, key, m| s.choice(key, m);
         /// Optimizer steps between two choices of the mask.
-        mask_every: u64 = |s, key, m| s.integer(key, 1, MOST_STEPS, m);
+        mask_every: u64 = |s, key, m| s.integer(key, 1, MAX_STEPS, m);
         /// The weight gradient.
         #[serde(with = "named_option")]
         weight_gradient: WeightGradient = |s, key, m| s.choice(key, m);
@@ -267,12 +269,12 @@ keys! {
         /// The strengths that trial runs compare where `decay` is `"auto"`.
         decay_grid: Vec<f64> = |s, key, m| s.numbers(key, POSITIVE, m);
         /// Optimizer steps of each trial run.
-        decay_trial_steps: u64 = |s, key, m| s.integer(key, 2, MOST_STEPS, m);
+        decay_trial_steps: u64 = |s, key, m| s.integer(key, 2, MAX_STEPS, m);
     }
     flags {
         /// The precision of the GEMMs of 2:4 layers.
         precision: SparsePrecision = |s, key, m| s.choice(key, m);
-        /// Whose settings hold where this recipe says nothing.
+        /// The source of the settings that this recipe does not give.
         defaults: Defaults = |s, key, m| s.choice(key, m);
         /// Whether the flip rate is measured at every step, whatever the layers' form and however rarely masks are
         /// chosen.

@@ -126,10 +126,19 @@ pub type MakeTrainer<E, D, X> = dyn Fn(E) -> Result<Trainer<E, D>, X> + Send + S
 /// use twofour_transformer::engine::cpu::CpuEngine;
 /// let corpus = Arc::new(Corpus::new(b"two of every four ".repeat(100), 0.1)?);
 /// let kind = ModelKind::Gpt;
-/// let model = ModelSettings { kind, layers: 1, width: 16, heads: 2, kv_heads: None, context: 16, feed_forward: Some(32), ..Default::default() };
+/// let model = ModelSettings {
+///     kind,
+///     layers: 1,
+///     width: 16,
+///     heads: 2,
+///     context: 16,
+///     feed_forward: Some(32),
+///     ..Default::default()
+/// };
 /// let training = TrainingSettings { steps: 5, batch: 4, warm_up: 1, ..Default::default() };
 /// let make = Arc::new(move |engine| Trainer::new(engine, &model, &training, SparsityPlan::dense(), corpus.clone()));
-/// let members = (0..2).map(|_| Ok((CpuEngine, Box::new(HostReduction::new(1)?) as _))).collect::<twofour_nn::Result<_>>()?;
+/// let member = |_| Ok((CpuEngine, Box::new(HostReduction::new(1)?) as _));
+/// let members = (0..2).map(member).collect::<twofour_nn::Result<_>>()?;
 /// let loss = train_together(members, make.clone(), |engine, seat| {
 ///     let mut trainer = make(engine)?.take(seat)?;
 ///     (0..5).try_for_each(|_| trainer.step().map(drop))?;

@@ -19,8 +19,8 @@ use crate::{
         ImageCheckpoint, ModelOutput,
         float::match_float,
         inference::{
-            build::Parts,
             cuda::{Build, CudaNorm, CudaStack, of_stack, repeatable},
+            parts::Parts,
         },
     },
 };

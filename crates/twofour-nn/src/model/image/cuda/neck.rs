@@ -13,8 +13,8 @@ use crate::{
     model::{
         config::NormKind,
         inference::{
-            build::Parts,
             cuda::{Build, CudaNorm, first},
+            parts::Parts,
         },
     },
 };

@@ -11,7 +11,7 @@ use super::{
 use crate::{Result, model::config::ImageInput};
 
 /// Most bytes of queries, keys, values and results by heads; at least those of one sequence.
-const MOST_HEADS: usize = 512 << 20;
+const MAX_HEADS: usize = 512 << 20;
 
 /// Room for queries, keys, values and results by heads.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ fn shape(stack: &CudaStack, layer: &CudaLayer, index: usize, (sequences, tokens)
 /// Sequences that a layer's attention computes together.
 fn together(stack: &CudaStack, layer: &CudaLayer, index: usize, (sequences, tokens): (usize, usize)) -> Result<usize> {
     let bytes = 4 * shape(stack, layer, index, (1, tokens)).heads_len(stack.dtype)? * stack.dtype.bytes();
-    Ok((MOST_HEADS / bytes.max(1)).clamp(1, sequences.max(1)))
+    Ok((MAX_HEADS / bytes.max(1)).clamp(1, sequences.max(1)))
 }
 
 /// Runs of sequences of equal length: how many, and their length.

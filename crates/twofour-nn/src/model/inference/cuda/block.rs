@@ -24,12 +24,12 @@ use crate::{
     engine::cuda::functions::{element_function, gate},
     model::{
         config::NormPlace,
-        inference::{build::Parts, layer::Role, rotation::Rotations},
+        inference::{layer::Role, parts::Parts, rotation::Rotations},
     },
 };
 
 /// Tokens that go through attention at once.
-const MOST_AT_ONCE: usize = 512;
+const MAX_AT_ONCE: usize = 512;
 
 /// A block with its weights in the memory of a GPU.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub(in crate::model) struct CudaBlock {
     index: usize,
     /// The norms behind attention and behind the feed-forward block, where they normalize the residual stream.
     behind: Option<[CudaNorm; 2]>,
-    /// Of the length of text that was last computed.
+    /// The attention for the length of the text that was last computed.
     causal: RefCell<Option<Causal>>,
 }
 
@@ -224,8 +224,8 @@ impl CudaBlock {
         };
         let layer = &self.stack.layers[0];
         let window = config.window(self.index);
-        for (begin, before) in (0..tokens).step_by(MOST_AT_ONCE).zip(&causal.before) {
-            let count = MOST_AT_ONCE.min(tokens - begin);
+        for (begin, before) in (0..tokens).step_by(MAX_AT_ONCE).zip(&causal.before) {
+            let count = MAX_AT_ONCE.min(tokens - begin);
             let (inputs, outputs) = (config.qkv_width(), config.query_width());
             let mut o = o.as_slice_mut();
             let attended = CachedTokens {
@@ -271,7 +271,7 @@ impl CudaBlock {
             }
         };
         let attention = CachedAttention::new(context, DataType::F32, shape)?;
-        let before = (0..tokens).step_by(MOST_AT_ONCE);
+        let before = (0..tokens).step_by(MAX_AT_ONCE);
         let before = before.map(|begin| Ok(DeviceBuffer::from_ids(context, &[begin as u32])?));
         let before = before.collect::<Result<_>>()?;
         let (keys, values) = (self.zeros(shape.len()?)?, self.zeros(shape.len()?)?);

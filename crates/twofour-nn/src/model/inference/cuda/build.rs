@@ -24,17 +24,16 @@ use crate::{
     Error, Result,
     engine::Nonlinearity,
     model::{
-        Checkpoint,
         config::{ExpertsConfig, NormKind, NormPlace, Positions, TransformerConfig},
         file,
         float::match_float,
-        image::RelativePositions,
         inference::{
-            build::{Parts, naming},
             experts::correction,
             gpt::OfFile,
             linear::LinearPart,
+            parts::{Parts, naming},
             passes::narrowed,
+            relative::RelativePositions,
             rotation::Rotations,
             weight::Weight,
         },
@@ -42,20 +41,9 @@ use crate::{
 };
 
 /// Most elements of the residual stream: what the norm's kernel has.
-const MOST_WIDTH: usize = 8192;
+const MAX_WIDTH: usize = 8192;
 
 impl CudaInference {
-    /// Reads a checkpoint's weights onto a device, to compute in `dtype`: f32, f16 or bf16. It times no GEMMs to choose
-    /// among them, so that texts repeat bit for bit.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] for heads of another size than 32, 64, 128 and 256, or a width above 8192; another type;
-    /// those of [`Checkpoint::expect_head`], of reading and of the device's memory.
-    pub fn of_checkpoint(device: &Device, checkpoint: &Checkpoint, dtype: DataType) -> Result<Self> {
-        checkpoint.expect_head()?;
-        Self::of_parts(repeatable(device)?, checkpoint.config(), &checkpoint.parts(), dtype)
-    }
-
     /// Reads a file that [`Gpt::save`](crate::model::Gpt::save) wrote onto a device, as
     /// [`CudaInference::of_checkpoint`] does.
     ///
@@ -290,7 +278,7 @@ pub(super) fn expect_supported(config: &TransformerConfig) -> Result<()> {
         (!is_full && config.layer_scale, "factors of the outputs of blocks in a decoder".into()),
         (config.is_projected(), "a table of tokens of another width".into()),
         (config.rotates_by_length(), "rotations that depend on the length of a text (longrope)".into()),
-        (width > MOST_WIDTH, format!("a width of {width}, but at most {MOST_WIDTH}")),
+        (width > MAX_WIDTH, format!("a width of {width}, but at most {MAX_WIDTH}")),
         (
             config.feed_forward.gated && config.feed_forward.activation == Nonlinearity::SquaredRelu,
             "squared ReLU with a gate".into(),

@@ -6,7 +6,7 @@ use super::{CudaInference, CudaSession};
 use crate::{
     Result,
     model::{
-        Decoder, EncoderInput, Likelihood, SampledTexts, Sampling, Sequence, TransformerConfig, encoder::HiddenStates,
+        Decoder, EncoderInput, HiddenStates, Likelihood, SampledTexts, Sampling, Sequence, TransformerConfig,
         sampling::largest_score,
     },
 };

@@ -17,7 +17,7 @@ use crate::{
     Result,
     model::{
         config::{ExpertsConfig, SharedExpert},
-        inference::{build::Parts, experts::Routed},
+        inference::{experts::Routed, parts::Parts},
     },
 };
 
@@ -61,7 +61,7 @@ struct Rows {
     of_experts: Vec<Range<usize>>,
     /// The token of each row.
     tokens: Vec<u32>,
-    /// Of each token its rows, in the order of experts, with the weights of their outputs. Those of the shared expert
+    /// The rows of each token, in the order of experts, with the weights of their outputs. Rows of the shared expert
     /// are behind all others.
     of_tokens: Vec<Vec<(u32, f32)>>,
 }
@@ -108,7 +108,7 @@ impl Rows {
 }
 
 impl Experts {
-    /// Those whose parts' names begin with `at`.
+    /// Builds the experts whose parts' names begin with `at`.
     pub(super) fn build<T: KernelElement, P: Parts<T>>(
         build: &Build<'_, T, P>,
         experts: &ExpertsConfig,

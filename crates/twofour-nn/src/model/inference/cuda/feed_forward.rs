@@ -15,7 +15,7 @@ use super::{
 use crate::{
     Result,
     engine::cuda::functions::{element_function, gate},
-    model::inference::build::Parts,
+    model::inference::parts::Parts,
 };
 
 /// The linear layers of a feed-forward block.

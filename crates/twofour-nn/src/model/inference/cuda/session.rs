@@ -19,10 +19,10 @@ use crate::{
 };
 
 /// Tokens that go through the layers at once.
-const MOST_AT_ONCE: usize = 512;
+const MAX_AT_ONCE: usize = 512;
 
 /// Rows of logits that are computed at once where all tokens are scored.
-const MOST_ROWS: usize = 128;
+const MAX_ROWS: usize = 128;
 
 /// A batch of sequences in progress: their keys and values, in a cache of fixed size, and the graph of a step.
 #[derive(Debug)]
@@ -30,12 +30,12 @@ pub struct CudaSession<'a> {
     model: &'a CudaInference,
     batch: usize,
     capacity: usize,
-    /// Of all sequences, one token each.
+    /// Attention of one token of each sequence.
     step: CachedAttention,
-    /// Of one sequence.
+    /// Attention of a prompt's tokens, of one sequence.
     prefill: CachedAttention,
     caches: Vec<[DeviceBuffer; 2]>,
-    /// Cosines and sines, of layers over the whole sequence and of those with a window where they are others.
+    /// Cosines and sines of layers over the whole sequence; then of layers with a window, where they differ.
     rotary: Vec<[DeviceBuffer; 2]>,
     /// Tokens of each sequence that are in the cache, and their copy on the device.
     lengths: Vec<usize>,
@@ -101,7 +101,7 @@ impl CudaInference {
             ids: ids(batch)?,
             history: ids(batch * capacity)?,
             logits: zeros(batch * config.vocabulary())?,
-            work: Work::new(&self.stack, batch.max(MOST_AT_ONCE.min(capacity)), self.head.takes_integers())?,
+            work: Work::new(&self.stack, batch.max(MAX_AT_ONCE.min(capacity)), self.head.takes_integers())?,
             graph: None,
             is_warm: false,
         })
@@ -181,7 +181,7 @@ impl CudaSession<'_> {
         if let Some((position, &token)) = tokens.iter().enumerate().find(|(_, token)| **token as usize >= vocabulary) {
             return Err(Error::token("inputs", token, position, vocabulary));
         }
-        let most = self.work.tokens().min(MOST_AT_ONCE);
+        let most = self.work.tokens().min(MAX_AT_ONCE);
         let mut last = 0;
         for (index, chunk) in tokens.chunks(most).enumerate() {
             let ids = DeviceBuffer::from_ids(model.context(), chunk)?;
@@ -361,15 +361,15 @@ impl CudaSession<'_> {
             .map(|next| if next + count >= tokens.len() && next < tokens.len() { tokens[next] } else { IGNORED_TARGET })
             .collect();
         let targets = DeviceBuffer::from_ids(model.context(), &targets)?;
-        let mut logits = DeviceBuffer::zeros(model.context(), model.dtype(), MOST_ROWS.min(tokens.len()) * vocabulary)?;
+        let mut logits = DeviceBuffer::zeros(model.context(), model.dtype(), MAX_ROWS.min(tokens.len()) * vocabulary)?;
         let mut loss = DeviceBuffer::from_host(model.context(), &[0f32])?;
         let mut status = DeviceBuffer::from_ids(model.context(), &[0])?;
         let mut sum = 0.0;
         self.feed(0, tokens, |work, begin, len| {
             work.finish(&model.stack, &model.norm, model.head.takes_integers(), (len, 1))?;
             loss.write(&[0f32])?;
-            for from in (0..len).step_by(MOST_ROWS) {
-                let rows = MOST_ROWS.min(len - from);
+            for from in (0..len).step_by(MAX_ROWS) {
+                let rows = MAX_ROWS.min(len - from);
                 let there = || -> Result<_> { Ok(targets.as_slice().part(begin + from..begin + from + rows)?) };
                 let mut all = logits.as_slice_mut();
                 model.scores(work, from..from + rows, all.part(0..rows * vocabulary)?)?;
@@ -395,8 +395,8 @@ impl CudaSession<'_> {
             if from < len {
                 work.finish(&model.stack, &model.norm, model.head.takes_integers(), (len, 1))?;
             }
-            for from in (from..len).step_by(MOST_ROWS) {
-                let rows = MOST_ROWS.min(len - from);
+            for from in (from..len).step_by(MAX_ROWS) {
+                let rows = MAX_ROWS.min(len - from);
                 let mut logits = DeviceBuffer::zeros(model.context(), model.dtype(), rows * vocabulary)?;
                 model.scores(work, from..from + rows, logits.as_slice_mut())?;
                 let targets = &targets[begin + from - first..][..rows];

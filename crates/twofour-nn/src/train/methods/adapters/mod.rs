@@ -1,10 +1,10 @@
 //! Adapters: low-rank updates that train beside 2:4 weights, while the model is frozen.
 //!
-//! | kind | what a layer computes with | merged |
-//! |---|---|---|
-//! | [`AdapterKind::Lora`] | `W + s · B A` (Hu et al., ICLR 2022) | under the mask, which loses `(1 - m) ⊙` the update |
-//! | [`AdapterKind::Lors`] | `W + s · m ⊙ (B A)` (LoRS, 2025) | the same |
-//! | [`AdapterKind::Spp`] | `W + s · A' ⊙ b ⊙ W` (Lu et al., ICML 2024) | the same |
+//! A layer computes with
+//! - [`AdapterKind::Lora`]: `W + s · B A` (Hu et al., ICLR 2022), which merges under the mask and loses `(1 - m) ⊙` the
+//!   update;
+//! - [`AdapterKind::Lors`]: `W + s · m ⊙ (B A)` (LoRS, 2025), which merges as it is;
+//! - [`AdapterKind::Spp`]: `W + s · A' ⊙ b ⊙ W` (Lu et al., ICML 2024), which merges as it is.
 //!
 //! `m` is one where `W` is not zero, `s` is `alpha / rank`; the rows of `A'` are those of `A`, each `out / rank` times.
 //! With the gradient `G` of what the layer computes with, and `H = G`, or `m ⊙ G` of LoRS,
@@ -291,8 +291,8 @@ mod tests {
     #[test]
     fn settings_that_adapters_do_not_have_are_mistakes() {
         let parse = |sets: &[&str]| {
-            let text = "[model]\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 16\n[data]\ntext = [\"t.txt\"]\n[training]\nsteps \
-                        = 10\n[sparsity]\nmethod = \"adapters\"\n";
+            let text = "[model]\nlayers = 1\nwidth = 16\nheads = 2\ncontext = 16\n[data]\ntext = [\"t.txt\"]\n\
+                        [training]\nsteps = 10\n[sparsity]\nmethod = \"adapters\"\n";
             let sets: Vec<Override> = sets.iter().map(|set| set.parse().unwrap()).collect();
             Recipe::parse(text, Path::new(""), &sets).unwrap_err().to_string()
         };

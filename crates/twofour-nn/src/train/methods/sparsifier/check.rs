@@ -27,7 +27,8 @@ impl CheckedPart<'_> {
     pub(super) fn check_sparsifier(&self, m: &mut Mistakes) {
         let own = self.settings.sparsifier.clone().unwrap_or_default();
         let Some(kind) = own.kind else {
-            let kinds = "the rule of masks, \"2:4\", \"weight-norm\", \"unstructured\", \"nearly-diagonal\" or \"pattern\"";
+            let kinds = "the rule of masks, \"2:4\", \"weight-norm\", \"unstructured\", \"nearly-diagonal\" or \
+                         \"pattern\"";
             self.missing(m, "kind", kinds);
             return;
         };

@@ -11,9 +11,9 @@ use twofour::sparsify::{
 pub enum LevelSchedule {
     /// The target from the start: [`ConstantSchedule`].
     Constant,
-    /// Nothing before a step, the target from then on, under one mask: [`OneShotSchedule`].
+    /// 0 before a step, the target from then on, under one mask: [`OneShotSchedule`].
     OneShot {
-        /// That step.
+        /// The step from which the level is the target.
         step: u64,
     },
     /// Equal rises, each of which chooses the mask: [`IterativeSchedule`].

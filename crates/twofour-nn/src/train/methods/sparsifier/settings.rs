@@ -12,7 +12,7 @@ pub enum SparsifierKind {
     /// Two zeros in the share `level` of the groups of four in a row, by magnitude.
     #[serde(rename = "2:4")]
     TwoOfFour,
-    /// Of the share `level` of blocks with the lowest norms, the lowest elements: torch's `WeightNormSparsifier`.
+    /// The lowest elements of the share `level` of blocks with the lowest norms: torch's `WeightNormSparsifier`.
     WeightNorm,
     /// The share `level` of the whole weight with the lowest magnitudes.
     Unstructured,
@@ -69,7 +69,7 @@ const PATTERNS: &str = "a pattern, \"4:8\", \"64:2:8\", \"block:16x16@0.8\", \"r
 
 /// The largest side of a block, and the most rises of a level.
 const LARGEST_BLOCK: u64 = 1 << 20;
-const MOST_ROUNDS: u64 = 1000;
+const MAX_ROUNDS: u64 = 1000;
 
 /// Declares the settings of a sparsifier: of each its type and how it is read.
 macro_rules! keys {
@@ -125,7 +125,7 @@ keys! {
     /// absent.
     until: f64 = |s, key, m| s.number(key, SHARE, m);
     /// Rises of `iterative`; [`SparsifierSettings::ROUNDS`] if absent.
-    rounds: u64 = |s, key, m| s.integer(key, 1, MOST_ROUNDS, m);
+    rounds: u64 = |s, key, m| s.integer(key, 1, MAX_ROUNDS, m);
     /// Shares of all steps from which the `factors` of `steps` hold; required.
     at: Vec<f64> = |s, key, m| s.numbers(key, SHARE, m);
     /// Shares of the target with `steps`; required.

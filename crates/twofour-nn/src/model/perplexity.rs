@@ -2,10 +2,7 @@
 
 use std::{borrow::Cow, ops::Range};
 
-use twofour::kernel::KernelElement;
-
-use super::Inference;
-use crate::{Error, Result, model::Decoder};
+use crate::{Error, Result};
 
 /// How a text is cut into windows that fit a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,7 +17,7 @@ pub struct Windows {
     pub begin: Option<u32>,
 }
 
-/// What [`Inference::perplexity`] found.
+/// What [`Decoder::perplexity`](super::Decoder::perplexity) returns.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Perplexity {
     /// The exponential of the mean of `-log p` over the tokens.
@@ -96,21 +93,6 @@ impl Windows {
     /// How many tokens that is.
     pub(in crate::model) fn length(self, range: &Range<usize>) -> usize {
         usize::from(self.begin.is_some()) + range.len()
-    }
-}
-
-impl<T: KernelElement> Inference<T> {
-    /// [`Decoder::perplexity`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn perplexity(
-        &self,
-        tokens: &[u32],
-        windows: Windows,
-        mut progress: impl FnMut(usize, usize),
-    ) -> Result<Perplexity> {
-        Decoder::perplexity(self, tokens, windows, &mut progress)
     }
 }
 

@@ -1,8 +1,9 @@
 //! Windows of the grid of patches.
 
-use super::TransformerConfig;
+use crate::model::config::TransformerConfig;
 
-/// How an image's tokens are cut into square windows, row by row; those at the right and the lower edge are padded.
+/// The partition of an image's tokens into square windows, row by row. Windows at the right and the lower edge are
+/// padded.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::model) struct WindowGrid {
     grid: [usize; 2],
@@ -53,7 +54,7 @@ impl WindowGrid {
         windows
     }
 
-    /// The way back of [`WindowGrid::partition`], without the padding.
+    /// The inverse of [`WindowGrid::partition`]: drops the padding.
     pub(in crate::model) fn merge<T: bytemuck::Zeroable + Copy>(self, windows: &[T], width: usize) -> Vec<T> {
         let (of_image, of_windows) = (self.grid[0] * self.grid[1] * width, self.windows() * self.positions() * width);
         let mut x = vec![T::zeroed(); windows.len() / of_windows.max(1) * of_image];

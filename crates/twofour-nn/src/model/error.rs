@@ -20,7 +20,7 @@ pub enum CheckpointError {
     NotAConfig {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// A model of a family that this program does not have.
@@ -59,8 +59,8 @@ pub enum CheckpointError {
     },
     /// Weights that another tool quantized or compressed.
     #[error(
-        "{}: `quantization_config` says that another tool stored the weights: {by}; none of them is in a format that is \
-         read, so start from the unquantized model",
+        "{}: `quantization_config` says that another tool stored the weights: {by}; none of them is in a format that \
+         is read, so start from the unquantized model",
         path.display()
     )]
     ForeignWeights {

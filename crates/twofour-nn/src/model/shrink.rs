@@ -16,15 +16,13 @@ use twofour::{
     file::{Reader, Reorder},
 };
 
-use super::{CONFIG_FILE, CheckpointError, Opened, kind};
-use crate::{
-    Error, Result,
-    model::{
-        Calibration, TransformerConfig,
-        families::{Family, Kind, Source, fields::Fields, layout::StoredLinear},
-        inference::layer::Role,
-    },
+use super::{
+    Calibration, CheckpointError, TransformerConfig,
+    checkpoint::{CONFIG_FILE, Opened, kind},
+    families::{Family, Kind, SizeFields, Source, fields::Fields, layout::StoredLinear},
+    inference::layer::Role,
 };
+use crate::{Error, Result};
 
 /// Sizes that every block of a model has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,53 +46,16 @@ pub struct KeptParts {
     pub kv_heads: Vec<usize>,
 }
 
-/// How much each part of a block matters.
+/// The scores of a block's parts: parts with the highest ones are kept.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PartScores {
-    /// Of hidden features.
+    /// Scores of hidden features.
     pub features: Vec<f64>,
-    /// Of heads of queries. A head of keys and values has the sum of those that read it, and its own weights'.
+    /// Scores of heads of queries.
     pub heads: Vec<f64>,
-    /// Of heads of keys and values.
+    /// Scores of heads of keys and values: each the sum of the heads of queries that read it; by magnitude, with its
+    /// own weights.
     pub kv_heads: Vec<f64>,
-}
-
-/// The fields of a family's `config.json` that have the sizes of its blocks.
-#[derive(Debug)]
-struct SizeFields {
-    families: &'static [&'static str],
-    features: &'static str,
-    /// Heads, heads of keys and values, and elements of a head; none where a head has `width / heads` elements.
-    heads: Option<[&'static str; 3]>,
-    /// Whether transformers refuses a number of heads that does not divide the width.
-    divides_width: bool,
-}
-
-const HEADS: Option<[&str; 3]> = Some(["num_attention_heads", "num_key_value_heads", "head_dim"]);
-
-const FIELDS: [SizeFields; 6] = [
-    SizeFields {
-        families: &["llama", "gemma2", "gemma3_text"],
-        features: "intermediate_size",
-        heads: HEADS,
-        divides_width: true,
-    },
-    SizeFields {
-        families: &["mistral", "qwen2", "qwen3", "phi3"],
-        features: "intermediate_size",
-        heads: HEADS,
-        divides_width: false,
-    },
-    SizeFields { families: &["gpt2"], features: "n_inner", heads: None, divides_width: false },
-    SizeFields { families: &["opt"], features: "ffn_dim", heads: None, divides_width: false },
-    SizeFields { families: &["falcon"], features: "ffn_hidden_size", heads: None, divides_width: false },
-    SizeFields { families: &["gpt_neox", "bert"], features: "intermediate_size", heads: None, divides_width: false },
-];
-
-impl SizeFields {
-    fn of(family: &str) -> Option<&'static Self> {
-        FIELDS.iter().find(|fields| fields.families.contains(&family))
-    }
 }
 
 /// A model whose blocks are to become smaller.
@@ -103,7 +64,7 @@ pub struct Shrinking {
     opened: Opened,
     fields: Fields,
     family: &'static Family,
-    size_fields: &'static SizeFields,
+    size_fields: SizeFields,
     sizes: BlockSizes,
 }
 
@@ -120,19 +81,29 @@ impl Shrinking {
         let found = kind(path)?.filter(|kind| *kind != Kind::Image).unwrap_or(Kind::Decoder);
         let (opened, fields) = Opened::new(path, found)?;
         let name = fields.text_if("model_type")?.unwrap_or_default();
-        let (Some(size_fields), Some(family)) = (SizeFields::of(name), Family::named(name)) else {
-            let families: Vec<&str> = FIELDS.iter().flat_map(|fields| fields.families).copied().collect();
+        let family = Family::named(name).and_then(|family| Some((family, family.sizes?)));
+        let Some((family, size_fields)) = family else {
             return Err(CheckpointError::UnsupportedModel {
                 path: fields.path().to_owned(),
                 found: format!("`{name}`"),
-                supported: families.join(", "),
+                supported: Self::families().concat().join(", "),
             }
             .into());
         };
         expect_floats(&opened)?;
         let sizes = sizes(sizes_of(&opened.config));
-        expect_sizes(&opened.config, size_fields, sizes)?;
+        expect_sizes(&opened.config, &size_fields, sizes)?;
         Ok(Shrinking { opened, fields, family, size_fields, sizes })
+    }
+
+    /// The `model_type`s of the families whose blocks can be made smaller: those of which hidden features and heads can
+    /// be removed, and those of which hidden features alone can.
+    pub fn families() -> [Vec<&'static str>; 2] {
+        let named = |has_heads: bool| {
+            let is_of = |family: &&Family| family.sizes.is_some_and(|sizes| sizes.heads.is_some() == has_heads);
+            Family::all().filter(is_of).map(|family| family.name).collect()
+        };
+        [named(true), named(false)]
     }
 
     /// The files of weights, as they are stored.
@@ -249,7 +220,7 @@ impl Shrinking {
         let mut expected = opened.config.clone();
         expected.feed_forward.hidden = sizes.features;
         (expected.attention.heads, expected.attention.kv_heads) = (sizes.heads, sizes.kv_heads);
-        let text = config_text(&fields, size_fields, &opened.config, sizes);
+        let text = config_text(&fields, &size_fields, &opened.config, sizes);
         let reader = opened.reader.reordered(&orders)?.with_beside(CONFIG_FILE, text.clone());
         // What is written is read back first: a family may have fields of its own that follow from these.
         let fields = Fields::parse(fields.path(), &text)?;

@@ -1,15 +1,17 @@
 //! Terms of the scores for the distance of query and key, of rows and of columns (Li et al., "MViTv2", 2022).
 
-use crate::{Result, cpu::vector, model::inference::build::Parts};
 use twofour::kernel::KernelElement;
 
-/// The vectors of the distances of rows and of columns, `[2 · span - 1, head_dim]` each: that of the query `q` and the
-/// key `k` is vector `q - k + span - 1`.
+use super::parts::Parts;
+use crate::{Result, cpu::vector};
+
+/// A vector for each distance of rows and for each distance of columns, `[2 · span - 1, head_dim]` each. The query `q`
+/// and the key `k` have vector `q - k + span - 1`.
 #[derive(Debug)]
 pub(in crate::model) struct RelativePositions {
     /// Rows and columns of the tokens that a query sees.
     span: [usize; 2],
-    /// Of rows, and of columns.
+    /// The vectors for distances of rows, and for distances of columns.
     tables: [Vec<f32>; 2],
 }
 
