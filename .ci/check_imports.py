@@ -20,6 +20,7 @@ def code_of(path: pathlib.Path) -> str:
     text = path.read_text()
     tests = re.search(r"#\[cfg\(test\)\]\s*(?:pub\(crate\) )?mod \w+ \{", text)
     text = text[: tests.start()] if tests else text
+    text = re.sub(r"#\[cfg\(doc\)\]\s*use [^;]*;", lambda found: "\n" * found.group().count("\n"), text)
     # Blank where it was, so that lines keep their numbers.
     blank = lambda found: "\n" * found.group().count("\n")
     return re.sub(r'//[^\n]*|"(?:\\.|[^"\\])*"', blank, text)
@@ -84,7 +85,7 @@ def edges_of(folder: pathlib.Path) -> dict[str, dict[str, list[str]]]:
     edges = {module: {} for module in modules - LEAVES}
     for path in sorted(folder.rglob("*.rs")):
         own = module_of(path, source)
-        if len(own) <= len(here) or "tests" in own:
+        if len(own) <= len(here) or any(part == "tests" or part.endswith("_tests") for part in own):
             continue
         module = own[len(here)]
         if module not in edges:

@@ -68,7 +68,7 @@ fn result_shapes<'py>(
 /// Adds a `site-packages` folder in which NVRTC and NVIDIA's other libraries are searched.
 #[pyfunction]
 fn add_site_packages(folder: PathBuf) {
-    twofour_cuda::libraries::add_site_packages(folder);
+    twofour_cuda::add_site_packages(folder);
 }
 
 /// Sets how the tiles of large GEMMs are assigned to a GPU's thread blocks, `"persistent"` or `"hardware"`, from the

@@ -2,7 +2,7 @@
 
 use std::{ffi::CString, fmt};
 
-use crate::{Architecture, Error, Result, libraries::nvrtc::Nvrtc, source::Source};
+use crate::{Architecture, Error, Result, nvrtc::Nvrtc, source::Source};
 
 /// Machine code for one architecture, and the compiler's log.
 #[derive(Debug, Clone)]

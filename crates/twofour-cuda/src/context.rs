@@ -13,8 +13,8 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, DeviceRepr};
 
 use crate::{
     Device, DevicePtr, Error, Result, Stream,
+    cublaslt::CublasLt,
     freed::{FreeCount, FreeNote},
-    libraries::cublaslt::CublasLt,
     plans::{PlanCache, Plans},
 };
 

@@ -2,7 +2,7 @@
 
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
-    libraries::cublaslt::{BiasedPlan, CublasLt, CublasLtPlan, DenseProblem, PartialSums, WORKSPACE_BYTES},
+    cublaslt::{BiasedPlan, CublasLt, CublasLtPlan, DenseProblem, PartialSums, WORKSPACE_BYTES},
     problem::{GemmProblem, Order, XOrder},
     raw::gemm::{Epilogue, finish::Finish},
 };

@@ -12,8 +12,8 @@ use std::{
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use crate::{
-    Architecture, Error, Result, TileScheduler, cache::Cache, compile_time::counted, libraries::loader,
-    once_map::OnceMap, source::Source,
+    Architecture, Error, Result, TileScheduler, cache::Cache, compile_time::counted, loader, once_map::OnceMap,
+    source::Source,
 };
 
 /// An address in device memory.

@@ -228,7 +228,7 @@ pub enum Error {
 
     /// NCCL is missing, or a call of it failed.
     #[error(transparent)]
-    Nccl(#[from] crate::libraries::nccl::NcclError),
+    Nccl(#[from] crate::nccl::NcclError),
 
     /// A call of the driver failed.
     #[error("{action}: the CUDA driver says {code} ({text})")]

@@ -13,7 +13,7 @@
 //! | [`layer`]'s context and memory | a stream with its workspace, plans and loaded kernels; slices of device memory |
 //! | [`arguments`] | validation of what calls are given |
 //! | [`problem`] | GEMM problems: shapes, data types and memory orders |
-//! | [`libraries`] | cuBLASLt and NCCL |
+//! | [`cublaslt`], [`nccl`] | NVIDIA's libraries for GEMMs with dense weights and for sums over several GPUs, loaded at run time |
 //! | [`raw`] | the kernels, over raw pointers: pruning, compression, GEMM, element-wise passes, AdamW |
 //! | [`layer`] | the sparse layer, a safe API over length-checked device memory, owned or borrowed |
 //! | [`solve`] | the GPU as a backend of pruning's solvers, and the statistics of inputs that they require |
@@ -33,15 +33,18 @@ pub mod compare;
 mod compile_time;
 pub mod compiler;
 mod context;
+pub mod cublaslt;
 mod dense_gemm;
 pub mod device;
 mod error;
 mod freed;
 pub mod kernels;
 pub mod layer;
-pub mod libraries;
+mod loader;
 mod marks;
 mod memory;
+pub mod nccl;
+mod nvrtc;
 mod once_map;
 mod plans;
 pub mod problem;
@@ -54,6 +57,7 @@ pub use architecture::Architecture;
 pub use compile_time::compile_time;
 pub use device::{Device, DevicePtr, PooledMemory, Stream};
 pub use error::{Error, Result};
+pub use loader::add_site_packages;
 pub use marks::PhaseMarks;
 pub use tile_scheduler::TileScheduler;
 pub use twofour::{DataType, kernel::Activation};

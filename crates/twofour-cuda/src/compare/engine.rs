@@ -13,8 +13,8 @@ use super::cusparselt::{self, CusparseLt};
 use crate::{
     Device, DevicePtr, Error, Result, Stream,
     arguments::expect_pointers,
+    cublaslt::{self, CublasLt, PartialSums},
     dense_gemm::{DenseGemm, DensePlans},
-    libraries::cublaslt::{self, CublasLt, PartialSums},
     problem::GemmProblem,
     raw::{
         DenseWeight, Packed,

@@ -5,7 +5,7 @@ use cudarc::driver::{CudaSlice, DevicePtr as _, sys};
 use super::LayerContext;
 use crate::{
     DataType, DevicePtr, Error, Result,
-    libraries::cublaslt::{CublasLtPlan, DenseProblem, WORKSPACE_BYTES},
+    cublaslt::{CublasLtPlan, DenseProblem, WORKSPACE_BYTES},
     raw::Packed,
 };
 

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     DataType, Error, Result,
     arguments::{Memory, positive, product},
-    libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
+    cublaslt::{DenseProblem, WORKSPACE_BYTES},
 };
 
 /// A dense linear layer `y = x · Wᵀ + b`, computed by cuBLASLt in f32 sums, without TF32. Weight `[out_features,

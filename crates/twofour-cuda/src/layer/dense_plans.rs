@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     DevicePtr, Error, Result,
-    libraries::cublaslt::{self, CublasLt, CublasLtPlan, DenseEpilogue, DenseProblem, PartialSums},
+    cublaslt::{self, CublasLt, CublasLtPlan, DenseEpilogue, DenseProblem, PartialSums},
     raw::column_sums::ColumnSumsTarget,
 };
 

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Activation, DataType, DevicePtr, Error, Result,
-    libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
+    cublaslt::{DenseProblem, WORKSPACE_BYTES},
     problem::{GemmProblem, Order, XOrder},
     raw::{
         DenseWeight, Packed,

@@ -16,8 +16,8 @@ use cudarc::driver::{CudaSlice, DevicePtr as _};
 use super::{LayerContext, dense::interleaved_times, forward::workspace_bytes};
 use crate::{
     DevicePtr, Error, Result,
+    cublaslt::PartialSums,
     dense_gemm::{DenseGemm, DensePlans},
-    libraries::cublaslt::PartialSums,
     problem::{GemmProblem, Order, XOrder},
     raw::{
         gemm::{Epilogue, Gemm, GemmOperands},

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     Activation, DataType, DevicePtr, Error, Result,
     arguments::expect_dimension,
-    libraries::cublaslt::DenseProblem,
+    cublaslt::DenseProblem,
     problem::{GemmProblem, Order, XOrder},
     raw::{
         DenseWeight,

@@ -11,11 +11,11 @@ use twofour_cli::present::{table::Table, units};
 use twofour_cuda::{
     DataType, Device, DevicePtr as Address, Stream,
     compare::{Contender, HEURISTICS, Time, Timer, random},
+    cublaslt::{CublasLtPlan, DenseEpilogue, DenseProblem, PartialSums, WORKSPACE_BYTES},
     layer::{
         Accumulate, DeviceSlice, DeviceSliceMut, Forward, InputGradient, LayerContext, MaskRule, SparseLinear,
         SparseLinearSettings, WeightGradient, bias_gradient,
     },
-    libraries::cublaslt::{CublasLtPlan, DenseEpilogue, DenseProblem, PartialSums, WORKSPACE_BYTES},
 };
 
 use super::{

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, anyhow};
 use serde::{Deserialize, Serialize};
-use twofour_cuda::{Device, compare::cusparselt::CusparseLt, libraries::cublaslt::CublasLt};
+use twofour_cuda::{Device, compare::cusparselt::CusparseLt, cublaslt::CublasLt};
 
 /// NVIDIA's libraries, or why one is missing.
 #[derive(Debug)]

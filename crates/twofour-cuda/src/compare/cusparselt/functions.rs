@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     DevicePtr, Error, Result,
-    libraries::loader::{Loaded, Search, functions},
+    loader::{Loaded, Search, functions},
 };
 
 /// An opaque object of the library, at most 11 KiB in any version.

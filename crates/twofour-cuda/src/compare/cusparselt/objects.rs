@@ -5,7 +5,7 @@ use std::fmt;
 use super::functions::{
     ALGORITHM, COLUMN_MAJOR, Functions, HALF, Object, Opaque, PLAIN, ROW_MAJOR, Status, TRANSPOSED, succeed,
 };
-use crate::{DataType, Result, libraries::data_type, problem::GemmProblem};
+use crate::{DataType, Result, cublaslt::data_type, problem::GemmProblem};
 
 /// An object of the library that is destroyed with its owner. The library's functions take mutable pointers, but do not
 /// write to these objects after planning.
@@ -116,7 +116,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{DevicePtr, libraries::loader::fake_functions};
+    use crate::{DevicePtr, loader::fake_functions};
 
     thread_local! {
         /// Initializations that succeed before one fails.

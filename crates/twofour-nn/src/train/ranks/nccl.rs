@@ -1,6 +1,6 @@
 //! Sums over GPUs.
 
-use twofour_cuda::libraries::nccl::{Communicator, StreamedSums};
+use twofour_cuda::nccl::{Communicator, StreamedSums};
 
 use super::{GradientReduction, Rank};
 use crate::{

@@ -6,8 +6,8 @@
 
 use twofour_cuda::{
     DataType, DevicePtr, Result,
+    cublaslt::{CublasLtPlan, DenseProblem, WORKSPACE_BYTES},
     layer::LayerContext,
-    libraries::cublaslt::{CublasLtPlan, DenseProblem, WORKSPACE_BYTES},
 };
 
 use super::{Gradients, Tensors};

@@ -3,8 +3,8 @@
 use twofour_cuda::{
     DataType, DevicePtr, Error, Result,
     arguments::{Memory, product, side},
+    cublaslt::{DenseProblem, WORKSPACE_BYTES},
     layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext},
-    libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
     problem::{EpilogueKind, GemmProblem},
     raw::{
         gemm::{Epilogue, finish::Finish},

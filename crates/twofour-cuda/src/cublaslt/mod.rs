@@ -29,6 +29,19 @@ const ALIGNMENT: u32 = 16;
 /// The error where the library is not installed.
 pub(crate) const MISSING: Error = Error::NoLibrary { library: "cuBLASLt", variable: "TWOFOUR_CUBLASLT" };
 
+/// Returns the number that cuBLASLt and cuSPARSELt have of a data type (`cudaDataType`).
+pub(crate) fn data_type(element: DataType) -> u32 {
+    match element {
+        DataType::F32 => 0,
+        DataType::F16 => 2,
+        DataType::BF16 => 14,
+        DataType::I8 => 3,
+        DataType::I32 => 10,
+        DataType::E4M3 => 28,
+        DataType::E5M2 => 29,
+    }
+}
+
 /// The library, with a handle for one device.
 #[derive(Clone)]
 pub struct CublasLt(Arc<Inner>);

@@ -8,7 +8,7 @@ use super::{
         BATCH_STRIDE, BATCHES, COMPUTE_32F, COMPUTE_32I, Functions, Object, TRANSPOSE_A, TRANSPOSE_B, succeed,
     },
 };
-use crate::{DataType, Result, libraries::data_type};
+use crate::{DataType, Result, cublaslt::data_type};
 
 /// An object of the library that is destroyed with its owner.
 pub(super) struct Owned {
@@ -113,10 +113,8 @@ mod tests {
     use super::*;
     use crate::{
         DevicePtr,
-        libraries::{
-            cublaslt::functions::{Algorithm, Found},
-            loader::fake_functions,
-        },
+        cublaslt::functions::{Algorithm, Found},
+        loader::fake_functions,
     };
 
     thread_local! {

@@ -8,7 +8,7 @@ use std::{
 use super::NcclError;
 use crate::{
     DevicePtr, Result,
-    libraries::loader::{Loaded, Search, functions},
+    loader::{Loaded, Search, functions},
 };
 
 /// A communicator of the library.
@@ -100,7 +100,7 @@ impl Nccl {
 /// Returns a library whose functions fail with status 3, for tests without NCCL.
 #[cfg(test)]
 pub(super) fn failing() -> Nccl {
-    use crate::libraries::loader::fake_functions;
+    use crate::loader::fake_functions;
     let functions = fake_functions! {
         create_all(*mut Handle, c_int, *const c_int) => 3;
         abort(Handle) => 3;

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use crate::{
     DevicePtr, Error, Result,
-    libraries::loader::{Loaded, Search, functions},
+    loader::{Loaded, Search, functions},
 };
 
 /// An opaque object of the library.

@@ -5,7 +5,7 @@ use std::{
     ptr,
 };
 
-use super::loader::{Loaded, Search, functions};
+use crate::loader::{Loaded, Search, functions};
 
 /// An opaque program of the library.
 type Handle = *mut std::ffi::c_void;
