@@ -148,7 +148,11 @@ extern "C" __global__ void __launch_bounds__(2 * FORWARD_ROWS, FORWARD_CTAS)
     total[0] = sum_of_row(total[0]), total[1] = sum_of_row(total[1]);
     store_rows(p.to_out + head_at(p.results, head, p.heads), p.results.row, row, p.positions, sums, 1.0f / total[0],
         1.0f / total[1]);
-    store_lse(p.to_lse + (u64)head * p.positions, row, p.positions, largest, total, unit(p));
+    if (lane % 4 == 0) {
+        float* lse = p.to_lse + (u64)head * p.positions;
+        if (row < p.positions) lse[row] = largest[0] * unit(p) + logf(total[0]);
+        if (row + 8 < p.positions) lse[row + 8] = largest[1] * unit(p) + logf(total[1]);
+    }
 }
 
 // A warp sums out dout of a query.

@@ -23,11 +23,3 @@ __device__ __forceinline__ void store_rows(
             *(u32*)(to + (u64)(row + 8) * stride + col) = narrow_pair<ELEMENT>(sums[i][2] * high, sums[i][3] * high);
     }
 }
-
-// Stores log-sum-exps of the lane's two rows, from the largest scores before `factor` and the sums of exponentials.
-__device__ __forceinline__ void store_lse(
-    float* lse, u32 row, u32 positions, const float (&largest)[2], const float (&total)[2], float factor) {
-    if (threadIdx.x % 4 != 0) return;
-    if (row < positions) lse[row] = largest[0] * factor + logf(total[0]);
-    if (row + 8 < positions) lse[row + 8] = largest[1] * factor + logf(total[1]);
-}

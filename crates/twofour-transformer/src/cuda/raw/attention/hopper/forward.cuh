@@ -198,6 +198,9 @@ __device__ __forceinline__ void attend(const Attention& p) {
     total[0] = sum_of_row(total[0]), total[1] = sum_of_row(total[1]);
     store_rows(p.to_out + head_at(p.results, turn.sequence, turn.head), p.results.row, row, p.positions, sums,
         1.0f / total[0], 1.0f / total[1]);
-    float* lse = p.to_lse + (u64)(turn.sequence * p.heads + turn.head) * p.positions;
-    store_lse(lse, row, p.positions, largest, total, p.scale);
+    if (lane % 4 == 0) {
+        float* lse = p.to_lse + (u64)(turn.sequence * p.heads + turn.head) * p.positions;
+        if (row < p.positions) lse[row] = largest[0] * p.scale + logf(total[0]);
+        if (row + 8 < p.positions) lse[row + 8] = largest[1] * p.scale + logf(total[1]);
+    }
 }
