@@ -48,17 +48,17 @@ impl LayerContext {
         /// Returns the element-wise passes of a data type.
         ///
         /// # Errors
-        /// Those of [`Elementwise::new`]; [`Error::Capturing`].
+        /// Those of [`Elementwise::new`]; [`crate::Error::Capturing`].
         pub elementwise(dtype: DataType) -> Elementwise;
         /// Returns the sums of columns of a data type.
         ///
         /// # Errors
-        /// Those of [`ColumnSums::new`]; [`Error::Capturing`].
+        /// Those of [`ColumnSums::new`]; [`crate::Error::Capturing`].
         pub column_sums(dtype: DataType) -> ColumnSums;
         /// Returns the quantization of a data type.
         ///
         /// # Errors
-        /// Those of [`Quantizer::new`]; [`Error::Capturing`].
+        /// Those of [`Quantizer::new`]; [`crate::Error::Capturing`].
         pub quantizer(dtype: DataType) -> Quantizer;
         /// Returns the GEMM with an int4 weight for a problem.
         pub(super) int4(problem: Int4Problem) -> Int4Gemm;
