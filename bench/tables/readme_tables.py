@@ -397,6 +397,8 @@ SPEED_CPU = (
         ("prefill", "bf16", 512, (4096, 4096)),
     ],
 )
+# What results call a type of weights, where readers have another name.
+WEIGHTS = {"i8": "int8", "int4": "int4 (dense: bf16)"}
 SPEED_GPU = [(1, 4096, 28672, "bf16"), (1, 4096, 28672, "int4"), (4096, 14336, 4096, "bf16"), (4096, 14336, 4096, "i8")]
 
 
@@ -416,15 +418,14 @@ def speed_table(_):
         ours = next(r["median_us"] for r in rows if r["contender"] == "twofour 2:4")
         dense = min(r["median_us"] for r in rows if not r["contender"].startswith("twofour 2:4"))
         shown = [f"{dense / 1e3:.1f} ms", f"{ours / 1e3:.1f} ms", f"{dense / ours:.2f}x"]
-        body.append([where, f"{dtype}, {plural(tokens, 'token')}", list(shape), *shown])
+        body.append([where, f"{WEIGHTS.get(dtype, dtype)}, {plural(tokens, 'token')}", list(shape), *shown])
         where = ""
     for tokens, inputs, out, dtype in SPEED_GPU:
         path, result, dense, _, ours = gpu_row(tokens, inputs, out, dtype)
         machine = (
             f"[{result['machine']['gpu']}]({link(path.parent)})" if (tokens, inputs, out, dtype) == SPEED_GPU[0] else ""
         )
-        name = "int4 (dense: bf16)" if dtype == "int4" else dtype
-        name = f"{name}, {plural(tokens, 'token')}"
+        name = f"{WEIGHTS.get(dtype, dtype)}, {plural(tokens, 'token')}"
         body.append([machine, name, [out, inputs], micro(dense), micro(ours), over(dense, ours)])
     return markdown.rows(["machine", "GEMM", "weight [out, in]", "dense, the fastest", "2:4", "speedup"], body)
 
