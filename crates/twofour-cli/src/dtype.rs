@@ -34,19 +34,26 @@ pub fn description(format: WeightFormat) -> &'static str {
     }
 }
 
+/// The name of a format in options and messages; results are labelled i8 where this is int8.
+fn name(format: WeightFormat) -> &'static str {
+    match format {
+        WeightFormat::Plain(DataType::I8) => "int8",
+        format => format.name(),
+    }
+}
+
 /// The value of an option that names a format.
 pub fn possible(format: WeightFormat) -> PossibleValue {
     let value = match format {
-        // As other commands call it; results are labelled i8.
-        WeightFormat::Plain(DataType::I8) => PossibleValue::new("int8").alias(format.name()),
-        format => PossibleValue::new(format.name()),
+        WeightFormat::Plain(DataType::I8) => PossibleValue::new(name(format)).alias(format.name()),
+        format => PossibleValue::new(name(format)),
     };
     value.help(description(format))
 }
 
 /// Returns the error for a format that CPU kernels do not multiply.
 pub fn not_on_cpu(format: WeightFormat) -> anyhow::Error {
-    let known = ON_CPU.map(WeightFormat::name).join(", ");
+    let (format, known) = (name(format), ON_CPU.map(name).join(", "));
     anyhow::anyhow!("a GEMM on a CPU does not support weights of {format}; supported: {known}")
 }
 

@@ -21,7 +21,7 @@ impl WeightFormat {
         if dtype::ON_CPU.contains(&self) {
             return Ok(self);
         }
-        bail!(Usage(format!("--dtype {self}: only a GPU has a GEMM for it; add --device cuda, or use i8")))
+        bail!(Usage(format!("--dtype {self}: only a GPU has a GEMM for it; add --device cuda, or use int8")))
     }
 
     /// As the GPU kernels have it, for these numbers of tokens.
@@ -30,7 +30,7 @@ impl WeightFormat {
             WeightFormat::Plain(DataType::E5M2) => OnGpu::Plain { sparse: DataType::E5M2, dense: DataType::E4M3 },
             WeightFormat::Plain(DataType::F32 | DataType::I32) => {
                 bail!(Usage(format!(
-                    "--dtype {self}: tensor cores have no 2:4 for it; use bf16, f16, e4m3, e5m2, i8 or int4"
+                    "--dtype {self}: tensor cores have no 2:4 for it; use bf16, f16, e4m3, e5m2, int8 or int4"
                 )))
             }
             WeightFormat::Plain(data_type) => OnGpu::Plain { sparse: data_type, dense: data_type },
