@@ -81,7 +81,7 @@ class Contender:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--out", type=pathlib.Path)
+    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--held", type=int, nargs="+", default=[0, 16, 24])
     parser.add_argument("--eager", action="store_true", help="without torch.compile")

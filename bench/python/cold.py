@@ -35,7 +35,7 @@ def timed(name: str, found: dict, call):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--out", type=pathlib.Path, help="write JSON to this file")
+    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path, help="write JSON to this file")
     arguments = parser.parse_args()
     shapes = SHAPES if DEVICE == "cuda" else [(rows // 64, cols // 64) for rows, cols in SHAPES]
     dense = [nn.Linear(cols, rows, bias=False, device=DEVICE, dtype=torch.bfloat16) for rows, cols in shapes]

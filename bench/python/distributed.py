@@ -211,7 +211,7 @@ def process(rank: int, arguments: argparse.Namespace, folder: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--out", type=pathlib.Path, help="adds rows to this file")
+    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path, help="adds rows to this file")
     parser.add_argument("--models", nargs="+", default=["vit-l:32x257", "gpt-1024:32x257", "gpt-2048:4x2048"])
     parser.add_argument("--paths", nargs="+", choices=("ddp", "ddp-inside", "fsdp2"), default=["ddp", "fsdp2"])
     parser.add_argument("--gpus", type=int, default=torch.cuda.device_count(), help="ranks; all GPUs unless told")

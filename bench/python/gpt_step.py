@@ -207,7 +207,7 @@ def finish(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--out", type=pathlib.Path)
+    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path)
     parser.add_argument("--layers", type=int, nargs="+", default=[12, 36])
     parser.add_argument("--precision", nargs="+", choices=("autocast", "bf16"), default=["autocast"])
     parser.add_argument("--batch", type=int, default=8)

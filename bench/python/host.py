@@ -91,7 +91,7 @@ def measure(functions: dict) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--out", help="write JSON to this file")
+    parser.add_argument("-o", "--output", dest="out", help="write JSON to this file")
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1)

@@ -91,7 +91,7 @@ def told(times: dict, unit: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--out", type=pathlib.Path)
+    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=30)
     arguments = parser.parse_args()
     record = {

@@ -222,7 +222,7 @@ def cases(device: str, quick: bool):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--out", type=pathlib.Path, help="keep results in this JSON file")
+    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path, help="keep results in this JSON file")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--quick", action="store_true", help="two layers only")
     arguments = parser.parse_args()

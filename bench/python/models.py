@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--prefill", nargs="*", default=[], help="batches and tokens, as in 4x1024")
     parser.add_argument("--path", choices=("graph", "compile", "eager"), default="graph")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("-o", "--out", type=pathlib.Path, help="adds rows to this file")
+    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path, help="adds rows to this file")
     arguments = parser.parse_args()
     started = time.perf_counter()
     torch.set_float32_matmul_precision("high")

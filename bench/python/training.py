@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--paths", nargs="+", choices=("compile", "eager"), default=["compile"])
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("-o", "--out", type=pathlib.Path, help="adds rows to this file")
+    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path, help="adds rows to this file")
     arguments = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     started = time.perf_counter()

@@ -152,7 +152,7 @@ def measure(batch: int, tokens: int, rounds: int, profile: bool) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--out", type=pathlib.Path)
+    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument(

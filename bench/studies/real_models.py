@@ -446,7 +446,7 @@ def main():
     fetching.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
     rows = parts.add_parser("rows", help="measure")
     rows.add_argument("folder", type=pathlib.Path, help="what `fetch` left")
-    rows.add_argument("-o", "--out", type=pathlib.Path, default=ROOT / "bench/results/accuracy/real-models.json")
+    rows.add_argument("-o", "--output", dest="out", type=pathlib.Path, default=ROOT / "bench/results/accuracy/real-models.json")
     rows.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS)[:2])
     rows.add_argument("--texts", type=pathlib.Path, help="the folder of wikitext2-test.txt and wikitext2-valid.txt")
     rows.add_argument("--work", type=pathlib.Path, help="a folder for what is made in between [default: FOLDER/work]")

@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--distil", type=int, default=0, metavar="STEPS")
     parser.add_argument("--batch", type=int, default=32, help="sentences of a step of distillation")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("-o", "--out", type=pathlib.Path)
+    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path)
     arguments = parser.parse_args()
     torch.manual_seed(0)
     transformers.utils.logging.set_verbosity_error()

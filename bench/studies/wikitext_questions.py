@@ -97,7 +97,7 @@ def asked(paragraph: str, most: int, chance: random.Random):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("text", type=pathlib.Path)
-    parser.add_argument("-o", "--out", type=pathlib.Path, required=True)
+    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path, required=True)
     parser.add_argument("--each", type=int, default=3, help="most questions of a paragraph")
     parser.add_argument("--most", type=int, default=0, help="most questions; 0 for all")
     parser.add_argument("--choices", type=int, default=0, metavar="N", help="JSON lines of N choices for decoders")

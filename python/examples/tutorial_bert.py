@@ -47,7 +47,7 @@ def options() -> argparse.Namespace:
     )
     p.add_argument("--compile", action="store_true", help="measure the compiled models, too")
     p.add_argument("--rounds", type=int, default=7)
-    p.add_argument("-o", "--out", help="write JSON to this file")
+    p.add_argument("-o", "--output", dest="out", help="write JSON to this file")
     chosen = p.parse_args()
     chosen.batches = chosen.batches or ([4, 16, 64, 256] if chosen.full else [1, 4])
     chosen.tokens = chosen.tokens or (384 if chosen.full else 32)
