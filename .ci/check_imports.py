@@ -31,25 +31,26 @@ def code_of(path: pathlib.Path) -> str:
     return NO_CODE.sub(line_breaks, text)
 
 
+def expand(prefix: str, inside: str) -> list[str]:
+    """The paths of a `use`, its braces expanded. Of a path with `as` that is the path, not the new name."""
+    found, depth, item = [], 0, ""
+    for letter in inside + ",":
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        if letter == "," and depth == 0:
+            item = item.strip()
+            open_brace = item.find("{")
+            if open_brace >= 0:
+                found += expand(prefix + item[:open_brace], item[open_brace + 1 : item.rindex("}")])
+            elif item:
+                found.append(prefix + item.split(" as ")[0].strip())
+            item = ""
+        else:
+            item += letter
+    return found
+
+
 def paths_of(code: str) -> list[tuple[int, list[str]]]:
     """Each path that begins with `crate` or `super`, with its line; braces of a `use` are expanded."""
-
-    def expand(prefix: str, inside: str) -> list[str]:
-        found, depth, item = [], 0, ""
-        for letter in inside + ",":
-            depth += {"{": 1, "}": -1}.get(letter, 0)
-            if letter == "," and depth == 0:
-                item = item.strip()
-                open_brace = item.find("{")
-                if open_brace >= 0:
-                    found += expand(prefix + item[:open_brace], item[open_brace + 1 : item.rindex("}")])
-                elif item:
-                    found.append(prefix + item.split(" as ")[0].strip())
-                item = ""
-            else:
-                item += letter
-        return found
-
     found = []
     for use in re.finditer(r"\buse\s+((?:crate|super)(?:::\w+)*)::\{", code):
         depth, end = 1, use.end()
@@ -69,16 +70,17 @@ def module_of(path: pathlib.Path, source: pathlib.Path) -> list[str]:
 
 
 def re_exports(source: pathlib.Path, folder: list[str]) -> dict[str, str]:
-    """The names that the folder's own file re-exports, each with the module that it comes from."""
+    """The names that the folder's own file imports or re-exports, each with the module that it comes from."""
     files = [source.joinpath(*folder, "mod.rs")] if folder else [source / "lib.rs", source / "main.rs"]
     found = {}
     for path in filter(pathlib.Path.exists, files):
-        code = code_of(path)
-        for use in re.finditer(r"pub(?:\([^)]*\))? use (?:crate::|self::)?((?:\w+::)+)(\{[^}]*\}|\w+)", code):
-            parts = [part for part in use.group(1).split("::") if part]
-            if parts[: len(folder)] == folder and folder:
-                parts = parts[len(folder) :]
-            found |= {name: parts[0] for name in re.findall(r"\w+", use.group(2)) if parts}
+        for use in re.finditer(r"\buse\s+([^;]*);", code_of(path)):
+            for item in expand("", use.group(1)):
+                parts = [part for part in item.split("::") if part not in ("self", "crate")]
+                if folder and parts[: len(folder)] == folder:
+                    parts = parts[len(folder) :]
+                if len(parts) > 1:
+                    found[parts[-1]] = parts[0]
     return found
 
 

@@ -13,7 +13,7 @@
 //! | [`layer`]'s context and memory | a stream with its workspace, plans and loaded kernels; slices of device memory |
 //! | [`arguments`] | validation of what calls are given |
 //! | [`problem`] | GEMM problems: shapes, data types and memory orders |
-//! | [`cublaslt`], [`nccl`] | NVIDIA's libraries for GEMMs with dense weights and for sums over several GPUs, loaded at run time |
+//! | [`cublaslt`], [`nccl`] | NVIDIA's libraries: GEMMs with dense weights, sums over several GPUs |
 //! | [`raw`] | the kernels, over raw pointers: pruning, compression, GEMM, element-wise passes, AdamW |
 //! | [`layer`] | the sparse layer, a safe API over length-checked device memory, owned or borrowed |
 //! | [`solve`] | the GPU as a backend of pruning's solvers, and the statistics of inputs that they require |

@@ -66,13 +66,13 @@ pub enum Kept<'a, B> {
     /// So many of every group of four in a row, the largest magnitudes. Of equal magnitudes the lower index is kept; a
     /// NaN counts as the largest.
     OfFour(u32),
-    /// Those of a mask of [`Kind::Index`](super::Kind::Index), `[rows, mask_words_of_row(cols)]`
-    /// ([`mask_words_of_row`](super::mask_words_of_row)): bit `b` of word `j` of a row stands for column `32 j + b`, 1
-    /// where the element is kept.
+    /// Those of a mask of [`Kind::Index`](crate::engine::Kind::Index), `[rows, mask_words_of_row(cols)]`
+    /// ([`mask_words_of_row`](crate::engine::mask_words_of_row)): bit `b` of word `j` of a row stands for column `32 j
+    /// + b`, 1 where the element is kept.
     Mask(&'a B),
 }
 
-/// What happens to the second moment in an [`StepOperations::step`](super::StepOperations::step) step.
+/// What happens to the second moment in an [`StepOperations::step`](crate::engine::StepOperations::step) step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SecondMoment {
     /// It follows the gradient.
@@ -164,12 +164,12 @@ pub enum OptimizerStep {
     AdamW(AdamWStep),
     /// Gradient descent with momentum: `g ← g · gradient_scale + weight_decay · w` (plus pruned decay), `m ← momentum ·
     /// m + g`, `w ← w - η m`, in f32 in this order. The numbers are arguments of the launch, which
-    /// [`StepOperations::repeat`](super::StepOperations::repeat) would repeat.
+    /// [`StepOperations::repeat`](crate::engine::StepOperations::repeat) would repeat.
     Sgd(SgdStep),
 }
 
-/// A parameter, its gradient and its moments, as [`StepOperations::step`](super::StepOperations::step) updates them:
-/// each of [`Kind::Wide`](super::Kind::Wide) but the copy.
+/// A parameter, its gradient and its moments, as [`StepOperations::step`](crate::engine::StepOperations::step) updates
+/// them: each of [`Kind::Wide`](crate::engine::Kind::Wide) but the copy.
 #[derive(Debug)]
 pub struct ParameterState<'a, B, S> {
     /// The master weight.
@@ -216,21 +216,21 @@ pub(crate) fn expect_no_moment_decay(engine: &'static str, decay: PrunedDecay) -
     }
 }
 
-/// A 2:4 layer after the update of its master weight, as [`StepOperations::refresh`](super::StepOperations::refresh)
-/// takes it.
+/// A 2:4 layer after the update of its master weight, as
+/// [`StepOperations::refresh`](crate::engine::StepOperations::refresh) takes it.
 #[derive(Debug)]
 pub struct LayerRefresh<'a, B, S> {
     /// The layer's name, for errors.
     pub name: &'a str,
     /// The layer.
     pub layer: &'a mut S,
-    /// The master weight, [`Kind::Wide`](super::Kind::Wide).
+    /// The master weight, [`Kind::Wide`](crate::engine::Kind::Wide).
     pub master: &'a B,
     /// Whether its mask is selected; otherwise it is packed under the mask as it is.
     pub selects_mask: bool,
 }
 
-/// What [`StepOperations::judge`](super::StepOperations::judge) multiplies gradients by.
+/// What [`StepOperations::judge`](crate::engine::StepOperations::judge) multiplies gradients by.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepLimits {
     /// The largest norm of all gradients together; no limit if it is 0 or infinite.
@@ -239,10 +239,10 @@ pub struct StepLimits {
     pub loss_scale: f32,
 }
 
-/// What [`StepOperations::findings`](super::StepOperations::findings) reads after a step.
+/// What [`StepOperations::findings`](crate::engine::StepOperations::findings) reads after a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepFindings {
-    /// The loss that [`StepOperations::judge`](super::StepOperations::judge) was given.
+    /// The loss that [`StepOperations::judge`](crate::engine::StepOperations::judge) was given.
     pub loss: f64,
     /// The norm of all gradients together, without the loss scale.
     pub norm: f64,

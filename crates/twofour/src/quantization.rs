@@ -229,8 +229,8 @@ impl<I: Integers> Quantized<I> {
     }
 }
 
-/// Returns the integer of a range that is nearest to `value / scale`, ties to even; 0 where the scale is 0, NaN for
-/// NaN.
+/// Returns the integer of a range that is nearest to `value / scale`, ties to even: 0 where the scale is 0, whatever the
+/// value, and otherwise NaN for NaN. The range must have a start that is not above its end.
 pub fn nearest(value: f32, scale: f32, range: RangeInclusive<f32>) -> f32 {
     if scale == 0.0 {
         return 0.0;

@@ -48,7 +48,7 @@ impl Selector {
     /// pattern than 2:4.
     ///
     /// ```
-    /// use twofour::{Selector, Axis, Pattern, };
+    /// use twofour::{Axis, Pattern, Selector};
     /// assert_eq!(Selector::named("magnitude", Pattern::TWO_FOUR, Axis::Row)?, Selector::TWO_FOUR);
     /// assert!(Selector::named("optimal", "1:4".parse::<Pattern>()?, Axis::Row).is_err());
     /// # Ok::<(), twofour::Error>(())

@@ -2,8 +2,8 @@
 
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::{exceptions::PyValueError, prelude::*};
-use twofour::{Selector, 
-    Axis, Element, MatrixRef, Result, match_element,
+use twofour::{
+    Axis, Element, MatrixRef, Result, Selector, match_element,
     select::Sparsity,
     verify::{Place as Part, census, conformance},
 };

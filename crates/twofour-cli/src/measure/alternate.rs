@@ -14,7 +14,7 @@ const SAMPLE: Duration = Duration::from_micros(500);
 const LONG: Duration = Duration::from_millis(50);
 
 /// The fewest rounds, even when the budget is used up: a median of fewer is unreliable.
-pub(super) const LEAST_ROUNDS: usize = 5;
+pub(super) const MIN_ROUNDS: usize = 5;
 
 /// A rival is dropped once its fastest sample takes this many times the median of the fastest rival: it cannot win, and
 /// the time is better spent on those that can. The fastest sample counts because other processes only add to a time.
@@ -72,7 +72,7 @@ pub fn medians(contenders: &mut [&mut dyn FnMut() -> Result<()>], budget: Durati
 pub(super) fn alternate(contenders: &mut [&mut dyn FnMut() -> Result<()>], budget: Duration) -> Result<Vec<Times>> {
     let mut turns: Vec<Turn<'_>> =
         contenders.iter_mut().map(|run| Turn { stake: Stake::Rival, run: &mut **run }).collect();
-    Ok(rounds(&mut turns, budget, LEAST_ROUNDS)?.iter().map(|samples| Times::of(samples)).collect())
+    Ok(rounds(&mut turns, budget, MIN_ROUNDS)?.iter().map(|samples| Times::of(samples)).collect())
 }
 
 /// Returns the time of one call of each contender, round by round.
@@ -155,8 +155,8 @@ mod tests {
     fn a_kernel_far_behind_leaves_its_time_to_the_others() {
         let (mut slow, mut fast) = (sleeper(20), sleeper(1));
         let times = alternate(&mut [&mut slow, &mut fast], Duration::from_millis(200)).unwrap();
-        assert_eq!(times[0].rounds, LEAST_ROUNDS);
-        assert!(times[1].rounds > LEAST_ROUNDS, "{times:?}");
+        assert_eq!(times[0].rounds, MIN_ROUNDS);
+        assert!(times[1].rounds > MIN_ROUNDS, "{times:?}");
     }
 
     #[test]

@@ -12,9 +12,9 @@ const ASSUMED_CACHE: usize = 64 << 20;
 const LEAST: usize = 256 << 20;
 
 /// From this size on, a last-level cache may be one of several, or shared with neighbours, so that at times more of it
-/// is available than the operating system reports. Calls then rotate through at least [`LEAST_BESIDE_LARGE_CACHE`].
+/// is available than the operating system reports. Calls then rotate through at least [`MIN_BESIDE_LARGE_CACHE`].
 const LARGE_CACHE: usize = 200 << 20;
-const LEAST_BESIDE_LARGE_CACHE: usize = 700 << 20;
+const MIN_BESIDE_LARGE_CACHE: usize = 700 << 20;
 
 /// The most memory of one contender's copies. Three contenders have their own copies, and the read probe a buffer:
 /// about 4 GiB together.
@@ -25,13 +25,13 @@ const OVERHEAD: usize = 512;
 
 /// The most copies: each costs time to make, however small it is. All copies of a weight of less than a few KiB fit a
 /// large cache then.
-const MOST_COPIES: usize = 1 << 16;
+const MAX_COPIES: usize = 1 << 16;
 
 /// Returns the bytes that must be read before a copy is used again, so that no cache still holds it: twice the
 /// last-level cache or more.
 pub(crate) fn rotation_bytes() -> usize {
     let cache = machine::last_level_cache().map_or(ASSUMED_CACHE, |bytes| bytes as usize);
-    let least = if cache >= LARGE_CACHE { LEAST_BESIDE_LARGE_CACHE } else { LEAST };
+    let least = if cache >= LARGE_CACHE { MIN_BESIDE_LARGE_CACHE } else { LEAST };
     (2 * cache).max(least).min(MOST)
 }
 
@@ -47,7 +47,7 @@ fn copies_of(bytes: usize, of_struct: usize) -> usize {
     let bytes = bytes.max(mem::size_of::<usize>());
     let charged = bytes.saturating_add(of_struct + OVERHEAD);
     // One more than fits: before a copy is used again, all of the others have been read.
-    (rotation_bytes().div_ceil(bytes) + 1).min(MOST / charged).clamp(1, MOST_COPIES)
+    (rotation_bytes().div_ceil(bytes) + 1).min(MOST / charged).clamp(1, MAX_COPIES)
 }
 
 impl<W> Rotation<W> {
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn copies_of_a_tiny_weight_are_bounded() {
-        assert_eq!(copies_of(2, 8), MOST_COPIES);
+        assert_eq!(copies_of(2, 8), MAX_COPIES);
         // What a copy takes beside its bytes counts, too.
         let count = copies_of(2, 1 << 20);
         assert!(count > 1 && count << 20 <= MOST, "{count}");

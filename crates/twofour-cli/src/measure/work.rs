@@ -20,13 +20,13 @@ impl FromStr for Shape {
 
     fn from_str(text: &str) -> Result<Self, String> {
         // Larger weights than this do not fit the memory that their copies would need.
-        const MOST_ELEMENTS: usize = 1 << 28;
+        const MAX_ELEMENTS: usize = 1 << 28;
         let (out, inputs) = text.split_once('x').ok_or("write it as OUTxIN, for example 14336x4096")?;
         let number =
             |s: &str| s.parse::<usize>().ok().filter(|n| *n > 0).ok_or(format!("`{s}` is not a number above 0"));
         let shape = Shape { out: number(out)?, inputs: number(inputs)? };
         match shape.out.checked_mul(shape.inputs) {
-            Some(elements) if elements <= MOST_ELEMENTS => Ok(shape),
+            Some(elements) if elements <= MAX_ELEMENTS => Ok(shape),
             _ => Err("more than 2^28 elements".to_owned()),
         }
     }

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use twofour::DataType;
 
 use super::{
-    alternate::{LEAST_ROUNDS, Stake, Times, Turn, alternate, rounds},
+    alternate::{MIN_ROUNDS, Stake, Times, Turn, alternate, rounds},
     contender::{Contender, Weights, expect_agreement, single, weights},
     read::{ReadBandwidth, Reader, gb_per_s},
     work::{Kind, Row, Shape, Work},
@@ -51,7 +51,7 @@ impl Request {
         Request {
             works,
             budget,
-            least_rounds: LEAST_ROUNDS,
+            least_rounds: MIN_ROUNDS,
             bandwidth: Bandwidth::Skip,
             arithmetic: Arithmetic::Skip,
             single: Single::Skip,

@@ -22,7 +22,7 @@ pub enum Align {
 const GAP: usize = 2;
 
 /// Words are wrapped in no less.
-const LEAST_WORDS: usize = 16;
+const MIN_WORDS: usize = 16;
 
 /// Rows of cells under a heading, in columns as wide as their widest cell.
 ///
@@ -137,7 +137,7 @@ impl Table {
         let cells = self.rows.iter().filter_map(|row| row.cells.get(column)).map(Cell::width).max().unwrap_or(0);
         let word = name.split(' ').map(|word| word.chars().count()).max().unwrap_or(0);
         let least = match align {
-            Align::Left => cells.min(LEAST_WORDS).max(word),
+            Align::Left => cells.min(MIN_WORDS).max(word),
             Align::Right => cells.max(word),
         };
         [least, cells.max(name.chars().count())]
@@ -154,7 +154,7 @@ impl Table {
         let start = starts.max().unwrap_or(0);
         let is_too_wide = |widths: &[usize]| {
             let before_note = widths[..start].iter().map(|width| width + GAP).sum::<usize>();
-            widths.iter().sum::<usize>() + gaps > limit || start > 0 && before_note + LEAST_WORDS > limit
+            widths.iter().sum::<usize>() + gaps > limit || start > 0 && before_note + MIN_WORDS > limit
         };
         while is_too_wide(&widths) {
             // Where a word of a heading can be wrapped no number is; of words the longest are wrapped first.
@@ -192,7 +192,7 @@ impl Table {
             (0..count).map(|i| (widths[i], self.columns[columns[i]].align, &cells[i])).collect();
         if let Some((at, note)) = note {
             let begin = widths[..at].iter().map(|width| width + GAP).sum::<usize>();
-            parts.push((limit.saturating_sub(begin).max(LEAST_WORDS), Align::Left, note));
+            parts.push((limit.saturating_sub(begin).max(MIN_WORDS), Align::Left, note));
         }
         let mut wrapped: Vec<Vec<String>> = parts.iter().map(|(width, _, cell)| wrapped(&cell.text, *width)).collect();
         // A name stays whole, where a line has room for it.

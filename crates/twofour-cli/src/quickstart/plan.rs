@@ -46,7 +46,7 @@ const TIMED_STEPS: u64 = 2;
 
 /// Fewest steps, which run even where they exceed the duration: with fewer, the loss stays near that of uniform
 /// guesses.
-pub(super) const LEAST_STEPS: u64 = 16;
+pub(super) const MIN_STEPS: u64 = 16;
 
 /// Most passes over the training text: a model that sees it more often learns it by heart. Only a GPU gets there.
 const MAX_EPOCHS: u64 = 10;
@@ -80,7 +80,7 @@ impl Plan {
                     DeviceKind::Cuda => 16,
                 },
                 seed,
-                steps: LEAST_STEPS,
+                steps: MIN_STEPS,
                 warm_up: 2,
                 learning_rate: LEARNING_RATE,
                 final_learning_rate: LEARNING_RATE / 10.0,
@@ -103,8 +103,8 @@ impl Plan {
         let spent = 2 * begun.elapsed() - (TIMED_STEPS as u32 + 1) * pair;
         let left = (minutes * 60.0 * TRAINED_SHARE).min(minutes * 60.0 - FIXED.as_secs_f64()) - spent.as_secs_f64();
         let bytes_each = (plan.training.batch * plan.model.context) as u64;
-        let most = (MAX_EPOCHS * corpus.training().len() as u64 / bytes_each).max(LEAST_STEPS);
-        plan.training.steps = ((left / pair.as_secs_f64()) as u64).clamp(LEAST_STEPS, most);
+        let most = (MAX_EPOCHS * corpus.training().len() as u64 / bytes_each).max(MIN_STEPS);
+        plan.training.steps = ((left / pair.as_secs_f64()) as u64).clamp(MIN_STEPS, most);
         plan.training.warm_up = (plan.training.steps / 10).clamp(2, WARM_UP);
         tracing::info!(?pair, steps = plan.training.steps, "planned");
         Ok(plan)

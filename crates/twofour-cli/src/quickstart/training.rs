@@ -13,7 +13,7 @@ use twofour_nn::{
 };
 use twofour_transformer::engine::Engine;
 
-use super::{Folder, Plan, folder::ELSEWHERE, plan::LEAST_STEPS};
+use super::{Folder, Plan, folder::ELSEWHERE, plan::MIN_STEPS};
 
 /// Time between checkpoints: the most that a killed run loses.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(30);
@@ -85,7 +85,7 @@ impl<E: Engine> Training<E> {
     /// Whether both models have done the same number of steps, and all steps are done or the time is over.
     pub(crate) fn is_finished(&self, plan: &Plan) -> bool {
         let (dense, sparse) = (self.dense.steps_done(), self.sparse.steps_done());
-        let is_late = dense >= LEAST_STEPS && plan.is_late(self.spent());
+        let is_late = dense >= MIN_STEPS && plan.is_late(self.spent());
         dense == sparse && (self.dense.is_finished() || is_late)
     }
 

@@ -6,7 +6,7 @@ use super::{
     epilogue::Epilogue,
     format::KernelElement,
     scratch::Scratch,
-    share::{LEAST_PART, share_elements},
+    share::{MIN_PART, share_elements},
     strips::ROWS,
 };
 use crate::{Error, Result};
@@ -54,7 +54,7 @@ impl<S: Pod + Sync> Sums<S> {
                 output(&sums[strip * self.stride + token], token, strip * ROWS, y);
             }
         };
-        let part = LEAST_PART.div_ceil(out_features);
+        let part = MIN_PART.div_ceil(out_features);
         let store_part = |(i, y): (usize, &mut [T])| {
             (i * part..).zip(y.chunks_mut(out_features)).for_each(store);
         };

@@ -104,6 +104,6 @@ pub use packed::{PACKED_ALIGNMENT, Packed, SparseWeight, SparseWeightMut, Sparse
 pub use quantize::quantize;
 pub(crate) use remask::Selection;
 pub use share::{Executor, share, with_executor, with_threads};
-pub(crate) use share::{LEAST_PART, share_elements};
+pub(crate) use share::{MIN_PART, share_elements};
 pub(crate) use transposed_product::transposed_product;
 pub use vector::Engine;

@@ -1,6 +1,6 @@
 //! Symmetric int8 quantisation, row by row: `scale = amax / 127`, rounding to nearest even.
 
-use super::share::{LEAST_PART, share_elements};
+use super::share::{MIN_PART, share_elements};
 use crate::{Error, MatrixRef, Result};
 
 /// Quantises a matrix row by row: the int8 values, `[rows, cols]`, and a scale for each row, `amax / 127` (0 for a row
@@ -23,7 +23,7 @@ pub fn quantize(matrix: MatrixRef<'_, f32>) -> Result<(Vec<i8>, Vec<f32>)> {
 pub(super) fn quantize_rows(values: &[f32], rows: usize, cols: usize) -> (Vec<i8>, Vec<f32>) {
     let (mut quantized, mut scales) = (vec![0; values.len()], vec![0.0; rows]);
     if cols > 0 {
-        let rows = LEAST_PART.div_ceil(cols);
+        let rows = MIN_PART.div_ceil(cols);
         let elements = values.len();
         let parts = values.chunks(rows * cols).zip(quantized.chunks_mut(rows * cols)).zip(scales.chunks_mut(rows));
         share_elements(elements, parts, |((values, quantized), scales)| {

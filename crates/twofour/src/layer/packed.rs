@@ -11,7 +11,7 @@ use crate::{
     int4::{Granularity, Int4},
     int8::Int8,
     kernel::{
-        Epilogue, KernelElement, LEAST_PART, SparseWeight, SparseWeightI8, SparseWeightInt4, quantize, share_elements,
+        Epilogue, KernelElement, MIN_PART, SparseWeight, SparseWeightI8, SparseWeightInt4, quantize, share_elements,
     },
 };
 
@@ -266,7 +266,7 @@ fn converted<T: Arithmetic, B: Arithmetic>(
 
 /// Rounds `from` to the type of `to`.
 fn convert<A: Element, B: Arithmetic>(from: &[A], to: &mut [B]) {
-    let parts = from.chunks(LEAST_PART).zip(to.chunks_mut(LEAST_PART));
+    let parts = from.chunks(MIN_PART).zip(to.chunks_mut(MIN_PART));
     share_elements(from.len(), parts, |(from, to)| {
         to.iter_mut().zip(from).for_each(|(to, from)| *to = B::from_f32(from.to_f32()));
     });

@@ -3,7 +3,7 @@
 use crate::{Error, Result, estimate::Estimator, select::Transposable};
 
 /// How the mask of a [`SparseLinear`](super::SparseLinear) follows from its dense master weight.
-/// [`Selector`](crate::select::Selector) is for other patterns and axes.
+/// [`Selector`](crate::Selector) is for other patterns and axes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 #[non_exhaustive]
 pub enum MaskRule {

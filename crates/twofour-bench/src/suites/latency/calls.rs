@@ -33,7 +33,7 @@ const TURN: Duration = Duration::from_millis(10);
 
 /// The fewest timed calls of each number of threads, even when the budget is used up: a 99th percentile of fewer is
 /// unreliable.
-const LEAST_CALLS: usize = 300;
+const MIN_CALLS: usize = 300;
 
 /// The work between two calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -103,7 +103,7 @@ impl Latencies {
             pool.install(|| turn(&mut call, between, Duration::ZERO, 2))?;
         }
         let begun = Instant::now();
-        while begun.elapsed() < budget || times[0].len().min(times[1].len()) < LEAST_CALLS {
+        while begun.elapsed() < budget || times[0].len().min(times[1].len()) < MIN_CALLS {
             for (pool, times) in self.pools.iter().zip(&mut times) {
                 interrupt::check()?;
                 times.extend(pool.install(|| turn(&mut call, between, TURN, 1))?);
@@ -217,7 +217,7 @@ mod tests {
                 let rows = latencies.measure(work, between, Duration::ZERO).unwrap();
                 assert_eq!(rows.each_ref().map(|row| row.threads), [1, 2]);
                 for row in rows {
-                    assert!(row.calls >= LEAST_CALLS && 0.0 < row.p50_us && row.p50_us <= row.p90_us, "{row:?}");
+                    assert!(row.calls >= MIN_CALLS && 0.0 < row.p50_us && row.p50_us <= row.p90_us, "{row:?}");
                     assert!(row.p90_us <= row.p99_us && row.p99_us <= row.max_us, "{row:?}");
                 }
             }

@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::{
     Advise,
     answer::ShapeAnswer,
-    passes::{LEAST_PASSES, medians, settled},
+    passes::{MIN_PASSES, medians, settled},
     timing::{Side, Timing},
 };
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Rounds of a pass that are made even when its budget is used up.
-const LEAST_ROUNDS: usize = 3;
+const MIN_ROUNDS: usize = 3;
 
 /// One piece of work and what was measured of it so far.
 struct Measured {
@@ -55,7 +55,7 @@ pub(super) fn measure(
     threads: usize,
     shapes: &BTreeMap<Shape, usize>,
 ) -> Result<Vec<ShapeAnswer>> {
-    let budget = measure::time("--budget", advise.budget)? / LEAST_PASSES as u32;
+    let budget = measure::time("--budget", advise.budget)? / MIN_PASSES as u32;
     let dtype = format.on_cpu()?;
     let of_shape =
         |&shape: &Shape| advise.tokens.iter().map(move |&tokens| Work { shape, dtype, tokens: tokens as usize });
@@ -69,9 +69,9 @@ pub(super) fn measure(
         if works.is_empty() {
             break;
         }
-        let expected = done + works.len() * (LEAST_PASSES + 1).saturating_sub(pass).max(1);
-        let mut request = Request { least_rounds: LEAST_ROUNDS, ..Request::new(works, budget) };
-        if pass <= LEAST_PASSES && advise.tokens.iter().any(|tokens| *tokens > 1) {
+        let expected = done + works.len() * (MIN_PASSES + 1).saturating_sub(pass).max(1);
+        let mut request = Request { least_rounds: MIN_ROUNDS, ..Request::new(works, budget) };
+        if pass <= MIN_PASSES && advise.tokens.iter().any(|tokens| *tokens > 1) {
             (request.bandwidth, request.arithmetic) = (Bandwidth::Before, Arithmetic::Before(dtype));
         }
         measure::measure(threads, &request, &mut |message| {

@@ -15,10 +15,10 @@ use crate::AttentionShape;
 use crate::cuda::raw::softmax::{Softmax, SoftmaxParameters};
 
 /// Most bytes of scores and probabilities at a time.
-const MOST_SCORES: usize = 512 << 20;
+const MAX_SCORES: usize = 512 << 20;
 
 /// Most GEMMs of one launch.
-const MOST_BATCHES: usize = 65_535;
+const MAX_BATCHES: usize = 65_535;
 
 /// The GEMMs and sizes of a part of the heads.
 struct Parts {
@@ -37,7 +37,7 @@ impl Parts {
         let all = shape.batch * shape.kv_heads;
         let rows = shape.heads / shape.kv_heads * shape.positions;
         let bytes = rows.saturating_mul(shape.positions).saturating_mul(4 + dtype.bytes());
-        let most = (MOST_SCORES / bytes.max(1)).clamp(1, all.min(MOST_BATCHES));
+        let most = (MAX_SCORES / bytes.max(1)).clamp(1, all.min(MAX_BATCHES));
         // Parts are equal, so that one plan is for all.
         let groups = (1..=most).rev().find(|groups| all.is_multiple_of(*groups)).unwrap_or(1);
         Self { context: context.clone(), shape, dtype, groups, parts: all / groups, rows }

@@ -14,7 +14,7 @@ use crate::{
         Rotary,
         raw::decode::{
             attention as raw,
-            attention::{CachedAttentionParameters, MOST_KEYS, MOST_SPLITS, Tiling, partial_of},
+            attention::{CachedAttentionParameters, MAX_KEYS, MAX_SPLITS, Tiling, partial_of},
         },
     },
 };
@@ -52,7 +52,7 @@ impl CacheShape {
         expect_dimension("heads of keys and values", self.kv_heads, MAX_DIMENSION)?;
         expect_dimension("heads", self.heads, MAX_DIMENSION)?;
         expect_dimension("sequences", self.batch, MAX_DIMENSION)?;
-        expect_dimension("the capacity of a cache", self.capacity, MAX_DIMENSION - MOST_KEYS)?;
+        expect_dimension("the capacity of a cache", self.capacity, MAX_DIMENSION - MAX_KEYS)?;
         expect_multiple("heads, by those of keys and values", self.heads, self.kv_heads)?;
         self.len()?;
         Ok(())
@@ -137,7 +137,7 @@ impl CachedAttention {
         let CacheShape { batch, heads, kv_heads, head_dim, capacity } = self.shape;
         let tiling = Tiling::of(self.dtype, head_dim);
         let blocks = batch * kv_heads * tiling.blocks(heads / kv_heads * count);
-        let (wanted, all) = ((self.ctas / blocks).clamp(1, MOST_SPLITS), capacity.div_ceil(tiling.tile));
+        let (wanted, all) = ((self.ctas / blocks).clamp(1, MAX_SPLITS), capacity.div_ceil(tiling.tile));
         let tiles = all.div_ceil(wanted);
         (all.div_ceil(tiles), tiles)
     }

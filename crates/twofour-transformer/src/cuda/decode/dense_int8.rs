@@ -12,7 +12,7 @@ use twofour_cuda::{
     },
 };
 
-use crate::cuda::raw::decode::dense::{DenseForm, DenseOperands, DenseProducts, MOST_TOKENS};
+use crate::cuda::raw::decode::dense::{DenseForm, DenseOperands, DenseProducts, MAX_TOKENS};
 
 /// A dense layer `y = x · Wᵀ + bias` with a weight of 8-bit integers and a scale for each row, multiplied in exact
 /// integers: models whose file has dense 8-bit integers are run by it, and
@@ -67,7 +67,7 @@ impl DenseInt8Linear {
         weight.as_slice().at("the weight", context, DataType::I8, product(out_features, in_features)?)?;
         scales.as_slice().at("the scales", context, DataType::F32, out_features)?;
         let shape = (out_features, in_features);
-        Ok(Self { context: context.clone(), weight, scales, bias, shape, few: MOST_TOKENS })
+        Ok(Self { context: context.clone(), weight, scales, bias, shape, few: MAX_TOKENS })
     }
 
     /// Returns the layer with cuBLASLt's GEMM for any number of tokens.

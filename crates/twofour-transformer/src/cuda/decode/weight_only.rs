@@ -6,7 +6,7 @@ use twofour_cuda::{
     layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext},
 };
 
-use crate::cuda::raw::decode::dense::{DenseForm, DenseOperands, DenseProducts, GROUP, MOST_TOKENS};
+use crate::cuda::raw::decode::dense::{DenseForm, DenseOperands, DenseProducts, GROUP, MAX_TOKENS};
 
 /// A dense layer `y = x · Wᵀ` whose weight alone is quantized: to 8-bit integers with a scale for each row, or to int4
 /// with a scale for each group of 64 columns. `x` and `y` are of f16 or bf16; integers are converted to that type
@@ -123,8 +123,8 @@ impl WeightOnlyLinear {
         let scales = self.scales.as_slice().at("the scales", context, self.scales.dtype(), self.scales.len())?;
         expect_pointers(&[("the input", x, 16), ("the weight", weight, 16), ("the scales", scales, 16)])?;
         let (rows, columns) = (side("out_features", out_features)?, side("in_features", in_features)?);
-        for first in (0..tokens).step_by(MOST_TOKENS) {
-            let count = side("tokens", MOST_TOKENS.min(tokens - first))?;
+        for first in (0..tokens).step_by(MAX_TOKENS) {
+            let count = side("tokens", MAX_TOKENS.min(tokens - first))?;
             let at = |base: u64, width: usize| base + (first * width * dtype.bytes()) as u64;
             let (x, y) = (at(x, in_features), at(y, out_features));
             let operands = DenseOperands { weight, scales, x, token_scales: 0, bias: 0, y };

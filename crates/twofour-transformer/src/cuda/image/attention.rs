@@ -13,7 +13,7 @@ use super::super::{
 };
 use crate::cuda::raw::{
     attention::FusedAttention,
-    image::{ImageWindows, MOST_HEAD_DIM, WindowParameters},
+    image::{ImageWindows, MAX_HEAD_DIM, WindowParameters},
 };
 use crate::{AttentionShape, ScoreOptions};
 
@@ -134,7 +134,7 @@ impl ImageAttention {
             return Err(Error::Length { what: "the tokens of an image's grid", expected, found: self.tokens });
         }
         if self.relative {
-            expect_dimension("the head_dim of attention with relative positions", self.head_dim, MOST_HEAD_DIM)?;
+            expect_dimension("the head_dim of attention with relative positions", self.head_dim, MAX_HEAD_DIM)?;
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ const MOST: usize = 16;
 
 /// Failed captures after which a kind of step is launched call by call. Calls of other threads, such as the loading of
 /// kernels, can spoil one.
-const MOST_FAILURES: u32 = 3;
+const MAX_FAILURES: u32 = 3;
 
 /// What is known of a kind of step.
 #[derive(Debug)]
@@ -96,9 +96,9 @@ impl Repeats {
             Err(Failed(error)) => {
                 let failures = match self.kinds.get(&key) {
                     Some(Kind::Ran { failures }) => failures + 1,
-                    _ => MOST_FAILURES,
+                    _ => MAX_FAILURES,
                 };
-                if failures < MOST_FAILURES {
+                if failures < MAX_FAILURES {
                     self.kinds.insert(key, Kind::Ran { failures });
                 } else {
                     self.kinds.insert(key, Kind::Refused);

@@ -73,7 +73,7 @@ impl Pruned {
 /// `[out, in]`; of a weight that is stored as `[in, out]` it is the other one.
 ///
 /// ```no_run
-/// use twofour::{Selector, file, };
+/// use twofour::{Selector, file};
 /// file::prune("model/", "pruned/", Selector::TWO_FOUR)?;
 /// # Ok::<(), twofour::Error>(())
 /// ```

@@ -24,10 +24,10 @@ const PARTS: usize = 8;
 
 /// Bytes to multiply from which it is worth a second thread, even one that is awake: about ten microseconds for one
 /// thread. What two threads hand to each other, and each other's caches, takes one or two of them.
-const LEAST_SHARED: usize = 1 << 20;
+const MIN_SHARED: usize = 1 << 20;
 
 /// Bytes to multiply that a part has at least, from a core's own cache read in three microseconds or so.
-const LEAST_PART: usize = 128 << 10;
+const MIN_PART: usize = 128 << 10;
 
 /// Tokens that a core multiplies with what it reads while it reads, roughly: more of them take as long as reading the
 /// weight more than once.
@@ -63,7 +63,7 @@ pub(super) fn product<A, S: Pod + Send>(
     }
     let stride = x.len() / tokens;
     let bytes = bytes.saturating_mul((tokens / TOKENS_OF_A_READ).max(1));
-    let parts = if bytes < LEAST_SHARED { 1 } else { (bytes / LEAST_PART).min(PARTS * threads()) };
+    let parts = if bytes < MIN_SHARED { 1 } else { (bytes / MIN_PART).min(PARTS * threads()) };
     let part = strips.div_ceil(parts).next_multiple_of(SIDE_BY_SIDE);
     let expected = Duration::from_micros((bytes / BYTES_PER_MICROSECOND) as u64);
     share_expecting(

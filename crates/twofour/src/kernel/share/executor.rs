@@ -22,7 +22,7 @@ use super::{
 pub type Executor = fn(threads: usize, take_part: &(dyn Fn(usize) + Sync));
 
 /// Work of one thread that is worth a meeting of threads that are awake.
-const LEAST_SHARED: Duration = Duration::from_micros(20);
+const MIN_SHARED: Duration = Duration::from_micros(20);
 
 /// How much longer than a loss the pause after it is: losses take up at most one part of so many of the time.
 const PAUSE: u32 = 16;
@@ -77,7 +77,7 @@ pub(super) fn compute(executor: Executor, job: &Job, helpers: usize, expected: D
         }
     }
     let _finished = Finished(job);
-    if helpers > 0 && expected >= LEAST_SHARED {
+    if helpers > 0 && expected >= MIN_SHARED {
         meet(executor, helpers + 1, job);
     }
     // All of it, or what an executor has left that called nobody.

@@ -91,9 +91,9 @@ pub(super) fn share_expecting<P: Send, S>(
 }
 
 /// Elements of a part, at least, where each takes about a nanosecond.
-pub(crate) const LEAST_PART: usize = 1 << 14;
+pub(crate) const MIN_PART: usize = 1 << 14;
 
-/// [`share_expecting`] for a pass over so many elements, in parts of [`LEAST_PART`] or more.
+/// [`share_expecting`] for a pass over so many elements, in parts of [`MIN_PART`] or more.
 pub(crate) fn share_elements<P: Send>(
     elements: usize,
     parts: impl ExactSizeIterator<Item = P>,

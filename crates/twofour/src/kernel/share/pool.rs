@@ -21,7 +21,7 @@ use super::job::{End, Job, poll};
 const POLLING: Duration = Duration::from_micros(150);
 
 /// Workers that a pool has room for, at least.
-const LEAST_ROOM: usize = 64;
+const MIN_ROOM: usize = 64;
 
 /// What a wake-up is taken to last until one has been measured.
 const FIRST_WAKE: Duration = Duration::from_micros(60);
@@ -106,7 +106,7 @@ impl Pool {
         let worker =
             || Worker { mail: AtomicPtr::new(ptr::null_mut()), thread: OnceLock::new(), woken: AtomicU64::new(0) };
         Pool {
-            workers: (0..threads.max(hardware).max(LEAST_ROOM)).map(|_| worker()).collect(),
+            workers: (0..threads.max(hardware).max(MIN_ROOM)).map(|_| worker()).collect(),
             callers: AtomicUsize::new(0),
             begun: Instant::now(),
             wake: AtomicU64::new(FIRST_WAKE.as_nanos() as u64),

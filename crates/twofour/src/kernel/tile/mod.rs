@@ -33,7 +33,7 @@ use super::{
     engine::Cpu,
     format::{Format, Weight},
     scratch::Scratch,
-    share::{LEAST_PART, share_elements, share_expecting, threads},
+    share::{MIN_PART, share_elements, share_expecting, threads},
     strips::{ROWS, Strip},
 };
 #[cfg(target_arch = "x86_64")]
@@ -109,7 +109,7 @@ pub(super) fn floats(cpu: Cpu, weight: Weight<'_, bf16>, x: &[bf16], tokens: usi
             special.store(true, Ordering::Relaxed);
         }
     };
-    share_elements(x.len(), x.chunks(LEAST_PART), look);
+    share_elements(x.len(), x.chunks(MIN_PART), look);
     // SAFETY: a `Cpu` has the tiles that it returns.
     (!special.into_inner()).then(|| unsafe { product(tiles.bf16, weight, x, tokens) })
 }

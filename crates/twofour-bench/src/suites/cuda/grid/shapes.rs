@@ -16,7 +16,7 @@ use super::layers::GridLayer;
 
 /// The largest dimension of a weight, and the most elements: 2 GiB in bf16.
 const MOST: usize = 1 << 20;
-const MOST_ELEMENTS: usize = 1 << 30;
+const MAX_ELEMENTS: usize = 1 << 30;
 
 /// Returns the distinct weights of a file.
 ///
@@ -46,8 +46,8 @@ impl Weight {
         if shape.iter().any(|size| !(1..=MOST).contains(size)) {
             return Err(format!("{out} by {inputs}: each size must be at least 1 and at most {MOST}"));
         }
-        if out * inputs > MOST_ELEMENTS {
-            return Err(format!("{out} by {inputs}: more than {MOST_ELEMENTS} elements"));
+        if out * inputs > MAX_ELEMENTS {
+            return Err(format!("{out} by {inputs}: more than {MAX_ELEMENTS} elements"));
         }
         Ok(Self { name: name.trim().to_owned(), shape })
     }

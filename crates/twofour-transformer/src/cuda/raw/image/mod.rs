@@ -5,7 +5,7 @@ pub(crate) mod windows;
 
 pub(crate) use grid::{GridParameters, ImageGrid};
 use twofour_cuda::{DataType, DevicePtr, Result, device::Kernel};
-pub(crate) use windows::{ImageWindows, MOST_HEAD_DIM, WindowParameters};
+pub(crate) use windows::{ImageWindows, MAX_HEAD_DIM, WindowParameters};
 
 /// Loads a kernel that moves vectors of 16 bytes, and the one for elements one by one.
 fn vectors_and_one_by_one(kernel: impl Fn(&str) -> Result<Kernel>, name: &str) -> Result<[Kernel; 2]> {

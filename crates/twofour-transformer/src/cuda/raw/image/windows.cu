@@ -73,12 +73,12 @@ template <int N> __device__ __forceinline__ void split(const Windows& p) {
 // Queries that a thread multiplies with one vector at a time.
 constexpr u32 QUERIES = 16;
 // Most elements of a head.
-constexpr u32 MOST_OWN = 256;
+constexpr u32 MAX_OWN = 256;
 
 // A CTA computes the terms of the queries of one row (lines 0 to span_rows - 1) or one column of one sequence's head. A
 // thread has a key's row or column, whose vector is the same for all of these queries.
 extern "C" __global__ void __launch_bounds__(128) terms(const __grid_constant__ Windows p) {
-    __shared__ __align__(16) float queries[QUERIES][MOST_OWN];
+    __shared__ __align__(16) float queries[QUERIES][MAX_OWN];
     const u32 lines = p.span_rows + p.span_columns, line = blockIdx.x % lines, head_of_all = blockIdx.x / lines;
     const u32 sequence = head_of_all / p.heads, head = head_of_all - sequence * p.heads;
     const bool is_row = line < p.span_rows;

@@ -8,7 +8,7 @@ use twofour_cuda::{
 };
 
 /// Most elements of a head that terms for relative positions are computed for.
-pub(crate) const MOST_HEAD_DIM: usize = 256;
+pub(crate) const MAX_HEAD_DIM: usize = 256;
 
 /// Most threads of a CTA that computes terms.
 const TERM_THREADS: u32 = 128;
@@ -73,7 +73,7 @@ impl ImageWindows {
     /// # Safety
     /// The pointers are valid, with the lengths that `windows.cu` has, until the stream has passed this call; the
     /// stream is of this device; `sequences · positions` and the CTAs of terms are below 2^31; with tables a head has
-    /// at most [`MOST_HEAD_DIM`] elements and `dim` has room for the terms.
+    /// at most [`MAX_HEAD_DIM`] elements and `dim` has room for the terms.
     pub(crate) unsafe fn split(&self, stream: Stream, sequences: u32, parameters: &WindowParameters) -> Result<()> {
         let WindowParameters { fused, bias, rows, q, k, v, own, dim, positions, heads, .. } = *parameters;
         let aligned = super::is_aligned(self.dtype, &[own, dim], fused | bias | q | k | v);

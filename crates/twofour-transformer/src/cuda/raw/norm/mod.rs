@@ -14,7 +14,7 @@ use twofour_cuda::{
 const COLUMNS_OF_CHUNKS: u32 = 32;
 
 /// The fewest rows of a chunk.
-const LEAST_CHUNK: usize = 64;
+const MIN_CHUNK: usize = 64;
 
 /// The kernels of one normalization.
 #[derive(Debug, Clone)]
@@ -103,7 +103,7 @@ impl Norms {
     /// Returns the rows of a chunk, and the number of chunks.
     fn chunks(&self, rows: usize, width: usize) -> (usize, usize) {
         let wanted = self.blocks.div_ceil(width.div_ceil(self.columns()).max(1));
-        let chunk = rows.div_ceil(wanted).next_multiple_of(8).max(LEAST_CHUNK).max(rows.div_ceil(MAX_GRID_ROWS));
+        let chunk = rows.div_ceil(wanted).next_multiple_of(8).max(MIN_CHUNK).max(rows.div_ceil(MAX_GRID_ROWS));
         (chunk, rows.div_ceil(chunk))
     }
 

@@ -1,5 +1,5 @@
 // act(alpha * scales * W X^T + bias) with an int4 2:4 W, 16-bit X and small batches on sm_90a: see cluster.cuh,
-// maps_int4.cuh and int4.cuh.
+// gemm/int4/maps.cuh and int4.cuh.
 //
 // A step is a unit of 128 columns for every 16 rows, in the order of `twofour::layout::lanes`, and two tiles of X. A
 // lane's operands of `mma.sp` are its operands of `wgmma.sp` for its warp's 16 rows: W is loaded into registers,

@@ -1,5 +1,5 @@
 // act(alpha * scales * W X^T + bias) with an int4 2:4 W, 16-bit X and small batches on sm_90a: see warp_pipelines.cuh,
-// maps_int4.cuh and int4.cuh.
+// gemm/int4/maps.cuh and int4.cuh.
 //
 // A step is a unit of 16 rows by 128 columns for each 16 rows, and two tiles of X. In the order of
 // `twofour::layout::lanes` each lane's part of a unit is contiguous.

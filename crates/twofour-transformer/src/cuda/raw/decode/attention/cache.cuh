@@ -6,7 +6,7 @@
 // Queries that share a key-value head are the rows of a CTA, and so are those of neighbouring tokens. This file has
 // what the kernels share: `floats.cu` multiplies f32, `products.cu` f16 and bf16 on the tensor cores.
 //
-// Defined outside: ELEMENT, DIM, TILE (keys), CTAS (for each SM), MOST_SPLITS.
+// Defined outside: ELEMENT, DIM, TILE (keys), CTAS (for each SM), MAX_SPLITS.
 
 struct Attention {
     // [batch * count, (heads + 2 kv_heads) DIM]: queries, keys and values of the new tokens, not rotated
@@ -163,7 +163,7 @@ __device__ __forceinline__ void append_one(const Attention& p, const Part& part)
 // there are several splits they go to the workspace, and the last CTA to arrive adds them.
 template <int ROWS> __device__ __forceinline__ void finish(const Attention& p, const Part& part,
     float (&parts)[WARPS][ROWS][DIM], const float (&largest)[ROWS], float (&sums)[ROWS]) {
-    __shared__ float shares[ROWS][MOST_SPLITS];
+    __shared__ float shares[ROWS][MAX_SPLITS];
     __shared__ u32 is_last;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_split = part.first_split,
               last_split = part.last_split;
@@ -207,8 +207,8 @@ template <int ROWS> __device__ __forceinline__ void finish(const Attention& p, c
     // What each split's sums count: a warp has a row, a lane every 32nd split.
     for (u32 r = warp; r < part.rows; r += WARPS) {
         const float* const of_row = all + ROWS * DIM + r;
-        float own[MOST_SPLITS / 32], counted[MOST_SPLITS / 32], most = -INFINITE, sum = 0.0f;
-        unrolled<MOST_SPLITS / 32>([&](auto i) {
+        float own[MAX_SPLITS / 32], counted[MAX_SPLITS / 32], most = -INFINITE, sum = 0.0f;
+        unrolled<MAX_SPLITS / 32>([&](auto i) {
             const u32 s = first_split + lane + 32 * i.value;
             const bool is_there = s <= last_split;
             own[i.value] = is_there ? __ldcg(of_row + (u64)s * SIZE) : -INFINITE;
@@ -217,7 +217,7 @@ template <int ROWS> __device__ __forceinline__ void finish(const Attention& p, c
         });
         for (u32 distance = 16; distance > 0; distance /= 2)
             most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, distance));
-        unrolled<MOST_SPLITS / 32>([&](auto i) {
+        unrolled<MAX_SPLITS / 32>([&](auto i) {
             const float share = exp2f(own[i.value] - most);
             shares[r][lane + 32 * i.value] = share;
             sum += share * counted[i.value];

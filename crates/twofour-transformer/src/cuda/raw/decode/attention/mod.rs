@@ -31,8 +31,8 @@ impl Tiling {
             (DataType::F32, ..=128) => Self { rows: &[1, 2, 4], tile: 64, ctas: 4 },
             (DataType::F32, _) => Self { rows: &[1, 2], tile: 32, ctas: 4 },
             // As many as registers have room for.
-            (_, ..=128) => Self { rows: &[8], tile: MOST_KEYS, ctas: 3 },
-            _ => Self { rows: &[8], tile: MOST_KEYS, ctas: 2 },
+            (_, ..=128) => Self { rows: &[8], tile: MAX_KEYS, ctas: 3 },
+            _ => Self { rows: &[8], tile: MAX_KEYS, ctas: 2 },
         }
     }
 
@@ -53,13 +53,13 @@ impl Tiling {
 }
 
 /// Most keys of a tile.
-pub(crate) const MOST_KEYS: usize = 64;
+pub(crate) const MAX_KEYS: usize = 64;
 
 /// Threads of a CTA.
 const THREADS: u32 = 128;
 
 /// Most splits of a cache: the last CTA adds their results.
-pub(crate) const MOST_SPLITS: usize = 64;
+pub(crate) const MAX_SPLITS: usize = 64;
 
 /// Returns the f32 elements of a row of a CTA's results, with what its sums count.
 pub(crate) fn partial_of(dim: usize) -> usize {
@@ -113,7 +113,7 @@ fn source(dtype: DataType, dim: usize) -> Source {
         _ => (&[DENSE_PRODUCT], File::new("decode/attention/products.cu", include_str!("products.cu"))),
     };
     let defines =
-        format!("#define DIM {dim}\n#define TILE {tile}\n#define CTAS {ctas}\n#define MOST_SPLITS {MOST_SPLITS}\n");
+        format!("#define DIM {dim}\n#define TILE {tile}\n#define CTAS {ctas}\n#define MAX_SPLITS {MAX_SPLITS}\n");
     row_source(&format!("decode-attention-{dim}"), dtype, headers).define(defines).with([shared, products])
 }
 

@@ -8,7 +8,7 @@ use twofour_cuda::{
 };
 
 /// Most tokens of a launch.
-pub(crate) const MOST_TOKENS: usize = 32;
+pub(crate) const MAX_TOKENS: usize = 32;
 
 /// Rows of W of a CTA.
 const ROWS: u32 = 16;
@@ -127,7 +127,7 @@ impl DenseProducts {
         Ok(Self { form, kernels: [kernel(TILES[0])?, kernel(TILES[1])?, kernel(TILES[2])?] })
     }
 
-    /// Launches the layer for 1 to [`MOST_TOKENS`] tokens and a weight of `features` rows of `columns`, a positive
+    /// Launches the layer for 1 to [`MAX_TOKENS`] tokens and a weight of `features` rows of `columns`, a positive
     /// multiple of [`DenseForm::step`].
     ///
     /// # Safety

@@ -9,7 +9,7 @@ use twofour_cuda::{
 
 /// Vectors of a row from which on another CTA is worth its share of a cluster's barriers, where each takes eight
 /// exponentials.
-const LEAST_VECTORS: u32 = 128;
+const MIN_VECTORS: u32 = 128;
 
 /// The kernels for inputs of one data type, on one device. Gates: SiLU, GELU, GELU by tanh, ReLU.
 #[derive(Debug, Clone)]
@@ -45,7 +45,7 @@ impl QuantizedGates {
     pub(crate) fn new(device: &Device, dtype: DataType) -> Result<Self> {
         let kernel = SOURCE.load(device, dtype)?;
         let kernels = [kernel("silu")?, kernel("gelu")?, kernel("tanh_gelu")?, kernel("relu")?];
-        Ok(Self { kernels, rows: RowCtas::new(device, dtype, LEAST_VECTORS) })
+        Ok(Self { kernels, rows: RowCtas::new(device, dtype, MIN_VECTORS) })
     }
 
     /// Launches the gate of this index for `rows` rows, at least one.

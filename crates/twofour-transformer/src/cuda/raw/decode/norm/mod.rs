@@ -12,7 +12,7 @@ use twofour_cuda::{
 const SIZES: [(u32, u32); 2] = [(4, 1024), (16, 512)];
 
 /// Most elements of a row.
-pub(crate) const MOST_WIDTH: usize = 16 * 512;
+pub(crate) const MAX_WIDTH: usize = 16 * 512;
 
 /// The kernels for up to four and up to 16 elements a thread.
 type BySize = [Kernel; 2];
@@ -71,8 +71,8 @@ impl TokenNorms {
         parameters: &TokenNormParameters,
     ) -> Result<()> {
         let width = parameters.width as usize;
-        if width > MOST_WIDTH {
-            return Err(Error::Dimension { what: "the width of a normalization", size: width, most: MOST_WIDTH });
+        if width > MAX_WIDTH {
+            return Err(Error::Dimension { what: "the width of a normalization", size: width, most: MAX_WIDTH });
         }
         let large = width > (SIZES[0].0 * SIZES[0].1) as usize;
         let (each, most) = SIZES[usize::from(large)];
