@@ -67,7 +67,7 @@ class Contender:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path)
+    parser.add_argument("-o", "--output", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=30)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -116,8 +116,8 @@ def main() -> None:
             }
             record["rows"].append(row)
             print(row, flush=True)
-        if arguments.out:
-            arguments.out.write_text(json.dumps(record, indent=1))
+        if arguments.output:
+            arguments.output.write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

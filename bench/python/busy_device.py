@@ -81,7 +81,7 @@ class Contender:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path)
+    parser.add_argument("-o", "--output", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--held", type=int, nargs="+", default=[0, 16, 24])
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
@@ -118,8 +118,8 @@ def main() -> None:
             {name: f"{ms:.2f} ms, {medians['dense'] / ms:.3f}x" for name, ms in medians.items()},
             flush=True,
         )
-        if arguments.out:
-            arguments.out.write_text(json.dumps(record, indent=1))
+        if arguments.output:
+            arguments.output.write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def timed(name: str, found: dict, call):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path, help="write JSON to this file")
+    parser.add_argument("-o", "--output", type=pathlib.Path, help="write JSON to this file")
     arguments = parser.parse_args()
     shapes = SHAPES if DEVICE == "cuda" else [(rows // 64, cols // 64) for rows, cols in SHAPES]
     dense = [nn.Linear(cols, rows, bias=False, device=DEVICE, dtype=torch.bfloat16) for rows, cols in shapes]
@@ -61,10 +61,10 @@ def main() -> None:
             training(x.float().requires_grad_()).float().sum().backward()
 
     timed("first training step", found, step)
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    if arguments.output:
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
         machine = torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu"
-        arguments.out.write_text(json.dumps({"machine": machine, "seconds": found}, indent=1) + "\n")
+        arguments.output.write_text(json.dumps({"machine": machine, "seconds": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

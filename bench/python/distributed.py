@@ -193,7 +193,7 @@ def process(rank: int, arguments: argparse.Namespace, folder: str) -> None:
         rank=rank,
         world_size=arguments.gpus,
     )
-    rows = json.loads(arguments.out.read_text()) if arguments.out and arguments.out.exists() else []
+    rows = json.loads(arguments.output.read_text()) if arguments.output and arguments.output.exists() else []
     started = time.perf_counter()
     for model in arguments.models:
         for path in arguments.paths:
@@ -201,8 +201,8 @@ def process(rank: int, arguments: argparse.Namespace, folder: str) -> None:
             if rank == 0:
                 print(f"{row}, after {time.perf_counter() - started:.0f} s", flush=True)
                 rows.append(row)
-                if arguments.out:
-                    arguments.out.write_text(json.dumps(rows, indent=1) + "\n")
+                if arguments.output:
+                    arguments.output.write_text(json.dumps(rows, indent=1) + "\n")
             gc.collect()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -211,7 +211,7 @@ def process(rank: int, arguments: argparse.Namespace, folder: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path, help="adds rows to this file")
+    parser.add_argument("-o", "--output", type=pathlib.Path, help="adds rows to this file")
     parser.add_argument("--models", nargs="+", default=["vit-l:32x257", "gpt-1024:32x257", "gpt-2048:4x2048"])
     parser.add_argument("--paths", nargs="+", choices=("ddp", "ddp-inside", "fsdp2"), default=["ddp", "fsdp2"])
     parser.add_argument("--gpus", type=int, default=torch.cuda.device_count(), help="ranks; all GPUs unless told")

@@ -207,7 +207,7 @@ def finish(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path)
+    parser.add_argument("-o", "--output", type=pathlib.Path)
     parser.add_argument("--layers", type=int, nargs="+", default=[12, 36])
     parser.add_argument("--precision", nargs="+", choices=("autocast", "bf16"), default=["autocast"])
     parser.add_argument("--batch", type=int, default=8)
@@ -243,8 +243,8 @@ def main() -> None:
                     f" {row['bytes'] / 1e9:.1f} GB",
                     flush=True,
                 )
-            if arguments.out:
-                arguments.out.write_text(json.dumps(record, indent=1))
+            if arguments.output:
+                arguments.output.write_text(json.dumps(record, indent=1))
             torch.cuda.empty_cache()
 
 

@@ -91,14 +91,14 @@ def measure(functions: dict) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--output", dest="out", help="write JSON to this file")
+    parser.add_argument("-o", "--output", help="write JSON to this file")
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1)
     found = measure(contenders(device))
     for name, us in found.items():
         print(f"{name:40} {us['min_us']:7.2f} us at least, {us['median_us']:7.2f} at the median")
-    if arguments.out:
+    if arguments.output:
         machine = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
         record = {
             "machine": machine,
@@ -107,7 +107,7 @@ def main() -> None:
             "twofour": twofour.__version__,
             "results": found,
         }
-        with open(arguments.out, "w") as file:
+        with open(arguments.output, "w") as file:
             json.dump(record, file, indent=1)
 
 

@@ -91,7 +91,7 @@ def told(times: dict, unit: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path)
+    parser.add_argument("-o", "--output", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=30)
     arguments = parser.parse_args()
     record = {
@@ -119,8 +119,8 @@ def main() -> None:
     record["linear_ms_per_step"] = step
     for tokens, total in step.items():
         print(f"{tokens:3} tokens, linear layers of a step: {told(total, 'ms')}")
-    if arguments.out:
-        arguments.out.write_text(json.dumps(record, indent=1))
+    if arguments.output:
+        arguments.output.write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

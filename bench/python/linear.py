@@ -222,7 +222,7 @@ def cases(device: str, quick: bool):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path, help="keep results in this JSON file")
+    parser.add_argument("-o", "--output", type=pathlib.Path, help="keep results in this JSON file")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--quick", action="store_true", help="two layers only")
     arguments = parser.parse_args()
@@ -237,17 +237,17 @@ def main() -> None:
         "rounds": arguments.rounds,
         "results": {},
     }
-    if arguments.out and arguments.out.exists():
-        record["results"] = json.loads(arguments.out.read_text())["results"]
+    if arguments.output and arguments.output.exists():
+        record["results"] = json.loads(arguments.output.read_text())["results"]
     timer = Timer(device, arguments.rounds)
     for name, measure in cases(device, arguments.quick):
         if name not in record["results"]:
             record["results"][name] = measure(timer)
-            if arguments.out:
-                arguments.out.parent.mkdir(parents=True, exist_ok=True)
-                partial = arguments.out.with_suffix(".partial")
+            if arguments.output:
+                arguments.output.parent.mkdir(parents=True, exist_ok=True)
+                partial = arguments.output.with_suffix(".partial")
                 partial.write_text(json.dumps(record, indent=1))
-                partial.replace(arguments.out)
+                partial.replace(arguments.output)
         found = record["results"][name]
         base = found.get("dense") or found.get("torch's tile operator")
         speedup = f"{base['us'] / found['twofour']['us']:5.2f}x" if base else ""

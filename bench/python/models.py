@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--prefill", nargs="*", default=[], help="batches and tokens, as in 4x1024")
     parser.add_argument("--path", choices=("graph", "compile", "eager"), default="graph")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path, help="adds rows to this file")
+    parser.add_argument("-o", "--output", type=pathlib.Path, help="adds rows to this file")
     arguments = parser.parse_args()
     started = time.perf_counter()
     torch.set_float32_matmul_precision("high")
@@ -190,7 +190,7 @@ def main() -> None:
     contenders = {form: Contender(arguments.model, form) for form in ["dense", *arguments.forms]}
     work = [(batch, 1) for batch in arguments.batch]
     work += [tuple(map(int, each.split("x"))) for each in arguments.prefill]
-    rows = json.loads(arguments.out.read_text()) if arguments.out and arguments.out.exists() else []
+    rows = json.loads(arguments.output.read_text()) if arguments.output and arguments.output.exists() else []
     for batch, tokens in work:
         torch._dynamo.reset()
         functions = {}
@@ -229,9 +229,9 @@ def main() -> None:
                 f"{row['dense_bytes'] / 1e9:.2f} GB, after {time.perf_counter() - started:.0f} s",
                 flush=True,
             )
-        if arguments.out:
-            arguments.out.parent.mkdir(parents=True, exist_ok=True)
-            arguments.out.write_text(json.dumps(rows, indent=1) + "\n")
+        if arguments.output:
+            arguments.output.parent.mkdir(parents=True, exist_ok=True)
+            arguments.output.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def cpu_name() -> str:
 def main() -> None:
     cores = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path, help="write JSON to this file")
+    parser.add_argument("-o", "--output", type=pathlib.Path, help="write JSON to this file")
     parser.add_argument("--threads", default=",".join(str(count) for count in THREADS if count <= cores))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--quick", action="store_true", help="one shape, two numbers of tokens, few copies")
@@ -117,8 +117,8 @@ def main() -> None:
                     name = f"{row['dtype']} [{rows}, {cols}], {threads} threads, {count} tokens"
                     figures = f"dense {us['dense']:.1f} us, ours {us['ours']:.1f} us"
                     print(f"{name:50} {row['speedup']:5.2f}x  {figures}", flush=True)
-    if arguments.out:
-        arguments.out.write_text(json.dumps(record, indent=1))
+    if arguments.output:
+        arguments.output.write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

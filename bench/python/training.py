@@ -92,11 +92,11 @@ def main() -> None:
     parser.add_argument("--paths", nargs="+", choices=("compile", "eager"), default=["compile"])
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path, help="adds rows to this file")
+    parser.add_argument("-o", "--output", type=pathlib.Path, help="adds rows to this file")
     arguments = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     started = time.perf_counter()
-    rows = json.loads(arguments.out.read_text()) if arguments.out and arguments.out.exists() else []
+    rows = json.loads(arguments.output.read_text()) if arguments.output and arguments.output.exists() else []
     for path in arguments.paths:
         for size in arguments.sizes:
             width, batch, tokens = map(int, size.split("x"))
@@ -138,9 +138,9 @@ def main() -> None:
             took = time.perf_counter() - started
             speedup = f"dense {dense:.2f} ms, 2:4 {ours:.2f} ms, {dense / ours:.3f}x"
             print(f"{path} {size}: {speedup}, after {took:.0f} s", flush=True)
-            if arguments.out:
-                arguments.out.parent.mkdir(parents=True, exist_ok=True)
-                arguments.out.write_text(json.dumps(rows, indent=1) + "\n")
+            if arguments.output:
+                arguments.output.parent.mkdir(parents=True, exist_ok=True)
+                arguments.output.write_text(json.dumps(rows, indent=1) + "\n")
             contenders.clear()
             gc.collect()
 

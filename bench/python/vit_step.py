@@ -152,7 +152,7 @@ def measure(batch: int, tokens: int, rounds: int, profile: bool) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path)
+    parser.add_argument("-o", "--output", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument(
@@ -176,8 +176,8 @@ def main() -> None:
         found = measure(batch, tokens, arguments.rounds, arguments.profile)
         record["results"][f"ViT-L, {batch}x{tokens}"] = found
         print(f"{batch}x{tokens}: {found['dense']['ms'] / found['2:4']['ms']:.3f}x", found, flush=True)
-        if arguments.out:
-            arguments.out.write_text(json.dumps(record, indent=1))
+        if arguments.output:
+            arguments.output.write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

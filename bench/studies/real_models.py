@@ -260,8 +260,8 @@ class Study:
             self.calibration, self.kind = self.mixed(), "mixed calibration"
             self.suffix = MIXED
         self.result = {"window": WINDOW, "texts": {}, "licences": {}, "rows": []}
-        if options.out.exists():
-            self.result = json.loads(options.out.read_text())
+        if options.output.exists():
+            self.result = json.loads(options.output.read_text())
         for name, path in [*self.texts.items(), (self.kind, self.calibration)]:
             self.expect_known(name, path)
 
@@ -269,7 +269,7 @@ class Study:
         """Ends where a text is another than that of the rows that are there."""
         known, found = self.result["texts"].setdefault(name, digest(path)), digest(path)
         if known != found:
-            raise SystemExit(f"{path}: not the text of the rows in {self.options.out}, whose sha256 is {known}")
+            raise SystemExit(f"{path}: not the text of the rows in {self.options.output}, whose sha256 is {known}")
 
     def mixed(self):
         """A text that is half prose, half code."""
@@ -293,10 +293,10 @@ class Study:
 
     def add(self, row):
         self.result["rows"].append(row)
-        self.options.out.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.options.out.with_suffix(".partial")
+        self.options.output.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.options.output.with_suffix(".partial")
         partial.write_text(json.dumps(self.result, indent=1) + "\n")
-        partial.rename(self.options.out)
+        partial.rename(self.options.output)
         shown = f"perplexity {row['perplexity']:.3f}" if "perplexity" in row else f"accuracy {row['accuracy']:.4f}"
         gap = f", gap {row['gap']:.3f}" if row.get("gap") is not None else ""
         print(f"{row['model']}, {row['label']}, seed {row['seed']}, {row['text']}: {shown}{gap}", flush=True)
@@ -446,7 +446,7 @@ def main():
     fetching.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
     rows = parts.add_parser("rows", help="measure")
     rows.add_argument("folder", type=pathlib.Path, help="what `fetch` left")
-    rows.add_argument("-o", "--output", dest="out", type=pathlib.Path, default=ROOT / "bench/results/accuracy/real-models.json")
+    rows.add_argument("-o", "--output", type=pathlib.Path, default=ROOT / "bench/results/accuracy/real-models.json")
     rows.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS)[:2])
     rows.add_argument("--texts", type=pathlib.Path, help="the folder of wikitext2-test.txt and wikitext2-valid.txt")
     rows.add_argument("--work", type=pathlib.Path, help="a folder for what is made in between [default: FOLDER/work]")

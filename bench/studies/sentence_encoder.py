@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--distil", type=int, default=0, metavar="STEPS")
     parser.add_argument("--batch", type=int, default=32, help="sentences of a step of distillation")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path)
+    parser.add_argument("-o", "--output", type=pathlib.Path)
     arguments = parser.parse_args()
     torch.manual_seed(0)
     transformers.utils.logging.set_verbosity_error()
@@ -159,8 +159,8 @@ def main() -> None:
             }
         record["rows"].append(row)
         print(row, flush=True)
-        if arguments.out:
-            arguments.out.write_text(json.dumps(record, indent=1))
+        if arguments.output:
+            arguments.output.write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

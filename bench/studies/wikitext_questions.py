@@ -97,7 +97,7 @@ def asked(paragraph: str, most: int, chance: random.Random):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("text", type=pathlib.Path)
-    parser.add_argument("-o", "--output", dest="out", type=pathlib.Path, required=True)
+    parser.add_argument("-o", "--output", type=pathlib.Path, required=True)
     parser.add_argument("--each", type=int, default=3, help="most questions of a paragraph")
     parser.add_argument("--most", type=int, default=0, help="most questions; 0 for all")
     parser.add_argument("--choices", type=int, default=0, metavar="N", help="JSON lines of N choices for decoders")
@@ -129,11 +129,12 @@ def main() -> None:
     articles = [article for article in articles if article["paragraphs"]]
     if arguments.choices:
         lines = list(choice_lines(articles, arguments.choices, arguments.seed))
-        arguments.out.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-        print(f"{arguments.out}: {len(lines)} questions of {arguments.choices} choices")
+        arguments.output.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+        print(f"{arguments.output}: {len(lines)} questions of {arguments.choices} choices")
         return
-    arguments.out.write_text(json.dumps({"version": "1.1", "data": articles}, ensure_ascii=False, indent=1) + "\n")
-    print(f"{arguments.out}: {count} questions about {sum(len(a['paragraphs']) for a in articles)} paragraphs; {kinds}")
+    arguments.output.write_text(json.dumps({"version": "1.1", "data": articles}, ensure_ascii=False, indent=1) + "\n")
+    paragraphs = sum(len(article["paragraphs"]) for article in articles)
+    print(f"{arguments.output}: {count} questions about {paragraphs} paragraphs; {kinds}")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def options() -> argparse.Namespace:
     )
     p.add_argument("--compile", action="store_true", help="measure the compiled models, too")
     p.add_argument("--rounds", type=int, default=7)
-    p.add_argument("-o", "--output", dest="out", help="write JSON to this file")
+    p.add_argument("-o", "--output", help="write JSON to this file")
     chosen = p.parse_args()
     chosen.batches = chosen.batches or ([4, 16, 64, 256] if chosen.full else [1, 4])
     chosen.tokens = chosen.tokens or (384 if chosen.full else 32)
@@ -124,7 +124,7 @@ def main() -> None:
                 results.append(
                     {"batch": batch, "tokens": chosen.tokens, "way": way, "ms": ms, "relative_difference": difference}
                 )
-    if chosen.out:
+    if chosen.output:
         machine = (
             torch.cuda.get_device_name()
             if chosen.device.startswith("cuda")
@@ -138,7 +138,7 @@ def main() -> None:
             "rounds": chosen.rounds,
         }
         record |= {"torch": torch.__version__, "twofour": twofour.__version__, "results": results}
-        with open(chosen.out, "w") as file:
+        with open(chosen.output, "w") as file:
             json.dump(record, file, indent=1)
 
 

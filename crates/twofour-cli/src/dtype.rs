@@ -44,11 +44,8 @@ fn name(format: WeightFormat) -> &'static str {
 
 /// The value of an option that names a format.
 pub fn possible(format: WeightFormat) -> PossibleValue {
-    let value = match format {
-        WeightFormat::Plain(DataType::I8) => PossibleValue::new(name(format)).alias(format.name()),
-        format => PossibleValue::new(name(format)),
-    };
-    value.help(description(format))
+    let alias = Some(format.name()).filter(|alias| *alias != name(format));
+    PossibleValue::new(name(format)).aliases(alias).help(description(format))
 }
 
 /// Returns the error for a format that CPU kernels do not multiply.

@@ -68,18 +68,15 @@ pub(crate) struct Shrink {
 
 /// The description of the command in its `--help`.
 fn long_about() -> String {
-    let [shrunk, features] = Shrinking::families();
-    let (last, others) = features.split_last().unwrap_or((&"", &[]));
+    let [shrunk, features] = Shrinking::families().map(|names| names.join(", "));
     format!(
-        "Remove hidden features and attention heads, and write the smaller model\n\nStructured pruning: hidden features of \
-         the feed-forward blocks (rows of gate and up, columns of down) and heads of attention (rows of queries, keys \
-         and values, columns of the output) that score least are left out, with their biases. The result has dense \
-         weights of smaller shapes and a config.json with the new sizes: transformers and other programs load it as a \
-         model of its family, and it computes what the model with zeros in their place does. Every block keeps as \
-         many, since config.json has one number for all; which ones is each block's own.\n\nFamilies: {}; of {} and \
-         {last} hidden features alone, whose heads have no size of their own in config.json.",
-        shrunk.join(", "),
-        others.join(", ")
+        "Remove hidden features and attention heads, and write the smaller model\n\nStructured pruning: hidden \
+         features of the feed-forward blocks (rows of gate and up, columns of down) and heads of attention (rows of \
+         queries, keys and values, columns of the output) that score least are left out, with their biases. The \
+         result has dense weights of smaller shapes and a config.json with the new sizes: transformers and other \
+         programs load it as a model of its family, and it computes what the model with zeros in their place does. Every block \
+         keeps as many, since config.json has one number for all; which ones is each block's own.\n\nFamilies: \
+         {shrunk}. Hidden features alone, since heads have no size of their own in config.json: {features}."
     )
 }
 
