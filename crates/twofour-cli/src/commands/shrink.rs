@@ -74,9 +74,9 @@ fn long_about() -> String {
          features of the feed-forward blocks (rows of gate and up, columns of down) and heads of attention (rows of \
          queries, keys and values, columns of the output) that score least are left out, with their biases. The \
          result has dense weights of smaller shapes and a config.json with the new sizes: transformers and other \
-         programs load it as a model of its family, and it computes what the model with zeros in their place does. Every block \
-         keeps as many, since config.json has one number for all; which ones is each block's own.\n\nFamilies: \
-         {shrunk}. Hidden features alone, since heads have no size of their own in config.json: {features}."
+         programs load it as a model of its family, and it computes what the model with zeros in their place does. \
+         Every block keeps as many, since config.json has one number for all; which ones is each block's own.\n\n\
+         Families: {shrunk}. Hidden features alone, since heads have no size of their own in config.json: {features}."
     )
 }
 
